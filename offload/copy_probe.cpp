@@ -12,7 +12,7 @@
 namespace lm {
 namespace {
 
-// Copies under way at once: the host must not be what the link waits for.
+// Copies in flight: the link must never wait for the host.
 constexpr int kQueued = 4;
 
 // A host and a device block, and the stream between them.

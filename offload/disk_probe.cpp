@@ -17,12 +17,12 @@ namespace lm {
 namespace {
 
 constexpr int64_t kBlock = kMiB;
-constexpr int kWindow = 16;  // blocks under way, each with its buffer
+constexpr int kWindow = 16;  // blocks in flight, each with its buffer
 constexpr double kFillSeconds = 0.25, kMeasureSeconds = 0.25;
 
 int64_t free_bytes(const std::string& directory) {
   struct statvfs info {};
-  if (::statvfs(directory.c_str(), &info) != 0) return 0;  // the swap space will say what is wrong
+  if (::statvfs(directory.c_str(), &info) != 0) return 0;  // the swap space will report the error
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
@@ -32,12 +32,12 @@ class Measurement {
       : queue_(queue), extents_(std::move(extents)) {
     for (int i = 0; i < kWindow; ++i) {
       buffers_.push_back(pool.lease(kBlock));
-      std::memset(buffers_.back().data(), 0xA5, kBlock);  // a disk may be quick with zeros
+      std::memset(buffers_.back().data(), 0xA5, kBlock);  // a disk may be faster with zeros
     }
   }
 
-  // Writes every extent once, as long as time allows. What is not written is dropped: reading space that was
-  // only reserved costs the disk nothing.
+  // Writes every extent once, as long as time allows. Drops unwritten extents: reading space that was only
+  // reserved costs the disk nothing.
   void fill() {
     const double start = monotonic_seconds();
     size_t written = 0;
@@ -48,7 +48,7 @@ class Measurement {
     extents_.resize(written);
   }
 
-  // Bytes per second of cycling over the extents; `direction` says of the n-th transfer whether it reads.
+  // Bytes per second of cycling over the extents; `reads` returns whether the n-th transfer is a read.
   template <class Reads>
   double rate(const Reads& reads) {
     const double start = monotonic_seconds();

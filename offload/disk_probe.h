@@ -1,5 +1,5 @@
-// How fast is the disk behind a directory? Measured in about a second with the engine, the queue and the swap
-// space that training uses, on scratch space that leaves nothing behind. Any one thread calls it.
+// Measures the bandwidth of the disk behind a directory in about a second, with the engine, the queue and the
+// swap space that training uses, on scratch space that leaves nothing behind. Any one thread calls it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct DiskProbe {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   double both_bytes_per_s = 0;  // reads and writes together, both counted
-  int64_t measured_bytes = 0;   // the space that was read and written; a small one says less
+  int64_t measured_bytes = 0;   // the space that was read and written; a small one is less accurate
   bool direct = false;
   std::string direct_reason;  // why not
   std::string engine;         // with its settings

@@ -1,5 +1,5 @@
-// The door between the program and the disks: requests go in, results come out, and nothing is believed that
-// an engine did not report. Three engines: `uring` (Linux io_uring), `threads` (a pread/pwrite pool, where
+// The interface between the program and the disks: requests go in, results come out, and only what an engine
+// reported counts as done. Three engines: `uring` (Linux io_uring), `threads` (a pread/pwrite pool, where
 // io_uring is refused) and `sim` (in memory, with seeded faults and a throttle, for tests). One thread, the
 // queue's I/O thread, constructs and uses an engine; `wake` alone may be called from any thread. Memory and
 // descriptors belong to the caller and outlive the engine.
@@ -30,7 +30,7 @@ struct IoResult {
   int64_t result = 0;  // bytes moved (perhaps fewer than asked), or -errno
 };
 
-// A file as an engine sees it.
+// The file properties that an engine needs.
 struct IoFile {
   int descriptor = -1;  // open for reading and writing, O_DIRECT where the file system has it
   int64_t bytes = 0;
@@ -43,16 +43,16 @@ struct ExtentPiece {
   int64_t bytes = 0;
 };
 
-// The files that transfers go to, as a queue wants to know them.
+// The files that transfers go to: the interface that a queue needs.
 class IoFiles {
  public:
   virtual ~IoFiles() = default;
   virtual const std::vector<IoFile>& files() const = 0;
-  // What names file `index` in messages.
+  // The name of file `index` in messages.
   virtual const std::string& path(int index) const = 0;
   // Offsets, lengths and memory addresses of all transfers are multiples of this (at least 4096).
   virtual int64_t alignment() const = 0;
-  // Another place for bytes that file `failed` did not take; nothing where there is none. The I/O thread's.
+  // A spare extent for bytes that file `failed` refused; nullopt if none is left. Called by the I/O thread.
   virtual std::optional<ExtentPiece> spare(int /*failed*/, int64_t /*bytes*/) { return std::nullopt; }
 };
 
@@ -65,7 +65,7 @@ class IoEngine {
   virtual void submit(const IoRequest& request) = 0;
   // Appends at least one result, or none after `wake`. Blocks until then.
   virtual void wait(std::vector<IoResult>& results) = 0;
-  // Makes a `wait` that is under way, or the next one, return. Any thread.
+  // Makes the current `wait`, or the next one, return. Any thread.
   virtual void wake() = 0;
   // For the log: name and settings, e.g. "io_uring, depth 64, registered buffers and files".
   virtual std::string description() const = 0;

@@ -11,7 +11,7 @@
 namespace lm {
 namespace {
 
-// What mends the disk, and what else to use.
+// The advice of an error: how to repair the disk, and what else to use.
 struct Cure {
   const char* next;
   const char* otherwise = "choose other offload.paths";

@@ -1,4 +1,4 @@
-// How a failed disk operation is told: with the errno's name and text, and with the exit code that it means.
+// Errors of failed disk operations: the errno's name and text, and the exit code for it.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ std::string errno_text(int error);
 // "ENOSPC" alone, for a note in parentheses.
 std::string errno_name(int error);
 
-// No room, whatever says so: the disk, a quota or the process's file size limit.
+// Out of space: the disk, a quota or the process's file size limit.
 bool is_no_space(int error);
 
 // "device 259:1", for messages.
@@ -22,7 +22,7 @@ std::string device_of(int descriptor);
 // Error(20) for no room, Error(21) for the rest; `what` is followed by the errno's text.
 Error disk_error(int error, const std::string& what, const std::string& place);
 
-// A system call that this machine refuses, kept with its errno for those who have another way.
+// A system call that this machine refuses; callers with a fallback read its errno.
 class RefusedCall : public Error {
  public:
   RefusedCall(int error, ErrorText text) : Error(Exit::kIo, std::move(text)), error_(error) {}

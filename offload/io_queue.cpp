@@ -34,18 +34,18 @@ struct IoQueue::State {
       : space(s), make_engine(std::move(make)), block(b), retry(r) {}
 
   void start();
-  // The thread ends, and what was asked for is dropped; false where it hangs.
+  // Ends the thread and drops the requested transfers; false if it hangs.
   bool end();
   void run();
-  // Gives the worker what has become ready; false when it is time to stop.
+  // Gives the worker the ready transfers; false when it is time to stop.
   bool take(IoWorker& worker);
   void publish(IoWorker& worker, std::vector<Transfer*>& complete);
   Ticket ask(IoDirection direction, const Extent& extent, std::byte* memory, int64_t bytes,
              const std::string& what, std::span<const Ticket> after);
-  // Until `over`, or until the disk has been silent for too long; half of that time is worth a warning.
+  // Waits until `over`, or until no request has completed for too long; warns after half of that time.
   template <class Over>
   void patiently(std::unique_lock<std::mutex>& lock, const Over& over);
-  // The first transfer with a part in a file that owes an answer; null where none does.
+  // The first transfer with a part in a file that has unanswered requests; null if there is none.
   const Transfer* unanswered(size_t* part) const;
   Error silence(const Transfer& transfer, size_t part, std::chrono::microseconds time) const;
   void check() const {
@@ -67,7 +67,7 @@ struct IoQueue::State {
   IoEngine* engine = nullptr;        // while the thread may be waiting in it
   const IoWorker* worker = nullptr;  // likewise
   int64_t answers = 0;               // results so far
-  std::optional<Error> cause;        // of the end, before what is under way has been waited for
+  std::optional<Error> cause;        // of the end, set before the requests in flight are waited for
   bool hangs = false, ended = false;
   bool woken = false;  // since the thread last took what is ready
   bool started = false, stop = false;
@@ -78,7 +78,8 @@ struct IoQueue::State {
 
 template <class Over>
 void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& over) {
-  // Counted in slices that were waited out: a process that was stopped finds them unspent.
+  // Counts elapsed slices of waiting, not the clock, so that time in which the process was stopped does not
+  // count.
   const std::chrono::microseconds slice = std::clamp<std::chrono::microseconds>(
       std::chrono::microseconds(retry.silence) / 16, std::chrono::milliseconds(1), std::chrono::seconds(1));
   std::chrono::microseconds silent{0};
@@ -95,7 +96,7 @@ void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& o
     if (half && silent >= retry.silence / 2)
       log_warning("SLOW-29", std::string(silence(*transfer, part, silent).what()));
     if (silent < retry.silence) continue;
-    // The I/O thread waits for what the engine has; from here on nobody waits for it.
+    // The I/O thread waits for the requests in flight; from here on no other thread waits for it.
     failure = cause ? *cause : silence(*transfer, part, silent);
     hangs = stop = true;
   }
@@ -138,7 +139,7 @@ bool IoQueue::State::take(IoWorker& worker) {
 void IoQueue::State::publish(IoWorker& worker, std::vector<Transfer*>& complete) {
   {
     const std::lock_guard lock(mutex);
-    if (hangs) return;  // nobody waits any more, and what the hook works on may be gone
+    if (hangs) return;  // no thread waits any more, and the hook's objects may be gone
     for (const Transfer* t : complete) {
       if (!span_hook) break;
       span_hook({.direction = t->direction,
@@ -195,7 +196,7 @@ void IoQueue::State::run() {
     cause = error;
     if (worker) counters.retries = before.retries + worker->retries();
   }
-  if (worker) worker->settle();  // before anyone hears of the failure and frees memory
+  if (worker) worker->settle();  // before the failure is published and a caller frees memory
   {
     const std::lock_guard lock(mutex);
     if (!failure) failure = error;
@@ -215,7 +216,7 @@ IoQueue::IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make
 }
 
 void IoQueue::State::start() {
-  // Signals belong to the compute thread.
+  // Only the compute thread handles signals.
   sigset_t all, old;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -299,8 +300,7 @@ Ticket IoQueue::State::ask(IoDirection direction, const Extent& extent, std::byt
   const std::lock_guard lock(mutex);
   check();
   if (bytes == 0) return 0;
-  for (Ticket earlier : after)
-    LM_CHECK(earlier < next, what + ": comes after a transfer that was not asked for");
+  for (Ticket earlier : after) LM_CHECK(earlier < next, what + ": waits for an unknown transfer");
   const Ticket ticket = next++;
   Transfer* const asked = transfer.get();
   asked->ticket = ticket;
@@ -333,7 +333,7 @@ Ticket IoQueue::write(const Extent& to, const std::byte* from, int64_t bytes, co
 
 void IoQueue::wait(Ticket ticket) {
   std::unique_lock lock(state_->mutex);
-  LM_CHECK(ticket < state_->next, "wait for a transfer that was not asked for");
+  LM_CHECK(ticket < state_->next, "wait for an unknown transfer");
   state_->patiently(lock, [&] { return state_->failure || !state_->active.contains(ticket); });
   state_->check();
 }
@@ -341,13 +341,13 @@ void IoQueue::wait(Ticket ticket) {
 bool IoQueue::done(Ticket ticket) const {
   const std::lock_guard lock(state_->mutex);
   state_->check();
-  LM_CHECK(ticket < state_->next, "question about a transfer that was not asked for");
+  LM_CHECK(ticket < state_->next, "query of an unknown transfer");
   return !state_->active.contains(ticket);
 }
 
 void IoQueue::drain() {
   std::unique_lock lock(state_->mutex);
-  const Ticket last = state_->next - 1;  // of those asked for so far
+  const Ticket last = state_->next - 1;  // of those requested so far
   state_->patiently(lock, [&] {
     return state_->failure || std::none_of(state_->active.begin(), state_->active.end(),
                                            [&](const auto& entry) { return entry.first <= last; });

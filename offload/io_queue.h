@@ -1,8 +1,8 @@
-// Transfers between memory and swap space, done by one I/O thread in the background. A transfer is complete
-// or it is an error: short results are continued from where they stopped, EINTR and EAGAIN are tried again,
-// every result is matched with its request. Transfers start in the order in which they were asked for, except
-// that one waits for those it names in `after`; reads and writes overlap. The queue owns thread and engine;
-// memory and space belong to the caller and stay valid until the transfer is done. Any thread may call.
+// Transfers between memory and swap space, executed by one I/O thread in the background. A transfer is
+// complete or it is an error: short results are continued, EINTR and EAGAIN are retried, every result is
+// matched with its request. Transfers start in the order of the requests, except that one waits for those in
+// its `after`; reads and writes overlap. The queue owns thread and engine; memory and space belong to the
+// caller and stay valid until the transfer is done. Any thread may call.
 #pragma once
 
 #include <chrono>
@@ -23,23 +23,23 @@ struct IoCounters {
   int64_t read_bytes = 0;  // completed
   int64_t written_bytes = 0;
   int64_t retries = 0;      // continued or repeated requests
-  double busy_seconds = 0;  // in which at least one transfer was under way
+  double busy_seconds = 0;  // with at least one transfer in flight
 };
 
 // A finished transfer, for traces.
 struct IoSpan {
   IoDirection direction = IoDirection::kRead;
   std::string what;
-  int64_t start_ns = 0;  // steady clock: when its first request went to the engine
+  int64_t start_ns = 0;  // steady clock: submission of its first request
   int64_t end_ns = 0;
   int64_t bytes = 0;
 };
 
 // How long an engine may answer EINTR, EAGAIN or "a part of a sector" without progress: `tries` per request,
 // each EAGAIN pausing twice as long as the last one, up to `longest_pause`. The default gives up after 1 s.
-// A read that fails with EIO is tried `read_errors` times more: reading again changes nothing on the disk. A
-// failed write is not: nobody knows what it left.
-// A disk that answers nothing at all for `silence` is given up; one that is only slow answers some request.
+// A read that fails with EIO is retried `read_errors` times: reading again changes nothing on the disk. A
+// failed write is not retried: its effect on the disk is unknown. A disk without any completion for `silence`
+// counts as hung; a slow disk completes some request in that time.
 struct IoRetry {
   int tries = 30;
   int read_errors = 3;
@@ -49,12 +49,12 @@ struct IoRetry {
 
 class IoQueue {
  public:
-  // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it), again at a restart;
-  // what it throws, the constructor throws. Transfers are cut into requests of at most `block` bytes.
+  // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it), again at a restart; the
+  // constructor rethrows its errors. Transfers are cut into requests of at most `block` bytes.
   IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
           IoRetry retry = {});
-  // Waits for the requests that the engine has, unless they hang; transfers not yet started are dropped, as
-  // are errors. `drain` first if all must be done.
+  // Waits for the requests in flight, unless they hang; drops errors and transfers not yet started. Call
+  // `drain` first if all must be done.
   ~IoQueue();
   IoQueue(const IoQueue&) = delete;
   IoQueue& operator=(const IoQueue&) = delete;
@@ -71,19 +71,17 @@ class IoQueue {
 
   // Blocks until the transfer is done. Throws the first failure of any transfer, this one's or an earlier
   // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure
-  // every later call throws it again: nothing is computed from state that is not known to be whole. Nothing
-  // is under way any more when it is thrown, so the memory may go; but not where the disk has given no answer
-  // (hangs).
+  // every later call throws it again: nothing is computed from state that may be incomplete. Nothing is in
+  // flight any more when it is thrown, so the memory may be freed; except after a hang (hangs).
   void wait(Ticket ticket);
   bool done(Ticket ticket) const;
-  // Waits for everything asked for so far.
+  // Waits for all transfers requested so far.
   void drain();
-  // After a failure: what was asked for is dropped, tickets so far are done, and a new engine takes what
-  // comes. Nothing of the old is under way any more; throws its failure where it hangs. No other thread may
-  // call.
+  // After a failure: drops all requested transfers, marks their tickets done and makes a new engine. Nothing
+  // of the old one is in flight any more; throws its failure if it hangs. No other thread may call.
   void restart();
-  // A wait was given up while the engine had requests: memory and files that they use, the space and this
-  // queue must stay until the process ends.
+  // A wait was given up with requests in flight: their memory and files, the space and this queue must stay
+  // until the process ends.
   bool hangs() const;
 
   IoCounters counters() const;

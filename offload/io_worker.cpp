@@ -15,7 +15,7 @@ namespace lm {
 namespace {
 
 constexpr std::chrono::microseconds kFirstPause{20};
-constexpr int kMostMoves = 2;  // of a request: to another path, and there to another place
+constexpr int kMostMoves = 2;  // relocations of a request: to another path, then within it
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -46,7 +46,7 @@ void IoWorker::add(Transfer* transfer) {
 
 void IoWorker::submit() {
   while (!free_.empty()) {
-    // Who has fewer bytes under way goes first, so a read never stands behind a row of writes.
+    // The direction with fewer bytes in flight goes first, so that a read never queues behind many writes.
     const bool reads = !waiting(IoDirection::kRead).empty(), writes = !waiting(IoDirection::kWrite).empty();
     if (!reads && !writes) return;
     const bool read = reads && (!writes || flying(IoDirection::kRead) <= flying(IoDirection::kWrite));
@@ -58,7 +58,7 @@ void IoWorker::submit() {
 }
 
 void IoWorker::start_request(Transfer* transfer) {
-  // The part that is furthest behind, so that all paths work on the transfer at once.
+  // The part with the least progress, so that all paths work on the transfer at once.
   const auto fraction = [](const Transfer::Part& part) {
     return static_cast<double>(part.started) / static_cast<double>(part.bytes);
   };
@@ -132,11 +132,11 @@ bool IoWorker::move_elsewhere(Slot& slot, int error) {
   if (slot.moves == kMostMoves) return false;
   const std::optional<ExtentPiece> to = space_.spare(request.file, request.bytes);
   if (!to) return false;
-  // A disk that fails often is not told about each time.
+  // A disk that fails often is logged at powers of two only.
   if (std::has_single_bit(++moved_)) {
     log_warning("IO-05",
-                fmt::format("{}; it goes to {}+{} instead (write {} that had to)",
-                            failure(slot, error, "").what(), space_.path(to->file), to->offset, moved_));
+                fmt::format("{}; rewritten at {}+{} (relocation {})", failure(slot, error, "").what(),
+                            space_.path(to->file), to->offset, moved_));
   }
   relocations_.add(slot.own.file, slot.own.offset, *to);
   request.file = to->file;
@@ -148,7 +148,7 @@ bool IoWorker::move_elsewhere(Slot& slot, int error) {
 void IoWorker::again(Slot& slot, bool pause) {
   ++retries_;
   if (pause) {
-    // One pause for all that the engine refused in this round.
+    // One pause for all requests that the engine refused in this round.
     const auto wanted = kFirstPause * (int64_t{1} << std::min(slot.tries, 20));
     pause_ = std::max(pause_, std::min(retry_.longest_pause, wanted));
   }
@@ -179,7 +179,7 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
   const std::string told = fmt::format("{} of {} bytes ", result, request.bytes);
   if (result == 0) throw failure(slot, EIO, "ended early, " + told);
   if (result > request.bytes) throw failure(slot, EIO, "the engine reports " + told);
-  // Direct transfers continue at a multiple of the alignment; what a short one moved beyond it is moved
+  // Direct transfers continue at a multiple of the alignment; bytes of a short one beyond it are transferred
   // again.
   const int64_t moved = result == request.bytes ? result : result / space_.alignment() * space_.alignment();
   slot.tries = moved > 0 ? 0 : slot.tries + 1;
@@ -198,7 +198,7 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
 void IoWorker::wait(std::vector<Transfer*>& complete) {
   results_.clear();
   engine_->wait(results_);
-  std::optional<Error> first;  // the rest of the results is taken in even then: their slots are free
+  std::optional<Error> first;  // the remaining results are still processed: their slots become free
   std::vector<Slot*> repeated;
   for (const IoResult& result : results_) {
     try {
@@ -261,7 +261,7 @@ void IoWorker::settle() noexcept {
     }
   } catch (const std::exception&) {
   }
-  engine_.reset();  // broken or confused, it still waits for what it knows of
+  engine_.reset();  // broken or confused, it still waits for the requests it has
 }
 
 }  // namespace lm

@@ -1,5 +1,5 @@
-// The I/O thread's half of the queue: cuts transfers into requests, keeps the engine full, and believes
-// nothing but results. Used by one thread; transfers belong to the queue.
+// The I/O thread's half of the queue: cuts transfers into requests, keeps the engine full, and counts only
+// reported results as done. Used by one thread; transfers belong to the queue.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ struct Transfer {
   std::string what;
   std::vector<Part> parts;
 
-  // The I/O thread's.
+  // Used by the I/O thread only.
   int64_t started = 0, finished = 0;
   int64_t start_ns = 0, end_ns = 0;
 
@@ -53,7 +53,7 @@ class IoWorker {
   int64_t answers() const { return answers_; }
   // Requests of this file that the engine has not answered. Any thread.
   int unanswered(int file) const { return unanswered_[static_cast<size_t>(file)]; }
-  // In which at least one transfer was started and not complete, up to now.
+  // The time so far with at least one transfer in flight.
   double busy_seconds() const;
   void add(Transfer* transfer);
   // Hands requests to the engine until it is full or all are started.
@@ -61,17 +61,17 @@ class IoWorker {
   // Blocks until something is done, or the engine is woken; appends the transfers that are now complete.
   // Throws Error at the first failure.
   void wait(std::vector<Transfer*>& complete);
-  // Starts nothing more and waits for what the engine has: no memory is touched after it. Never throws.
+  // Starts nothing more and waits for the requests in flight: no memory is touched afterwards. Never throws.
   void settle() noexcept;
 
  private:
   struct Slot {
     Transfer* transfer = nullptr;  // null: free
-    IoRequest request;             // what is still to be moved of it
-    ExtentPiece own;               // the place that its transfer names, which may not be the request's
+    IoRequest request;             // its remaining part
+    ExtentPiece own;               // the place in its transfer; the request's may be a relocation
     int tries = 0;                 // without progress
     int read_errors = 0;
-    int moves = 0;     // to another place
+    int moves = 0;     // relocations
     uint32_t use = 0;  // part of the id: a late duplicate is not taken for the slot's next request
   };
 
@@ -81,10 +81,10 @@ class IoWorker {
   void hand_in(Slot& slot);
   Slot& slot_of(uint64_t id);
   void release(Slot& slot);
-  // True when the request's last byte has moved; otherwise it was handed in again.
+  // True when the request is complete; otherwise its rest was submitted again.
   bool progress(Slot& slot, int64_t result);
   void again(Slot& slot, bool pause);
-  // Gives what its place has refused another one; false where there is none.
+  // Relocates a write that its place refused; false if no spare place is left.
   bool move_elsewhere(Slot& slot, int error);
   Error failure(const Slot& slot, int error, const std::string& detail) const;
 
@@ -94,18 +94,18 @@ class IoWorker {
   const IoRetry retry_;
   std::vector<Slot> slots_;  // as many as the engine's depth
   std::vector<int> free_;
-  std::deque<Transfer*> waiting_[2];  // by direction, in the order asked for
+  std::deque<Transfer*> waiting_[2];  // by direction, in the order of the requests
   int64_t flying_[2] = {0, 0};        // bytes in the engine, by direction
   std::chrono::microseconds pause_{0};
   int64_t retries_ = 0;
   int64_t answers_ = 0;
-  uint64_t moved_ = 0;  // writes that went elsewhere
+  uint64_t moved_ = 0;  // relocated writes
   Relocations relocations_;
   std::vector<std::atomic<int>> unanswered_;  // by file
   int64_t under_way_ = 0;                     // transfers started and not complete
   int64_t busy_ns_ = 0;                       // up to busy_since_, or to when the last one was complete
   int64_t busy_since_ = 0;
-  bool confused_ = false;  // the engine reported what it was not asked for: its results mean nothing
+  bool confused_ = false;  // the engine reported an unknown request: its results are not trusted
   std::vector<IoResult> results_;
 };
 

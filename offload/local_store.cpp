@@ -16,8 +16,8 @@
 namespace lm {
 namespace {
 
-// What every transfer is a multiple of: whole chunks, so that a last one comes back with the zeros that fill
-// it.
+// Every transfer is a multiple of this: whole chunks, so that the last one is read back with its zero
+// padding.
 constexpr int64_t kAlignment = kChecksumChunk;
 
 int64_t chunks_of(int64_t bytes) {
@@ -28,7 +28,7 @@ bool lives_in_host(const std::vector<char>& in_host, size_t array) {
   return array < in_host.size() && in_host[array] != 0;
 }
 
-// Of the arrays at one kind of home, in whole chunks.
+// Total bytes of the arrays on one tier, in whole chunks.
 int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host, bool host) {
   int64_t sum = 0;
   for (size_t a = 0; a < array_bytes.size(); ++a) {
@@ -37,8 +37,8 @@ int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char
   return sum;
 }
 
-// Checksums that lie together: as many as those of so many bytes, and an even number, so that no two streams
-// write to the same 16 bytes, which is what the order checker of the twin tells apart.
+// The number of adjacent checksums for so many bytes, rounded up to an even number, so that no two streams
+// write to the same 16 bytes, the granularity of the order checker of the GPU emulator.
 int64_t sums_of(int64_t bytes) {
   return round_up(chunks_of(bytes), 2);
 }
@@ -47,7 +47,7 @@ int64_t sums_bytes(int64_t sums) {
   return sums * static_cast<int64_t>(sizeof(uint64_t));
 }
 
-// Of all homes in host memory, then of every slot.
+// Checksums of all arrays in host memory, then of every slot.
 int64_t sums_bytes(const LocalStoreSetup& setup) {
   int64_t sums = 0;
   for (size_t a = 0; a < setup.bytes.size(); ++a) {
@@ -56,7 +56,7 @@ int64_t sums_bytes(const LocalStoreSetup& setup) {
   return sums == 0 ? 0 : sums_bytes(sums + setup.slots * sums_of(LocalStore::slot_bytes(setup.bytes)));
 }
 
-// Device memory for the slots' checksums: where the GPU cannot write to the pool, and there are homes in it.
+// Device memory for the slots' checksums: needed if arrays are in host memory and the GPU cannot write to it.
 int64_t sums_to_copy(const LocalStoreSetup& setup, const PinnedPool& pool) {
   const bool in_place = setup.stream.device == DeviceType::kCpu || pool.used_in_place();
   if (in_place || bytes_of(setup.bytes, setup.in_host, true) == 0) return 0;
@@ -97,7 +97,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
       slots_(static_cast<size_t>(setup_.slots)) {
   const bool disk = swap_bytes(setup_.bytes, setup_.in_host) > 0;
   LM_CHECK(setup_.slots_on_device || bytes_of(setup_.bytes, setup_.in_host, true) == 0,
-           "host memory cannot be its own home");
+           "arrays in host memory need slots on the device");
   if (disk) {
     LM_CHECK(kAlignment % space->alignment() == 0,
              fmt::format("the disks want an alignment of {}", space->alignment()));
@@ -128,7 +128,7 @@ LocalStore::~LocalStore() {
   try {
     LocalStore::flush();
   } catch (const Error&) {
-    // Whoever needed the bytes has been told.
+    // The caller that needed the bytes got the error.
   }
   try {
     up_.synchronize();
@@ -147,7 +147,7 @@ void LocalStore::flush() {
     queue_->wait(slot.read);
     queue_->wait(slot.written);
   }
-  // Homes in host memory: their last copies.
+  // The last copies to host memory.
   up_.synchronize();
   down_->synchronize();
 }
@@ -167,15 +167,15 @@ bool LocalStore::holds(int64_t array) const {
 
 LocalStore::Slot& LocalStore::slot_of(int64_t index) {
   const Array& a = array(index);
-  LM_CHECK(a.slot >= 0, name(index) + " is used, and in no slot");
+  LM_CHECK(a.slot >= 0, name(index) + " is used without a slot");
   return slots_[static_cast<size_t>(a.slot)];
 }
 
-// The slot becomes the array's.
+// Assigns the slot to the array.
 void LocalStore::take(int64_t index, int64_t slot) {
   Array& a = array(index);
   Slot& s = slots_.at(static_cast<size_t>(slot));
-  // An array whose bytes nobody wants any more may still lie where it was last used.
+  // An array that is dead by now may still be in the slot of its last use.
   if (a.slot >= 0) slots_[static_cast<size_t>(a.slot)].array = -1;
   if (s.array >= 0) arrays_[static_cast<size_t>(s.array)].slot = -1;
   s.array = index;
@@ -223,7 +223,7 @@ void LocalStore::write_from_slot(int64_t index, int64_t slot) {
   Array& a = array(index);
   Slot& s = slots_.at(static_cast<size_t>(slot));
   std::byte* const bytes = memory(slot);
-  // A last chunk that is not full is filled with zeros: on the disk, and under its checksum.
+  // A partial last chunk is padded with zeros, on the disk and under its checksum.
   std::memset(bytes + a.bytes, 0, static_cast<size_t>(round_up(a.bytes, kChecksumChunk) - a.bytes));
   if (!std::exchange(s.stamped, false) && setup_.verify) {
     parallel_for(setup_.threads, chunks_of(a.bytes), kCheckGrain, [&](int64_t first, int64_t last) {
@@ -246,7 +246,7 @@ void LocalStore::forget(int64_t index) {
   a.slot = -1;
 }
 
-// The slot holds its array: what was on its way into it has arrived, and what it held before has left.
+// Waits until the slot holds its array: its fetch is complete, and so is the write-back of its predecessor.
 void LocalStore::settle(Slot& slot) {
   const double start = monotonic_seconds();
   queue_->wait(slot.read);
@@ -276,10 +276,10 @@ std::byte* LocalStore::use(int64_t index) {
   return bytes;
 }
 
-// In host memory.
+// For slots in host memory.
 void LocalStore::check_whole(int64_t index) {
   const int64_t length = bytes(index);
-  // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
+  // An exception must not leave an OpenMP thread: the threads only set a flag.
   std::atomic<bool> whole{true};
   parallel_for(setup_.threads, chunks_of(length), kCheckGrain, [&](int64_t first, int64_t last) {
     const int64_t begin = first * kChecksumChunk, end = std::min(last * kChecksumChunk, length);
@@ -288,7 +288,7 @@ void LocalStore::check_whole(int64_t index) {
   if (!whole) report_damage(index);
 }
 
-// The last chunk is checked with the zeros that fill it up.
+// The last chunk is checked with its zero padding.
 uint64_t LocalStore::checksum(const std::byte* chunk) {
   return chunk_checksum({chunk, static_cast<size_t>(kChecksumChunk)});
 }
@@ -337,15 +337,14 @@ void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
 }
 
 void LocalStore::fail_changed(int64_t index, int64_t offset, const Suspect& suspect) const {
-  throw Error(
-      Exit::kIntegrity,
-      {.area = "IO-06",
-       .what = fmt::format("{}: {} bytes at {} of {} are not what was written there{}", name(index),
-                           kChecksumChunk, offset, bytes(index), suspect.tries),
-       .place = suspect.place,
-       .next = suspect.next,
-       .kept = "nothing was computed from the damaged bytes; what was saved before is untouched, and the run "
-               "can go on from there"});
+  throw Error(Exit::kIntegrity,
+              {.area = "IO-06",
+               .what = fmt::format("{}: {} bytes at {} of {} are not what was written there{}", name(index),
+                                   kChecksumChunk, offset, bytes(index), suspect.tries),
+               .place = suspect.place,
+               .next = suspect.next,
+               .kept = "nothing was computed from the damaged bytes; what was saved before is untouched, and "
+                       "the run can resume from there"});
 }
 
 void LocalStore::resize(int64_t index, int64_t bytes) {

@@ -1,11 +1,11 @@
-// The store of one machine: arrays at home in swap space or in pinned host memory. Every chunk of 8 KiB that
-// goes home has its checksum kept in memory, and is compared with it before it is used again.
+// The store of one machine: arrays on the disk tier (swap space) or in pinned host memory. The checksum of
+// every chunk of 8 KiB that is written back is kept in memory and verified before the chunk is used again.
 //
-// On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on streams of their
-// own, one each way, and what comes from disk or goes there is staged in host memory, slot for slot
-// (local_store_device.cpp). What lives in host memory has its checksums taken on the device, before it leaves
-// and after it has come: there a pass over it costs a hundredth of what the link takes, and with 16 cores a
-// check and a stamp took longer than the link.
+// On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on their own streams,
+// one per direction, and transfers from and to disk are staged in host memory, slot by slot
+// (local_store_device.cpp). Arrays in host memory are checksummed on the device, before they leave and after
+// they arrive: a pass over them there costs a hundredth of the link's time, while a check and a stamp by 16
+// cores took longer than the link.
 //
 // The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank.
 #pragma once
@@ -31,22 +31,23 @@ struct LocalStoreSetup {
   std::function<std::string(int64_t)> name;  // of an array, for messages: "weights of layers.3"
   int64_t slots = 0;
   bool verify = true;            // false: trust disk and host memory (offload.verify)
-  int threads = 1;               // that check and stamp whole arrays
+  int threads = 1;               // for checking and stamping whole arrays
   bool slots_on_device = false;  // slots are device memory (tests: also where the device is the CPU)
-  // Per array, with slots_on_device: home is pinned host memory; empty: all on disk.
+  // Per array, with slots_on_device: nonzero if it is in pinned host memory; empty: all on disk.
   std::vector<char> in_host = {};
-  StreamView stream = {};  // that compute uses the slots on
-  // With homes in host memory: of bytes in the slots' memory (kernels/kernels.h has a GPU's).
+  StreamView stream = {};  // on which compute uses the slots
+  // For arrays in host memory: checksums bytes in the slots' memory (kernels/kernels.h has a GPU's).
   ChunkSumsKernel chunk_sums = chunk_sums_cpu;
-  // That copies leave the slots on; null: one of its own. Stores that share it send in the order in which
-  // compute is done with the slots: a GPU's copy engine stays with one stream as long as that has work.
+  // Stream of copies out of the slots; null: the store makes one. Stores that share it copy in the order in
+  // which compute finishes with the slots: a GPU's copy engine stays with one stream as long as that has
+  // work.
   std::shared_ptr<Stream> down = {};
-  DeviceClock* clock = nullptr;  // borrowed; told of copies and of compute's waits, where slots are a GPU's
+  DeviceClock* clock = nullptr;  // borrowed; records copies and compute's waits if slots are a GPU's
 };
 
 class LocalStore : public Store, private ChunkChecks {
  public:
-  // Memory and disk that such a store takes.
+  // The memory and disk space of such a store.
   static int64_t slot_bytes(const std::vector<int64_t>& array_bytes);  // of one slot
   static int64_t swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host = {});
   static int64_t pinned_bytes(const LocalStoreSetup& setup);
@@ -62,12 +63,13 @@ class LocalStore : public Store, private ChunkChecks {
   void claim(int64_t array, int64_t slot) override;
   void write_back(int64_t array) override;
   void forget(int64_t array) override;
-  // From host memory to the device, from there to disk. Does nothing where slots are host memory.
+  // Continues transfers: from host memory to the device, and from there to disk. A no-op if slots are host
+  // memory.
   void poll() override;
   void flush() override;
   std::byte* use(int64_t array) override;
   std::byte* use_unchecked(int64_t array, Arrival* arrival) override;
-  // What goes to a device is compared before.
+  // Arrays on the way to a device are verified before.
   ChunkChecks* chunk_checks() override { return setup_.verify && !setup_.slots_on_device ? this : nullptr; }
   void read(int64_t array, int64_t begin, std::span<std::byte> out) override;
   // The queue has nothing under way.
@@ -81,10 +83,10 @@ class LocalStore : public Store, private ChunkChecks {
   struct Array {
     Extent extent;
     int64_t bytes = 0;
-    int64_t slot = -1;               // where it lies, or is on its way to
+    int64_t slot = -1;               // its slot, or the one it is being fetched to
     Ticket written = 0;              // its last write
-    std::byte* host_home = nullptr;  // null: its home is the disk
-    int64_t left_from = -1;          // slot from which it last went to its home in host memory
+    std::byte* host_home = nullptr;  // null: it is on disk
+    int64_t left_from = -1;          // slot from which it was last copied to host memory
     bool fresh = true;
     uint64_t* sums = nullptr;  // its checksums
   };
@@ -93,25 +95,25 @@ class LocalStore : public Store, private ChunkChecks {
     Ticket read = 0, written = 0;  // the last of each
     Ticket before = 0;  // the write of what the slot held before: it must be done before the slot is filled
     Arrival arrival = Arrival::kKnown;
-    bool stamped = false;  // the caller has stamped what it made of it
-    bool touched = false;  // used since it came
+    bool stamped = false;  // the caller has stamped its new bytes
+    bool touched = false;  // used since its arrival
   };
   // The device's side of a slot.
   struct DeviceSlot {
     explicit DeviceSlot(DeviceType device) : used(device), copied(device), arrived(device), left(device) {}
     Event used, copied, arrived,
         left;                  // compute is done with it; copied in; and its checksums taken; copied out
-    bool reading = false;      // its bytes are on their way from disk to host memory
-    bool arriving = false;     // and from there to the device
-    bool unchecked = false;    // what arrives is yet to be compared with what left
-    int64_t leaving = -1;      // the array whose bytes are on their way to host memory, and then to disk
+    bool reading = false;      // being read from disk into host memory
+    bool arriving = false;     // being copied from there to the device
+    bool unchecked = false;    // the arrived bytes are not yet verified
+    int64_t leaving = -1;      // the array being copied to host memory, and then to disk
     bool filled_here = false;  // taken over by compute, not by a copy
     bool in_use = false;       // by work that may still be enqueued: `used` is yet to be recorded
   };
 
   // ChunkChecks
   bool intact(int64_t array, int64_t begin, int64_t end) const override;
-  // The same of bytes that lie elsewhere: `bytes` is the array's first.
+  // The same for bytes outside the slot: `bytes` points to the array's first byte.
   bool matches(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) const;
   bool reread(int64_t array, int64_t begin, int64_t end) override;
   void stamp(int64_t array, int64_t begin, int64_t end) override;
@@ -122,7 +124,7 @@ class LocalStore : public Store, private ChunkChecks {
   const Array& array(int64_t index) const;
   Slot& slot_of(int64_t array);
   int64_t bytes(int64_t array) const { return arrays_[static_cast<size_t>(array)].bytes; }
-  // Host memory of a slot: itself, or where it is staged.
+  // Host memory of a slot: the slot itself, or its staging buffer.
   std::byte* memory(int64_t slot) const { return block_.data() + slot * slot_bytes_; }
   std::string name(int64_t array) const { return setup_.name(array); }
   void take(int64_t array, int64_t slot);
@@ -159,27 +161,27 @@ class LocalStore : public Store, private ChunkChecks {
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
 
-  // Chunks: a thread should have some 100 us of checking to do before it is worth waking.
+  // In chunks: waking a thread pays from about 100 us of checking on.
   static constexpr int64_t kCheckGrain = 128;
 
   LocalStoreSetup setup_;
   SwapSpace* space_;
   IoQueue* queue_;
   int64_t slot_bytes_, slot_sums_;
-  // A slot each (none where nothing is on disk), then the homes in host memory, their checksums, and for each
-  // slot those of what has come into it.
+  // One slot each (none if nothing is on disk), then the arrays in host memory, their checksums, and per slot
+  // the checksums of the array that arrived in it.
   PinnedBlock block_;
-  Memory device_;                     // slots there
-  Memory device_sums_;                // their checksums on the way, where the GPU cannot write to block_
+  Memory device_;                     // the slots
+  Memory device_sums_;                // staging for their checksums if the GPU cannot write to block_
   uint64_t* arrived_sums_ = nullptr;  // in block_
-  Stream up_, checks_;                // to the device; over what has come
-  std::shared_ptr<Stream> down_;      // and from it
+  Stream up_, checks_;                // copies to the device; checksums of arrived slots
+  std::shared_ptr<Stream> down_;      // copies from the device
   std::vector<DeviceSlot> device_slots_;
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;
-  std::vector<uint64_t> checksums_;  // of every chunk of every array at home on disk, as last written
+  std::vector<uint64_t> checksums_;  // of every chunk of every array on disk, as last written
   double wait_seconds_ = 0;
-  std::atomic<uint64_t> read_again_{0};  // ranges that were right the second time
+  std::atomic<uint64_t> read_again_{0};  // ranges that were intact at the second read
 };
 
 }  // namespace lm

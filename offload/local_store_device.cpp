@@ -1,15 +1,15 @@
-// The store's way between host memory and a GPU. Every slot of the device has its events:
+// The store's transfers between host memory and a GPU. Every slot of the device has its events:
 //
 //   fetch       disk -> host memory (a ticket)  -> device (up, after `used` and `left`)  -> `arrived`
 //   use         the compute stream waits for `arrived`
 //   write_back  `used` -> host memory (down) -> `left` -> checksums, disk (a ticket)
 //
-// A home in host memory leaves out the disk, and its checksums are taken on the device: of what leaves, by
-// compute before `used`; of what has come, on a stream beside the next copy, so that `arrived` is behind
-// them. The host compares the two before it enqueues what uses the slot; it waits no longer than compute
-// would, and a transfer ahead of it is under way. The two directions run beside each other: a copy into a
-// slot waits for the one out of it, and a copy from a home in host memory for the last one to it. The steps
-// in the middle are taken by poll(), or by whoever needs them first.
+// Arrays in host memory skip the disk, and their checksums are computed on the device: of an array that
+// leaves, on the compute stream before `used`; of one that has arrived, on a stream parallel to the next
+// copy, with `arrived` recorded after them. The host compares the two before it enqueues work on the slot; it
+// waits no longer than compute would, while the next transfer is in flight. The two directions overlap: a
+// copy into a slot waits for the one out of it, and a copy from host memory for the last one to the same
+// place. poll() does the intermediate steps, or the first call that needs them.
 #include <algorithm>
 #include <utility>
 
@@ -20,13 +20,13 @@
 
 namespace lm {
 
-// Every use of the slot has been enqueued.
+// Records that every use of the slot has been enqueued.
 void LocalStore::end_use(int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   if (std::exchange(device.in_use, false)) device.used.record(setup_.stream);
 }
 
-// One of the array's copies, both ends of which the stream has waited for.
+// Enqueues a copy of the array; the stream has waited for both ends.
 void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, StreamView way) {
   if (setup_.clock == nullptr) return copy_bytes(to, from, bytes(index), way);
   const bool up = way.handle == up_.view().handle;
@@ -36,7 +36,7 @@ void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, Strea
   setup_.clock->end(span, way);
 }
 
-// Checksums of the slot as it is then, to host memory: without a copy, which would wait for those of slots.
+// Enqueues the slot's checksums, written to host memory directly: a copy would wait behind those of slots.
 void LocalStore::take_sums(int64_t slot, uint64_t* to, StreamView way) {
   const int64_t size = bytes(slots_[static_cast<size_t>(slot)].array);
   if (device_sums_.size() == 0) return setup_.chunk_sums({device_memory(slot), size, to}, way);
@@ -45,7 +45,7 @@ void LocalStore::take_sums(int64_t slot, uint64_t* to, StreamView way) {
   copy_bytes(to, sums, ceil_div(size, kChecksumChunk) * static_cast<int64_t>(sizeof(uint64_t)), way);
 }
 
-// Host memory (staging, or a home) to the slot.
+// Copies from host memory (staging buffer or tier) to the slot.
 void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const int64_t index = slots_[static_cast<size_t>(slot)].array;
@@ -64,14 +64,14 @@ void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
   device.arriving = true;
 }
 
-// What left the device goes on to disk.
+// Starts the disk write of bytes that have left the device.
 void LocalStore::write_staged_to_disk(int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   device.left.synchronize();
   write_from_slot(std::exchange(device.leaving, -1), slot);
 }
 
-// Nothing of the slot's earlier tenant is under way in host memory.
+// Waits until no transfer of the slot's previous array uses its host memory.
 void LocalStore::clear(int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   if (device.leaving >= 0) write_staged_to_disk(slot);
@@ -79,7 +79,7 @@ void LocalStore::clear(int64_t slot) {
   device.reading = device.arriving = device.unchecked = device.filled_here = false;
 }
 
-// The array's last bytes, still on their way out of a slot, go to disk before anything newer can.
+// Starts a pending disk write of the array first, so that no newer write overtakes it.
 void LocalStore::finish_pending_write(int64_t index) {
   for (size_t s = 0; s < device_slots_.size(); ++s) {
     if (device_slots_[s].leaving == index) write_staged_to_disk(static_cast<int64_t>(s));
@@ -99,14 +99,13 @@ void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
     read_into_slot(a, index, slot);
     device.reading = true;
   } else {
-    // The event may have been recorded once more since, for a later copy: then this one waits a little
-    // longer.
+    // The event may have been recorded again for a later copy: then this one only waits a little longer.
     left(index).wait(up_.view());
     copy_to_device(slot, a.host_home);
   }
 }
 
-// What the compute stream is given from here on finds the array.
+// Work enqueued on the compute stream from here on sees the array.
 void LocalStore::wait_for_arrival(int64_t index, int64_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
@@ -120,7 +119,7 @@ void LocalStore::wait_for_arrival(int64_t index, int64_t slot) {
   if (device.unchecked) check_what_arrived(index, slot);
   if (device.arriving) {
     device.arrived.wait(setup_.stream);
-    // Host memory may be filled anew once the copy is done: clear() asks the event.
+    // The host memory may be reused once the copy is done: clear() queries the event.
   }
   if (std::exchange(device.filled_here, false)) device.left.wait(setup_.stream);
 }
@@ -129,10 +128,11 @@ std::byte* LocalStore::use_on_device(int64_t index) {
   const int64_t slot = array(index).slot;
   Slot& s = slot_of(index);
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
-  // What has arrived before is no wait, though it is asked for again.
+  // An array that has already arrived is not a wait.
   const bool waits = device.reading || (device.arriving && !device.arrived.done()) || device.filled_here;
   if (setup_.clock != nullptr && waits) {
-    // From the end of what compute had to do so far, whether the host waits now or the stream does later.
+    // The wait begins at the end of compute's work so far, whether the host waits now or the stream does
+    // later.
     const int64_t span = setup_.clock->begin(DeviceClock::Kind::kStall, setup_.stream, 0,
                                              [&] { return "wait for " + name(index); });
     wait_for_arrival(index, slot);
@@ -153,8 +153,8 @@ void LocalStore::write_back_from_device(int64_t index) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   if (device.leaving >= 0) write_staged_to_disk(slot);
   if (checks_on_device(a)) {
-    // In the stream that has just made the bytes. In that of the copies it would wait until a product of
-    // matrices leaves room for it, and the link with it: 2 to 5 ms on an H200, for a copy of 0.7.
+    // On the stream that has just written the bytes. On the copy stream it would wait until a GEMM leaves
+    // room for it, and the link with it: 2 to 5 ms on an H200, for a copy of 0.7 ms.
     take_sums(slot, a.sums, setup_.stream);
     device.in_use = true;
   }
@@ -165,7 +165,7 @@ void LocalStore::write_back_from_device(int64_t index) {
     copy(a.host_home, device_memory(slot), index, down_->view());
     a.left_from = slot;
   } else {
-    // The same host memory, one generation earlier; or a read that nobody came for.
+    // An earlier write from the same host memory; or a read whose array was never used.
     queue_->wait(s.written);
     queue_->wait(s.read);
     copy(memory(slot), device_memory(slot), index, down_->view());

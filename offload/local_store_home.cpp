@@ -1,6 +1,6 @@
-// The store's way to what lies at an array's home: a look at any array, wherever it is, what lies in host
-// memory compared with its checksums, and a second reading of chunks that came back from disk changed, since
-// what was wrong may be the way and not the disk.
+// The store's access to the tier's copy of an array: reads of any array wherever it is, verification of
+// arrays in host memory, and a second read of chunks that came back from disk damaged, since the transfer and
+// not the disk may be at fault.
 #include <fmt/format.h>
 #include <algorithm>
 #include <atomic>
@@ -44,8 +44,8 @@ void LocalStore::check_host_home(int64_t index, int64_t begin, int64_t end) cons
   if (damaged >= 0) fail_damaged(index, damaged);
 }
 
-// The array lies in the slot, and its checksums as they came are at hand. What is right at home was changed
-// on its way: it is copied once more.
+// Verifies the array in the slot by the checksums computed on arrival. If the copy in host memory is intact,
+// the transfer changed the bytes, and they are copied once more.
 void LocalStore::check_what_arrived(int64_t index, int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const Array& a = array(index);
@@ -62,12 +62,12 @@ void LocalStore::check_what_arrived(int64_t index, int64_t slot) {
                     "check the GPU: the ECC counts of nvidia-smi -q, the system log for errors of PCIe",
                     ", copied twice"});
     }
-    log_note("INT-08", fmt::format("{}: changed on its way to the GPU, and copied again", name(index)));
+    log_note("INT-08", fmt::format("{}: corrupted in transfer to the GPU, and copied again", name(index)));
     copy_to_device(slot, a.host_home);
   }
 }
 
-// Chunks from `begin` on, which lie on disk, into `to`: whether they are what was written.
+// Reads chunks from `begin` on from disk into `to`; returns whether they are intact.
 bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to) {
   const Extent part = slice(a.extent, begin, bytes);
   queue_->wait(queue_->read(part, to, bytes, name(index), {{a.written}}));
@@ -86,16 +86,15 @@ bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
       if (intact(index, offset, std::min(offset + kChecksumChunk, end))) continue;
       if (!read_from_disk(a, index, offset, kChecksumChunk, again.get())) return false;
       std::memcpy(memory(a.slot) + offset, again.get(), static_cast<size_t>(kChecksumChunk));
-      // A way that changes bytes often is not told about each time.
+      // Frequent read errors are logged at powers of two only.
       const uint64_t count = ++read_again_;
       if (!std::has_single_bit(count)) continue;
-      log_note(
-          "INT-06",
-          fmt::format("{}: the chunk at {} came back changed, and was right when read again ({}{} so far)",
-                      name(index), offset, count, count == 1 ? " chunk" : " chunks"));
+      log_note("INT-06",
+               fmt::format("{}: checksum mismatch of the chunk at {}, correct when read again ({}{} so far)",
+                           name(index), offset, count, count == 1 ? " chunk" : " chunks"));
     }
   } catch (const std::exception&) {
-    return false;  // on a thread of OpenMP; the damage is told, and the queue tells its failure
+    return false;  // on an OpenMP thread; the caller reports the damage, and the queue its failure
   }
   return true;
 }

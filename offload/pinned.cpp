@@ -14,7 +14,7 @@
 namespace lm {
 namespace {
 
-// Touches every page now: the first step must not pay for faults, nor fail because a limit is met late.
+// Touches every page now, so that no step pays for page faults or fails at a memory limit.
 void populate(std::byte* begin, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   int status = 0;
@@ -57,7 +57,7 @@ PinnedPool::~PinnedPool() {
 }
 
 PinnedBlock PinnedPool::lease(int64_t bytes) {
-  LM_CHECK(bytes > 0, "an empty block");
+  LM_CHECK(bytes > 0, "an empty pinned block");
   const int64_t wanted = round_up(bytes, alignment_);
   const std::lock_guard lock(mutex_);
   // The smallest that fits: large blocks stay whole.
@@ -66,8 +66,7 @@ PinnedBlock PinnedPool::lease(int64_t bytes) {
     if (it->second >= wanted && (best == free_.end() || it->second < best->second)) best = it;
   }
   LM_CHECK(best != free_.end(), "the pool of " + format_bytes(capacity_) + " has lent " +
-                                    format_bytes(leased_) + " and was asked for a block of " +
-                                    format_bytes(wanted));
+                                    format_bytes(leased_) + " and got a request for " + format_bytes(wanted));
   const int64_t offset = best->first, size = best->second;
   free_.erase(best);
   if (size > wanted) free_.emplace(offset + wanted, size - wanted);

@@ -1,6 +1,6 @@
-// The host memory that transfers use, mapped and registered once: pinning costs a walk over every page, so it
-// never happens inside a step. The pool owns the memory and lends aligned blocks; it never grows past its
-// budget, since a plan that was wrong must say so. Any thread may lease; the pool outlives its blocks.
+// The host memory of transfers, mapped and registered once: pinning touches every page, so it never happens
+// inside a step. The pool owns the memory and lends aligned blocks; it never grows past its budget, so that a
+// wrong plan is an error. Any thread may lease; the pool outlives its blocks.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class PinnedBlock {
   PinnedBlock(PinnedBlock&& other) noexcept;
   PinnedBlock& operator=(PinnedBlock&& other) noexcept;
   std::byte* data() const { return data_; }
-  int64_t size() const { return size_; }  // as asked for
+  int64_t size() const { return size_; }  // as requested
   std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
   void release() noexcept;
 
@@ -37,12 +37,12 @@ class PinnedBlock {
 
 class PinnedPool {
  public:
-  // Addresses and rounded sizes of blocks are multiples of this: a page, and what direct transfers want.
+  // Addresses and rounded sizes of blocks are multiples of this: a page, and the alignment of direct I/O.
   static constexpr int64_t kAlignment = 4096;
 
   // `device` kCuda: registered with CUDA, so that copies to the GPU run at the link's speed. Every page is
-  // touched here. Throws Error(31) when there is no such memory. `alignment` above kAlignment where a disk
-  // wants it.
+  // touched here. Throws Error(31) if the memory cannot be allocated. `alignment` exceeds kAlignment if a
+  // disk needs it.
   PinnedPool(DeviceType device, int64_t bytes, int64_t alignment = kAlignment);
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;
@@ -55,9 +55,10 @@ class PinnedPool {
   std::span<std::byte> memory() const { return {begin_, static_cast<size_t>(capacity_)}; }
   int64_t capacity() const { return capacity_; }
   int64_t leased() const;
-  // Whether CUDA has it registered; false on the CPU, and where CUDA refused: `reason` then says why.
+  // Whether it is registered with CUDA; false on the CPU, and if CUDA refused: `reason` then gives the
+  // reason.
   bool registered(std::string* reason = nullptr) const;
-  // Whether kernels may use it by its address; where not, `reason` says why.
+  // Whether kernels may use it by its address; if not, `reason` gives the reason.
   bool used_in_place(std::string* reason = nullptr) const;
 
  private:

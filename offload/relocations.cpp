@@ -19,7 +19,7 @@ ExtentPiece Relocations::find(int file, int64_t offset, int64_t bytes) const {
 
 void Relocations::add(int file, int64_t offset, const ExtentPiece& to) {
   const int64_t end = offset + to.bytes;
-  // What was moved before and is moved again leaves its parts on both sides.
+  // A range that was relocated before is split: its parts on both sides stay.
   auto it = moved_.upper_bound({file, offset});
   if (it != moved_.begin()) --it;
   while (it != moved_.end() && it->first < Place{file, end}) {

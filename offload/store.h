@@ -1,11 +1,11 @@
-// Arrays of state that live off the device: optimizer tiles, weights, gradients, saved activations. Compute
-// works on an array only while it lies in one of the store's slots; which array comes into which slot, and
-// when, is decided by the schedule (schedule/transfers.h), so that nothing here depends on timing.
+// Offloaded arrays of state: optimizer tiles, weights, gradients, saved activations. Compute works on an
+// array only while it is in one of the store's slots. The schedule (schedule/transfers.h) decides which array
+// is fetched into which slot, and when, so that nothing here depends on timing.
 //
 // An interface, so that callers do not know where arrays live: on this machine's disks and in its host memory
-// (local_store.h), or in shards on every rank. What fails throws where its bytes are asked for (use), or
-// where it is noticed (any other call): Error(20) no space, Error(21) a transfer, Error(22) damaged bytes.
-// The rank's compute thread calls.
+// (local_store.h), or in shards on every rank. A failure is thrown by the call that needs the bytes (use), or
+// by the call that notices it (any other): Error(20) no space, Error(21) a transfer, Error(22) damaged bytes.
+// Called by the rank's compute thread.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +16,24 @@
 
 namespace lm {
 
-// What a slot holds when its array is used.
+// The state of a slot's bytes when its array is used.
 enum class Arrival : uint8_t {
-  kKnown,      // what was there at its last use
-  kUnchecked,  // what came from its home, not yet compared with what was written (ChunkChecks)
+  kKnown,      // the bytes of its last use
+  kUnchecked,  // fetched from its tier, not yet verified (ChunkChecks)
   kZeros,      // the array was never written
 };
 
-// The comparison of an array in its slot, for a caller that makes it piece by piece while it works. intact
+// Chunk-by-chunk verification of an array in its slot, for a caller that does it while it computes. intact
 // and stamp may also be called from the compute thread's OpenMP threads, on disjoint ranges.
 class ChunkChecks {
  public:
-  // Bytes [begin, end), both multiples of kChecksumChunk (or the array's end): whether they are what was
-  // written; and that they are, as they are now, what the next write_back writes.
+  // For bytes [begin, end), both multiples of kChecksumChunk (or the array's end). intact: whether they match
+  // their checksums. stamp: takes new checksums of them for the next write_back.
   virtual bool intact(int64_t array, int64_t begin, int64_t end) const = 0;
   virtual void stamp(int64_t array, int64_t begin, int64_t end) = 0;
-  // Brings the range once more from its home, past what the system keeps of it: whether it is intact now.
+  // Reads the range once more from its tier, bypassing the page cache; returns whether it is intact now.
   virtual bool reread(int64_t array, int64_t begin, int64_t end) = 0;
-  // Every chunk has been stamped since its last change, so that write_back need not.
+  // Declares that every chunk has been stamped since its last change, so that write_back does not.
   virtual void all_stamped(int64_t array) = 0;
   // Throws Error(22) with the place of the first chunk that is not intact.
   [[noreturn]] virtual void report_damage(int64_t array) const = 0;
@@ -46,50 +46,51 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // The schedule's transfers; none of them waits. An array that was never written comes as zeros. Claimed is
-  // one whose bytes are about to be made: the slot has whatever was there before.
+  // The schedule's transfers; none of them waits. fetch delivers zeros for an array that was never written.
+  // claim allocates a slot for an array about to be written: the slot's bytes are undefined.
   virtual void fetch(int64_t array, int64_t slot) = 0;
   virtual void claim(int64_t array, int64_t slot) = 0;
-  // An array that was fetched and not used since (a skipped step) is what its home has: nothing is written.
+  // An array that was not used since its fetch (a skipped step) equals its tier's copy: nothing is written.
   virtual void write_back(int64_t array) = 0;
-  // The array leaves its slot; what was not written back is dropped.
+  // Frees the array's slot; changes that were not written back are dropped.
   virtual void forget(int64_t array) = 0;
 
-  // Lets what has arrived go on its way. Never waits; to be called between operations: what was used has been
-  // enqueued by then, and the slot's next transfer waits for that and for nothing later.
+  // Starts the next stage of transfers whose last one is done. Never waits. Call it between operations: uses
+  // of a slot have been enqueued by then, and its next transfer waits for these and nothing later.
   virtual void poll() {}
-  // Waits until what was written back is at its home and nothing is under way.
+  // Waits until all write-backs have reached their tier and nothing is in flight.
   virtual void flush() = 0;
 
-  // The array in its slot, complete and compared with what was written: waits for its fetch.
+  // The array in its slot, complete and verified: waits for its fetch.
   virtual std::byte* use(int64_t array) = 0;
-  // The same for a caller that compares chunk by chunk, where *arrival says that this is due.
+  // The same for a caller that verifies chunk by chunk if *arrival is kUnchecked.
   virtual std::byte* use_unchecked(int64_t array, Arrival* arrival) = 0;
-  // Null where nothing is left to a caller: then no array arrives unchecked.
+  // Null if the store verifies everything: then no array arrives unchecked.
   virtual ChunkChecks* chunk_checks() { return nullptr; }
 
-  // Bytes of the array from `begin` on as they are now, wherever it is, into host memory. Waits; it stays
-  // where it is.
+  // Copies the array's current bytes from `begin` on into host memory, wherever they are. Waits; the array
+  // stays where it is.
   virtual void read(int64_t array, int64_t begin, std::span<std::byte> out) = 0;
-  // After an error: nothing is under way, every slot is empty, and every array is as if it was never written.
+  // After an error: nothing is in flight, every slot is empty, and every array is as if it was never written.
   virtual void reset() = 0;
 
-  // From now on only the first `bytes` of the array count (a shorter batch's activations).
+  // Sets the valid length of the array (a shorter batch's activations).
   virtual void resize(int64_t array, int64_t bytes) = 0;
   virtual bool holds(int64_t array) const = 0;
-  // Never written so far, so that its bytes are zeros without meaning.
+  // Whether it was never written: its bytes are meaningless zeros.
   virtual bool fresh(int64_t array) const = 0;
 
-  // Of a store of shards: this rank's where it lives, as if all of the array lay around it. It is about to
-  // change: the array leaves its slot.
+  // For a store of shards: this rank's shard on its tier, addressed as if the whole array were there. The
+  // shard is about to change: the array's slot is freed.
   virtual std::byte* use_home(int64_t array) { return use(array); }
 
-  // For the stream of the ranks' group: the array in its slot; then, with that work enqueued, that the slot's
-  // next user waits for it. False where the store does not know that stream, so that compute has to wait.
+  // For the stream of the ranks' group. use_in_group: the array in its slot. used_in_group, called with that
+  // work enqueued: makes the slot's next user wait for it; false if the store does not know that stream, so
+  // that compute has to wait.
   virtual std::byte* use_in_group(int64_t array) { return use(array); }
   virtual bool used_in_group(int64_t /*array*/) { return false; }
 
-  // That compute has waited in `use`, where no clock of the device counts it.
+  // Time that compute has waited in `use`, if no device clock counts it.
   virtual double wait_seconds() const { return 0; }
 };
 

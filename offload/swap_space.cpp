@@ -67,9 +67,9 @@ int open_anonymous(const std::string& directory, int flags) {
   return ::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
 }
 
-constexpr int kTries = 30;  // of a call, when a signal comes in between
+constexpr int kTries = 30;  // of a call that a signal interrupts
 
-// Where a file system cannot reserve space, zeros do it.
+// Reserves space by writing zeros, for file systems without fallocate.
 int write_zeros(int descriptor, int64_t bytes) {
   constexpr int64_t kStep = 4 * kMiB;
   const std::unique_ptr<void, decltype(&std::free)> zeros(std::aligned_alloc(kLeastAlignment, kStep),
@@ -101,7 +101,7 @@ int reserve_bytes(int descriptor, int64_t bytes) {
   return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(descriptor, bytes) : errno;
 }
 
-// What the file system wants of direct transfers; `*refused` where it says that there are none.
+// The file system's alignment for direct I/O; sets `*refused` if it reports that it has none.
 int64_t direct_alignment(int descriptor, bool* refused) {
   *refused = false;
 #ifdef STATX_DIOALIGN
@@ -156,7 +156,7 @@ SwapSpace::~SwapSpace() {
 void SwapSpace::share_out(const std::vector<SwapPath>& paths) {
   std::vector<size_t> order(paths.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  // The paths that fill up first come first: what they have no room for raises the shares of the others.
+  // In the order in which the paths fill up: what exceeds a path's limit raises the shares of the others.
   const auto filled = [&](size_t i) { return static_cast<double>(paths[i].limit) / paths[i].weight; };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return filled(a) < filled(b); });
   double weights = 0;
@@ -207,7 +207,7 @@ void SwapSpace::reserve(int index) {
   const IoFile& file = files_[static_cast<size_t>(index)];
   const std::string& directory = path(index);
   if (file.bytes == 0) return;
-  // Asked first, as a fallocate that fails has filled the disk for a moment.
+  // Checked first, as a failing fallocate fills the disk for a moment.
   const int64_t free = free_bytes(directory);
   if (free >= 0 && free < file.bytes) fail_full(ENOSPC, directory, file.bytes);
   const int error = reserve_bytes(file.descriptor, file.bytes);
@@ -215,7 +215,7 @@ void SwapSpace::reserve(int index) {
   if (error != 0) throw disk_error(error, "cannot reserve " + format_bytes(file.bytes), directory);
 }
 
-// Without it nothing fails until a write does; others need room, too.
+// Optional: without it a run fails only if a write does, and other processes need disk space, too.
 void SwapSpace::reserve_spare(int index, int64_t bytes, int64_t limit) {
   IoFile& file = files_[static_cast<size_t>(index)];
   File& part = parts_[static_cast<size_t>(index)];
@@ -258,7 +258,7 @@ void SwapSpace::try_direct(int index) {
   ::fcntl(file.descriptor, F_SETFL, ::fcntl(file.descriptor, F_GETFL) & ~O_DIRECT);
 }
 
-// Pages that have not reached the disk yet would stay, and so would what is only a part of a large page.
+// Dirty pages would stay in the cache, and so would a part of a large page.
 void SwapSpace::drop_cached(const Extent& extent) const {
   for (const ExtentPiece& piece : extent.pieces) {
     const int descriptor = files_[static_cast<size_t>(piece.file)].descriptor;
@@ -300,19 +300,19 @@ Extent SwapSpace::allocate(int64_t bytes) {
   LM_CHECK(bytes >= 0, "a negative extent");
   const int64_t wanted = padded(bytes);
   LM_CHECK(wanted <= capacity_ - allocated_,
-           fmt::format("swap space of {} bytes has {} left and was asked for {}", capacity_,
+           fmt::format("swap space of {} bytes has {} left and got a request for {}", capacity_,
                        capacity_ - allocated_, wanted));
   const int count = static_cast<int>(files_.size());
   const int64_t total = allocated_ + wanted;
   Extent extent;
-  // Large: every path brings its share up to date, in steps of the alignment.
+  // Large: every path contributes up to its share, in steps of the alignment.
   if (wanted >= kSmallPiece * count) {
     for (int i = 0; i < count; ++i) {
       const auto lag = static_cast<int64_t>(std::max(behind(i, total), 0.0));
       take(i, std::min({lag / alignment_ * alignment_, room(i), wanted - extent.bytes}), extent);
     }
   }
-  // Small, or what rounding left: to the path furthest behind that has room.
+  // Small, or the remainder of rounding: to the path furthest below its share that has room.
   while (extent.bytes < wanted) {
     int best = -1;
     for (int i = 0; i < count; ++i) {

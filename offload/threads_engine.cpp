@@ -18,14 +18,14 @@
 namespace lm {
 namespace {
 
-// Each thread is one request in flight; more of them than this only take turns on the kernel's locks.
+// Each thread has one request in flight; more threads than this only contend for the kernel's locks.
 constexpr int kMostThreads = 16;
 
 class ThreadsEngine final : public IoEngine {
  public:
   explicit ThreadsEngine(const EngineSetup& setup) : files_(setup.files.begin(), setup.files.end()) {
     const int wanted = std::clamp(setup.depth, 1, kMostThreads);
-    // Signals belong to the compute thread.
+    // Only the compute thread handles signals.
     sigset_t all, old;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -81,7 +81,7 @@ class ThreadsEngine final : public IoEngine {
     std::unique_lock lock(mutex_);
     for (;;) {
       asked_.wait(lock, [this] { return stop_ || !requests_.empty(); });
-      if (requests_.empty()) return;  // what was submitted is done even when it is time to stop
+      if (requests_.empty()) return;  // submitted requests are completed even when stopping
       const IoRequest request = requests_.front();
       requests_.pop_front();
       lock.unlock();

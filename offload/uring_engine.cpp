@@ -1,6 +1,6 @@
-// The ring. One thread makes it, submits and reaps; completions run in that thread (DEFER_TASKRUN), so no
-// interrupt lands on a compute thread. Buffers and files are registered: the kernel then neither pins pages
-// nor looks up the file per request, which is two thirds of its CPU time at 1 MiB.
+// The io_uring engine. One thread makes it, submits and reaps; completions run in that thread
+// (DEFER_TASKRUN), so no interrupt lands on a compute thread. Buffers and files are registered: the kernel
+// then neither pins pages nor looks up the file per request, which is two thirds of its CPU time at 1 MiB.
 #include <fmt/format.h>
 #include <liburing.h>
 #include <poll.h>
@@ -20,9 +20,9 @@ namespace lm {
 namespace {
 
 constexpr uint64_t kWakeId = ~uint64_t{0};
-constexpr int64_t kLargestIovec = kGiB;  // what the kernel takes as one registered buffer
+constexpr int64_t kLargestIovec = kGiB;  // the kernel's limit of one registered buffer
 constexpr size_t kMostIovecs = 1024;     // UIO_MAXIOV, the bound of older kernels
-constexpr int kMostRefusals = 5000;      // of a submission, a millisecond apart
+constexpr int kMostRefusals = 5000;      // of a submission, 1 ms apart
 
 RefusedCall ring_error(int error, const std::string& call) {
   return RefusedCall(
@@ -33,7 +33,7 @@ RefusedCall ring_error(int error, const std::string& call) {
        .next = "allow io_uring (seccomp profile, kernel.io_uring_disabled), or set io.engine = \"threads\""});
 }
 
-// The ring and its wake descriptor, released whatever fails later in construction.
+// The ring and its wake descriptor, released even if construction fails later.
 class Ring {
  public:
   explicit Ring(unsigned entries) {
@@ -84,14 +84,14 @@ class UringEngine final : public IoEngine {
     register_buffers(setup.buffers);
   }
   ~UringEngine() override {
-    // After a failure something may still be under way, in memory that the caller is about to free.
+    // After a failure requests may still be in flight, in memory that the caller is about to free.
     std::vector<IoResult> ignored;
     try {
       while (in_flight_ > 0) wait(ignored);
     } catch (const std::exception&) {
     }
-    // The kernel takes a ring apart in the background; files and pages shall be free now. Without any
-    // registered it answers ENXIO.
+    // The kernel destroys a ring in the background; files and pages must be free now. Returns ENXIO if none
+    // are registered.
     ::io_uring_unregister_buffers(ring_.get());
     ::io_uring_unregister_files(ring_.get());
   }
@@ -115,7 +115,7 @@ class UringEngine final : public IoEngine {
 
   void register_files(std::span<const IoFile> files);
   void register_buffers(std::span<const std::span<std::byte>> buffers);
-  // The registered buffer that holds all of the request; -1 without one.
+  // The registered buffer that contains the whole request; -1 if none does.
   int buffer_of(const IoRequest& request) const;
   io_uring_sqe* next_entry();
   void arm_wake();
@@ -248,7 +248,7 @@ void UringEngine::wait(std::vector<IoResult>& results) {
     reap(results, &woken);
     if (results.size() > before || woken) return;
     if (status >= 0 || status == -EINTR) continue;
-    // EAGAIN, EBUSY: the kernel is out of memory for requests; what waits in the queue is tried again.
+    // EAGAIN, EBUSY: the kernel is out of memory for requests; the queued submissions are retried.
     if ((status != -EAGAIN && status != -EBUSY) || ++refusals > kMostRefusals)
       throw ring_error(-status, "io_uring_enter");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

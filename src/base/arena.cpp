@@ -49,7 +49,7 @@ void give_back(DeviceType device, std::byte* memory, int64_t bytes) noexcept {
 Arena::Arena(DeviceType device, int64_t bytes)
     : device_(device), memory_(obtain(device, bytes)), capacity_(bytes) {}
 
-// Not null, which would mean that there is nothing.
+// Not null, which would mean an undefined view.
 Arena::Arena(Rehearsed)
     : device_(DeviceType::kCpu),
       memory_(reinterpret_cast<std::byte*>(kAlignment)),
@@ -64,7 +64,7 @@ std::byte* Arena::allocate(int64_t bytes) {
   int64_t rounded = round_up(bytes, kAlignment);
   if (capacity_ == kEndless) rounded = std::min(rounded, capacity_ - used_);
   LM_CHECK(rounded <= capacity_ - used_, "the arena of " + format_bytes(capacity_) + " holds " +
-                                             format_bytes(used_) + " and was asked for " +
+                                             format_bytes(used_) + " and got a request for " +
                                              format_bytes(rounded));
   std::byte* out = memory_ + used_;
   used_ += rounded;

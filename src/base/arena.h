@@ -15,7 +15,8 @@ class Arena {
  public:
   // Host memory is mapped with huge pages where possible. Throws Error(30 or 31) when there is no room.
   Arena(DeviceType device, int64_t bytes);
-  // Of a rehearsal: endless, and what it hands out is no memory. From kEndless bytes on they all lie there.
+  // For a dry run: unlimited, and returns dummy addresses. Past kEndless bytes all requests get the same
+  // address.
   struct Rehearsed {};
   static constexpr int64_t kEndless = int64_t{1} << 60;
   explicit Arena(Rehearsed);
@@ -25,7 +26,7 @@ class Arena {
 
   static constexpr int64_t kAlignment = 256;
 
-  // 256-byte aligned, uninitialised. Throws Error(70) past the planned size: the plan was wrong.
+  // 256-byte aligned, uninitialised. Throws Error(70) past the planned size: the plan is wrong.
   std::byte* allocate(int64_t bytes);
   // Everything allocated after `mark()` is returned by `rewind` to it.
   int64_t mark() const { return used_; }
@@ -43,7 +44,7 @@ class Arena {
   int64_t high_water_ = 0;
 };
 
-// Returns an arena to where it was when the frame began.
+// Rewinds an arena to its state at the start of the frame.
 class ArenaFrame {
  public:
   explicit ArenaFrame(Arena& arena) : arena_(arena), mark_(arena.mark()) {}

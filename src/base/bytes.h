@@ -17,7 +17,7 @@ constexpr int64_t ceil_div(int64_t n, int64_t d) {
   return (n + d - 1) / d;
 }
 
-// Nothing when the exact result does not fit (or an operand is negative): sizes from files are never trusted.
+// nullopt if the exact result does not fit (or an operand is negative): sizes from files are never trusted.
 constexpr std::optional<int64_t> checked_multiply(int64_t a, int64_t b) {
   int64_t r = 0;
   if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &r)) return std::nullopt;
@@ -30,15 +30,15 @@ constexpr std::optional<int64_t> checked_add(int64_t a, int64_t b) {
 }
 
 // "24GiB", "1.5 GB", "512MiB", "4096B". Binary units (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones
-// (KB, MB, GB, TB) of 1000. Nothing when it is not a size, is negative or does not fit, and none without a
-// unit: who writes 24 for a GPU's memory does not mean 24 bytes.
+// (KB, MB, GB, TB) of 1000. nullopt if it is not a size, is negative or does not fit, or has no unit: 24 for
+// a GPU's memory does not mean 24 bytes.
 std::optional<int64_t> parse_bytes(std::string_view text);
 
-// What a number without a unit was likely to mean: "24" -> "24GiB" with `unit` "GiB", and from 1 MiB on
-// bytes, "17179869184" -> "16GiB". "" when it is no number greater than 0.
+// The likely meaning of a number without a unit: "24" -> "24GiB" with `unit` "GiB", and from 1 MiB on bytes,
+// "17179869184" -> "16GiB". "" if it is not a positive number.
 std::string with_unit(std::string_view text, std::string_view unit);
 
-// The largest binary unit that divides it, "1536MiB": what parse_bytes reads back exactly.
+// In the largest binary unit that divides it, "1536MiB"; parse_bytes reads it back exactly.
 std::string exact_bytes(int64_t bytes);
 
 // "1.50 GiB", "612 KiB", "17 B".

@@ -16,7 +16,7 @@
 namespace lm {
 namespace {
 
-// A thread should have some 100 us of work before it is worth waking.
+// Waking a thread pays from about 100 us of work on.
 constexpr int64_t kGrain = 128;
 
 }  // namespace

@@ -10,9 +10,9 @@
 
 namespace lm {
 
-// Nothing when it is no whole number of one of the four units, or longer than a century.
+// nullopt if it is not a whole number of one of the four units, or exceeds a century.
 std::optional<int64_t> parse_seconds(std::string_view text);
-// In the largest unit that divides it: what parse_seconds reads back.
+// In the largest unit that divides it; parse_seconds reads it back.
 std::string seconds_text(int64_t seconds);
 
 inline double monotonic_seconds() {

@@ -33,15 +33,15 @@ std::string uuid_text(const cudaUUID_t& uuid) {
 bool passed(cudaEvent_t event) {
   const cudaError_t state = cudaEventQuery(event);
   if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
+    cudaGetLastError();  // cudaErrorNotReady must not surface as the error of a later launch
     return false;
   }
   LM_CUDA(state);
   return true;
 }
 
-// What cuda_allocate has given and cuda_free has not taken back. The device's memory is the process's, and so
-// is this count.
+// Memory of cuda_allocate that cuda_free has not released. Device memory is per process, and so is this
+// count.
 class Allocations {
  public:
   void add(void* memory, int64_t bytes) {
@@ -246,8 +246,8 @@ void zero_bytes(void* memory, int64_t bytes, StreamView stream) {
     return;
   }
   LM_CUDA(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_of(stream)));
-  // The null stream orders nothing with our streams, which do not block: be done before anybody gets the
-  // memory.
+  // The null stream is not ordered with our non-blocking streams: wait, so that no caller uses the memory too
+  // early.
   if (stream.handle == nullptr) LM_CUDA(cudaStreamSynchronize(nullptr));
 }
 

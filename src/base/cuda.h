@@ -57,8 +57,7 @@ class Event {
   void* handle_ = nullptr;  // cudaEvent_t
 };
 
-// A point in a stream whose time can be read, for what that costs. On the CPU it is no point at all: host
-// clocks are right there.
+// An event whose time can be read, at the cost of timing. A no-op on the CPU: host clocks are right there.
 class TimingEvent {
  public:
   explicit TimingEvent(DeviceType device);
@@ -75,7 +74,7 @@ class TimingEvent {
   void* handle_ = nullptr;  // cudaEvent_t
 };
 
-// What the survey wants to know of one GPU.
+// The properties of one GPU that the survey needs.
 struct GpuInfo {
   std::string name, uuid;    // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as NVML writes it
   int major = 0, minor = 0;  // compute capability
@@ -85,21 +84,21 @@ struct GpuInfo {
 
 // True in executables that carry CUDA code, whether or not a device is present.
 bool cuda_built();
-// 0 without a driver or a device; `reason` (may be null) then says why.
+// 0 without a driver or a device; `reason` (may be null) then gives the reason.
 int cuda_device_count(std::string* reason = nullptr);
-// Selects it, too, and gives it a context: `free_bytes` is what is left then.
+// Also selects it and creates its context: `free_bytes` is measured after that.
 GpuInfo cuda_device(int index);
 void cuda_select(int index);
-int cuda_selected();  // by the calling thread: each selects for itself
+int cuda_selected();  // by the calling thread; per thread
 
-// Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
+// Device memory, one allocation per call; throws Error(30) with the requested and the free bytes.
 void* cuda_allocate(int64_t bytes);
 void cuda_free(void* memory) noexcept;
-// Of all devices, allocated and not freed by this process; LibTorch's allocator counts its own.
+// Bytes that this process has allocated on all devices and not freed; LibTorch's allocator counts its own.
 int64_t cuda_allocated_bytes();
-// Locks host memory for the devices, so that copies run at the link's speed and beside computation, and
-// kernels may use it in place, by the same address. Once per block, as it is slow. False where it is refused;
-// `reason` (may be null) then says why.
+// Locks host memory for the devices, so that copies run at the link's speed and overlap with computation, and
+// kernels may use it in place, by the same address. Once per block, as it is slow. False if CUDA refuses it;
+// `reason` (may be null) then gives the reason.
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason = nullptr);
 void cuda_unregister_host(void* memory) noexcept;
 // Copies in stream order; `to` and `from` may be host or device memory. On the CPU: memcpy.

@@ -36,7 +36,7 @@ void DeviceClock::end(int64_t span, StreamView stream) {
 
 void DeviceClock::add(const Span& span, int64_t start_ns, int64_t end_ns) {
   const double seconds = span.last->seconds_since(*span.first);
-  constexpr double kShownWait = 2e-6;  // a shorter one is the two events themselves
+  constexpr double kShownWait = 2e-6;  // a shorter one is the cost of the two events
   TraceRow row = TraceRow::kGpuCompute;
   switch (span.kind) {
     case Kind::kCompute:
@@ -62,7 +62,7 @@ void DeviceClock::collect() {
     return known_ns_ + static_cast<int64_t>(event.seconds_since(*known_) * 1e9);
   };
   const size_t used = spans_.size();
-  // In the order they were begun; one that is not over keeps those behind it for the next time.
+  // In the order in which they began; an unfinished span leaves the ones after it to the next call.
   while (!spans_.empty() && spans_.front().ended && spans_.front().last->done()) {
     Span& span = spans_.front();
     const int64_t start_ns = host_ns(*span.first), end_ns = host_ns(*span.last);

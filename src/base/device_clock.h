@@ -1,6 +1,6 @@
-// How long a GPU really computes, copies and waits: spans between two events in its streams. They are begun
-// and ended as work is enqueued, and read later, once the host has waited for that work anyway. Where there
-// is no GPU there is no clock (a null pointer), and host clocks are right. One thread, which issues the work.
+// Measures how long a GPU computes, copies and waits: spans between two events in its streams. They begin and
+// end as work is enqueued, and are read later, once the host has waited for that work anyway. Without a GPU
+// there is no clock (a null pointer), and host clocks are right. One thread, which issues the work.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class DeviceClock {
     kFromDevice,  // likewise
   };
 
-  // Ties the GPU's time to the host's, for which it waits for `stream` once. `trace` may be null.
+  // Synchronises the GPU's time with the host's; waits for `stream` once. `trace` may be null.
   DeviceClock(StreamView stream, Trace* trace);
 
   // Between the two calls the span's work is enqueued in `stream`; spans of one stream may be nested. `name`
@@ -35,10 +35,10 @@ class DeviceClock {
   void end(int64_t span, StreamView stream);
   bool recording() const { return trace_ != nullptr && trace_->recording(); }
 
-  // Reads the spans that are over, and hands them to the trace. Never waits. After the first call events are
-  // used again, not made.
+  // Reads the finished spans and adds them to the trace. Never waits. After the first call events are reused,
+  // not created.
   void collect();
-  // Sums of what has been collected.
+  // Sums of the collected spans.
   double stall_seconds() const { return stall_seconds_; }
   double copy_seconds() const { return copy_seconds_; }
   // Of all copies that were begun.
@@ -62,8 +62,8 @@ class DeviceClock {
   std::deque<Span> spans_;  // not yet collected
   int64_t collected_ = 0;   // number of spans_.front()
   bool begun_ = false;      // collect has been called
-  // A point whose host time is known. It moves on with what is collected, since the time between two events
-  // is a float: a quarter of a millisecond after an hour.
+  // An event whose host time is known. It advances with the collected spans, since the time between two
+  // events is a float: precise to a quarter of a millisecond after an hour.
   std::unique_ptr<TimingEvent> known_;
   int64_t known_ns_ = 0;
   double stall_seconds_ = 0, copy_seconds_ = 0;

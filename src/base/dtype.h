@@ -1,4 +1,4 @@
-// Element types that tensors and files have here.
+// Element types of tensors and files.
 #pragma once
 
 #include <cstddef>

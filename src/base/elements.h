@@ -1,6 +1,7 @@
-// What a run of a block's flat array has that optimizer state is of: elements, those of small tensors, whose
-// state stays in fp32 where that of others is coded, those of vectors, and the rows and columns of matrices.
-// Outside are those of no transformer block's matrix: vectors, the embedding, the head.
+// The counts of a range of a unit's flat array on which the size of optimizer state depends: all elements;
+// those of small tensors, whose state stays in fp32 even if other state is quantized; those of vectors; and
+// the rows and columns of matrices. Outside are elements of tensors other than a transformer block's
+// matrices: vectors, the embedding, the head.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The ways in which bytes may stand for the values of a frozen matrix, and the sizes that belong to them:
-// bitsandbytes' formats, whose bits these are.
+// The quantization formats of a frozen matrix and their sizes: bitsandbytes' formats, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,9 @@ namespace lm {
 
 enum class EncodingKind : uint8_t {
   kPlain,      // the elements themselves
-  kNf4,        // 4-bit codes of the quantiles of a normal distribution, an fp32 scale for each block of them
+  kNf4,        // 4-bit codes of the quantiles of a normal distribution, one fp32 scale per block
   kFp4,        // the same with 4-bit floats
-  kNf4Double,  // the scales, too, are codes: of 8 bits, with scales of their own ("double quantisation")
+  kNf4Double,  // the scales are 8-bit codes with their own scales ("double quantisation")
   kFp4Double,
   kInt8,  // 8-bit integers, an fp32 scale for each row
 };

@@ -21,7 +21,7 @@ constexpr ExitCode kExitCodes[] = {
     {Exit::kIncompatible, "error:incompatible", "the run directory or output holds something to be kept"},
     {Exit::kNoSpace, "error:no-space", "a disk is full"},
     {Exit::kIo, "error:io", "a file could not be read or written"},
-    {Exit::kIntegrity, "error:integrity", "a checksum does not match: bytes came back changed"},
+    {Exit::kIntegrity, "error:integrity", "a checksum does not match: data is corrupted"},
     {Exit::kDeviceMemory, "error:device-memory", "out of GPU memory"},
     {Exit::kHostMemory, "error:host-memory", "out of host memory"},
     {Exit::kPeerLost, "error:peer-lost",

@@ -1,5 +1,5 @@
-// The one family of errors. Whatever goes wrong is an `Error` that says where, what, why and what to type
-// next; it carries the process's exit code. Libraries throw it, `main` alone turns it into an exit.
+// The one family of errors. Every failure is an `Error` that reports where, what, why and what to type next;
+// it carries the process's exit code. Libraries throw it; only `main` turns it into an exit.
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace lm {
 
-// Process exit codes; all below 126, so that mpirun hands them on unchanged. What each means stands in
-// exit_codes().
+// Process exit codes; all below 126, so that mpirun passes them on unchanged. exit_codes() has their
+// meanings.
 enum class Exit : int {
   kDone = 0,
   kUsage = 2,
@@ -32,10 +32,10 @@ enum class Exit : int {
 
 struct ExitCode {
   Exit code;
-  const char* reason;   // of a run that named none, on its last line and in status.json
+  const char* reason;   // for a run without its own reason; on its last line and in status.json
   const char* meaning;  // in help
 };
-// Every code, in order: what help prints, and what is known for ours.
+// Every code, in order; help prints them, and other codes are not ours.
 std::span<const ExitCode> exit_codes();
 
 // `area` is a short tag such as "FILE-21" (the numbers are the failure catalogue's); `place` is a
@@ -46,8 +46,8 @@ struct ErrorText {
   std::string place = {};
   std::string next = {};
   std::string kept = {};
-  // What would do in place of `next`, such as another directory: whoever knows what the failing file is for
-  // puts it right.
+  // An alternative to `next`, such as another directory; code that knows the failing file's purpose may
+  // replace it.
   std::string otherwise = {};
 
   // "<next>, or <otherwise>".

@@ -28,11 +28,10 @@ std::string reason(int error) {
   throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next});
 }
 
-// How often a call is made again that was interrupted, and one that failed to read: reading again changes
-// nothing on the disk.
+// Retries of an interrupted call, and of a failed read: reading again changes nothing on the disk.
 constexpr int kInterruptions = 30, kReadErrors = 3;
 
-// Of the machine, not of the file that was asked for.
+// Whether the machine, not the requested file, is the cause.
 bool out_of_order(int error) {
   return error == EIO || error == ENOMEM || error == EMFILE || error == ENFILE || error == EINTR ||
          error == EAGAIN;
@@ -231,7 +230,7 @@ int sync_names(const std::string& path) {
   if (fd < 0) return errno;
   const int failure = ::fsync(fd) == 0 ? 0 : errno;
   ::close(fd);
-  // Some file systems cannot sync a directory and say EINVAL; there is nothing more to do there.
+  // Some file systems cannot sync a directory and return EINVAL; there is nothing more to do there.
   return failure == EINVAL ? 0 : failure;
 }
 
@@ -243,14 +242,14 @@ void sync_directory(const std::string& path) {
 
 int make_directories(const std::string& path, unsigned mode) {
   std::string plain = fs::path(path + "/").lexically_normal().parent_path().string();
-  if (plain.empty()) plain = ".";  // what "runs" lies in
+  if (plain.empty()) plain = ".";  // the parent of "runs"
   std::error_code error;
   if (fs::is_directory(plain, error)) return 0;
   const std::string above = parent_of(plain);
   if (above != plain) {
     if (const int failure = make_directories(above); failure != 0) return failure;
   }
-  // Another process may have been first, and not come to sync it yet.
+  // Another process may have created it and not synced it yet.
   if (::mkdir(plain.c_str(), mode) != 0) {
     if (errno != EEXIST) return errno;
     if (!fs::is_directory(plain, error)) return ENOTDIR;

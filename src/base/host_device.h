@@ -38,7 +38,7 @@ LM_HOST_DEVICE float float_of(uint32_t bits) {
 
 inline constexpr uint32_t kNan = 0x7FC00000;  // the only NaN that kernels with fixed bits store
 
-// The scalar forms of the operations that shared formulas use beside + - * /; lanes.h has the same names.
+// The scalar forms of the operations that shared formulas use besides + - * /; lanes.h has the same names.
 LM_HOST_DEVICE float fused(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Of a branch with '/' in its name, as "refs/pr/1", each part is a plain name.
+// Each part of a branch with '/' in its name, such as "refs/pr/1", must be a plain name.
 bool plain_revision(std::string_view revision) {
   for (size_t from = 0; from <= revision.size();) {
     const size_t to = std::min(revision.find('/', from), revision.size());
@@ -57,7 +57,7 @@ fs::path hub_snapshot(const fs::path& repository, const std::function<bool(const
   fs::path only;
   for (const auto& entry : fs::directory_iterator(snapshots, ignored)) {
     if (!is_one(entry.path())) continue;
-    if (!only.empty()) return {};  // which of them, nobody says
+    if (!only.empty()) return {};  // ambiguous
     only = entry.path();
   }
   return only;

@@ -31,7 +31,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return open_.pop_back(), true; }
   bool key(string_t& name) override {
     if (open_.back()->contains(name)) {
-      fail_json("the key \"" + name.substr(0, 100) + "\" stands twice in one object", place_, offset());
+      fail_json("the key \"" + name.substr(0, 100) + "\" appears twice in one object", place_, offset());
     }
     key_ = std::move(name);
     return true;
@@ -94,7 +94,7 @@ Json read_json_file(const std::string& path, const JsonLimits& limits) {
 
 int64_t json_integer(const Json& value) {
   if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
-    throw std::runtime_error("a number that is no integer of 64 bits");
+    throw std::runtime_error("a number that is not a 64-bit integer");
   return value.get<int64_t>();
 }
 

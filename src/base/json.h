@@ -1,5 +1,5 @@
-// JSON from files that nobody vouches for: size and depth are capped, a key twice in one object is refused,
-// and every error is Error(11) "FILE-21" with the place and the byte. Pure functions; any thread.
+// JSON from untrusted files: size and depth are capped, a key twice in one object is refused, and every error
+// is Error(11) "FILE-21" with the place and the byte. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ int64_t json_integer(const Json& value);
 
 // Error(11) about `place` at byte `offset`; also for parsers of their own (safetensors).
 [[noreturn]] void fail_json(const std::string& what, const std::string& place, int64_t offset);
-// The library takes a NUL for the end of the text and would not see what follows. `offset` is the text's own.
+// The library takes a NUL for the end of the text and would ignore the rest. `offset` is the text's own.
 void refuse_nul(std::string_view text, const std::string& place, int64_t offset);
-// The reason out of the library's message: without its tag, and short however long the hostile token is.
+// Extracts the reason from the library's message: without its tag, and truncated if a hostile token is long.
 std::string json_reason(const nlohmann::detail::exception& error);
 
-// Walks over `text` and counts, so that a callback of the parser knows where it is.
+// Iterates over `text` and counts, so that a callback of the parser has the position.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;

@@ -15,9 +15,9 @@ namespace {
 
 std::mutex mutex;           // guards `file` and keeps lines whole
 std::FILE* file = nullptr;  // the run's log.txt, open until the process ends
-bool shown = false;         // a line of show_line stands at the bottom
+bool shown = false;         // a line of show_line is at the bottom
 
-// Both with the mutex held.
+// Both need the mutex held.
 void to_stderr(const std::string& line) {
   if (shown) std::fputc('\n', stderr);
   shown = false;

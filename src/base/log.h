@@ -10,15 +10,14 @@ void log_to_file(const std::string& path);
 
 // One line, "<text>\n"; control characters are escaped.
 void log_line(const std::string& text);
-// The same where a terminal is to get something else, `coloured`, which goes to it as it is: the caller has
-// made harmless what came from elsewhere. log.txt and a pipe get `text`.
+// The same, but a terminal gets `coloured`, unchanged: the caller has escaped untrusted parts. log.txt and a
+// pipe get `text`.
 void log_coloured(const std::string& text, const std::string& coloured);
 // To log.txt alone.
 void log_file_line(const std::string& text);
-// On a terminal: redraws the line at the bottom, which the next log_line leaves standing above its own.
-// Elsewhere nothing.
+// On a terminal: redraws the bottom line, which the next log_line keeps above its own. Elsewhere a no-op.
 void show_line(const std::string& text);
-// Columns that such a line may take: one less than the terminal has, 79 where nobody knows.
+// The greatest width of such a line: one less than the terminal's, 79 if it is unknown.
 int line_columns();
 // "lmlaunch: note <area>: <text>" and "lmlaunch: warning <area>: <text>".
 void log_note(const std::string& area, const std::string& text);

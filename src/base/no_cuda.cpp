@@ -1,4 +1,4 @@
-// The executables without CUDA: streams and events that do nothing, copies at once.
+// The executables without CUDA: streams and events are no-ops, copies are synchronous.
 #include <cstring>
 
 #include "base/cuda.h"

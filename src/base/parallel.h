@@ -9,7 +9,7 @@
 namespace lm {
 
 // Calls body(begin, end) on contiguous ranges that cover [0, n); at most `threads` of them, each at least
-// `grain` long but the last. Which thread runs a range must not matter to the result.
+// `grain` long but the last. The result must not depend on which thread runs a range.
 template <class Body>
 void parallel_for(int threads, int64_t n, int64_t grain, const Body& body) {
   if (n <= 0) return;

@@ -1,9 +1,9 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): the one source of randomness.
 // A number is a pure function of a 64-bit key and a 128-bit counter, so it does not depend on threads,
-// devices or what was drawn before. Host and device, any thread.
+// devices or earlier draws. Host and device, any thread.
 //
 // Number `index` of a key is word (index / 16) % 4 of call (index / 64) * 16 + index % 16: sixteen neighbours
-// are one word of sixteen calls, which is what vector code wants.
+// are one word of sixteen calls, which suits vector code.
 #pragma once
 
 #include <cstdint>

@@ -140,7 +140,7 @@ pid_t start_program(const Program& program, const Streams& streams) {
   if (child == 0) become(program, streams, argv.data(), envp.data(), parent, report.write.fd);
   if (child < 0) return -errno;
   report.write.reset();
-  int reason = 0;  // closed without a word once the program runs
+  int reason = 0;  // closed by a successful exec
   ssize_t n = 0;
   do n = read(report.read.fd, &reason, sizeof reason);
   while (n < 0 && errno == EINTR);

@@ -1,5 +1,5 @@
-// Another program as a child process: an explicit argv and environment, no shell, dying with its parent
-// unless it is told to stay. One thread calls, the one whose end shall end the child.
+// Another program as a child process: an explicit argv and environment, no shell, killed with its parent
+// unless configured to stay. Called by one thread, whose end also ends the child.
 #pragma once
 
 #include <sys/types.h>
@@ -17,10 +17,10 @@ enum class StopSignals : uint8_t { kAsHere, kDefault, kIgnored };
 struct Program {
   std::vector<std::string> argv;              // the first: a path, or a name that PATH is searched for
   std::vector<std::string> environment = {};  // "NAME=value"; empty: this process's
-  std::vector<std::string> variables = {};    // beside these
+  std::vector<std::string> variables = {};    // in addition to these
   std::vector<int> keep_fds = {};             // stay open across exec, under the same number
   StopSignals stop_signals = StopSignals::kAsHere;
-  bool own_session = false;  // leads one, and stays when this process ends: it must end by itself
+  bool own_session = false;  // leads a session and outlives this process: it must end by itself
 };
 
 // Its standard streams; -1: this process's.
@@ -28,24 +28,24 @@ struct Streams {
   int in = -1, out = -1, err = -1;
 };
 
-// The pid, or -errno when it cannot be run. The caller reaps.
+// Returns the pid, or -errno if it cannot be run. The caller reaps.
 pid_t start_program(const Program& program, const Streams& streams = {});
 
 struct ProgramResult {
   int error = 0;         // errno when it could not be run
-  bool stopped = false;  // `stopped` said so, and it was killed
+  bool stopped = false;  // `stopped` returned true, and it was killed
   int status = -1;       // as waitpid reports it; -1 when it was killed here
   std::string output;    // standard output, at most 32 MiB
 };
 
-// Runs it to its end with `input` as its standard input. Lines of its standard error go to `on_error_line`,
-// which may be empty, as does `stopped`, which is asked about ten times per second. On any exception the
+// Runs it to its end with `input` as its standard input. Passes lines of its standard error to
+// `on_error_line` and polls `stopped` about ten times per second; both may be empty. On any exception the
 // child is killed.
 ProgramResult run_program(const Program& program, const std::string& input,
                           const std::function<void(const std::string&)>& on_error_line,
                           const std::function<bool()>& stopped);
 
-// "lmlaunch-cpu" or another executable beside this one; "" when it is not there.
+// The path of "lmlaunch-cpu" or another executable beside this one; "" if it does not exist.
 std::string beside_this_program(const std::string& name);
 
 }  // namespace lm

@@ -1,5 +1,5 @@
-// Which vector instructions the program uses: those that this processor has, up to a limit that tests set
-// (LM_CPU), so that a machine can stand for a lesser one. Whatever chooses code by instructions asks here:
+// The vector instructions that the program uses: those of this processor, up to a limit that tests set
+// (LM_CPU), so that a machine can stand for an older one. All code that dispatches by instructions uses this:
 // kernels, attention, the GEMM library's limits, the plan. Any thread, once limit_instructions has been
 // called.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace lm {
 
-// In the order in which processors got them. Each but Bf16 has the ones before it: Cooper Lake has bf16
-// without VBMI, so ask for what you use.
+// In order of introduction. Each but Bf16 includes the ones before it: Cooper Lake has bf16 without VBMI, so
+// test for the one you use.
 enum class Instructions : uint8_t {
   kNone,        // what every 64-bit processor has
   kAvx2,        // and FMA
@@ -26,17 +26,17 @@ enum class Instructions : uint8_t {
 bool has_instructions(Instructions kind);
 Instructions best_instructions();
 
-// From here on kinds above `most` count as missing. Before anything has asked.
+// Disables kinds above `most`. Must precede every query.
 void limit_instructions(Instructions most);
 
-// "none", "avx2", "avx512_core", "avx512_vbmi", "avx512_bf16", "amx"; nothing for another name.
+// "none", "avx2", "avx512_core", "avx512_vbmi", "avx512_bf16", "amx"; nullopt for another name.
 const char* instructions_name(Instructions kind);
 std::optional<Instructions> instructions_of(std::string_view name);
 // The names that a limit may have, for messages.
 std::string instructions_names();
 
-// "NAME=value" for the environment of LibTorch's libraries, which choose their code by themselves: the same
-// limit; none where none is set. They read these at their first use.
+// "NAME=value" for the environment of LibTorch's libraries, which dispatch by themselves: the same limit;
+// empty if none is set. The libraries read these at their first use.
 std::vector<std::string> library_limits();
 
 }  // namespace lm

@@ -1,11 +1,11 @@
-// The numbers that a setting may take.
+// The allowed values of a numeric setting.
 #pragma once
 
 #include <limits>
 
 namespace lm {
 
-// Of numbers. Lists: of each element. `count` is the exact length of a list (0: any).
+// For numbers, and for each element of a list. `count` is the exact length of a list (0: any).
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// Where relative paths begin, for messages about a file that is not there. Any thread.
+// Relative and "~" paths: a hint for messages about a missing file, and expansion. Any thread.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace lm {
 // "; relative paths begin in the folder in which lmlaunch is started, /here"; "" for an absolute path.
 std::string relative_hint(const std::string& path);
 
-// `path` with a leading "~" or "~/" as `home`; as it is where `home` is "" and for "~user".
+// `path` with a leading "~" or "~/" as `home`; unchanged if `home` is "" and for "~user".
 std::string with_home(const std::string& path, const std::string& home);
 
 }  // namespace lm

@@ -56,7 +56,7 @@ Staging::~Staging() {
   try {
     finish();
   } catch (const Error&) {
-    // Whoever needed the bytes has been told.
+    // The caller that needed the bytes got the error.
   }
 }
 

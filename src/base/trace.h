@@ -1,7 +1,7 @@
-// Where the time of a few steps goes: spans of compute and of transfers, written once as JSON that Perfetto
-// and chrome://tracing open. Any thread may add spans. Code that may be traced holds a pointer, null as a
-// rule: untraced, a span costs that comparison. Times are steady-clock nanoseconds. With a GPU the compute
-// row shows when work was handed to it, and rows of its own when it was done (base/device_clock.h).
+// A trace of a few steps: spans of compute and of transfers, written once as JSON for Perfetto and
+// chrome://tracing. Any thread may add spans. Traced code holds a pointer, usually null: untraced, a span
+// costs that comparison. Times are steady-clock nanoseconds. With a GPU the compute row shows when work was
+// enqueued, and separate rows when it was executed (base/device_clock.h).
 #pragma once
 
 #include <atomic>
@@ -23,17 +23,17 @@ inline int64_t steady_ns() {
 
 class Trace {
  public:
-  // Records steps `first` to `last`. Throws Error(20, 21) where a file cannot be made at `path`; there is
-  // none before it is complete.
+  // Records steps `first` to `last`. Throws Error(20, 21) if no file can be created at `path`; the file
+  // appears only once it is complete.
   Trace(std::string path, int64_t first, int64_t last);
 
-  // From here on is step `step`. The one after the last writes the file.
+  // Starts step `step`. The step after the last one writes the file.
   void begin_step(int64_t step);
   bool recording() const { return recording_; }
-  // Dropped while nothing is recorded. Transfers under way at once share their row: each is shown from where
-  // the one that ended before it left off, with its whole time beside it.
+  // Dropped while nothing is recorded. Concurrent transfers share their row: each is drawn from the end of
+  // the one that finished before it, with its whole duration as an attribute.
   void add(TraceRow row, std::string name, int64_t start_ns, int64_t end_ns, int64_t bytes = 0);
-  // Ends the recording and writes it, unless that has happened. A failure is a warning: training goes on.
+  // Ends the recording and writes it, unless that is done. A failure is a warning: training continues.
   void write();
 
  private:

@@ -1,5 +1,5 @@
-// A matrix in memory that somebody else owns (the arena, a block's flat array, a slot): a view is valid as
-// long as that memory. Elements of a row are neighbours; rows may lie apart. A value, torch-free.
+// A matrix in borrowed memory (the arena, a unit's flat array, a slot): a view is valid as long as that
+// memory. Rows are contiguous, with a stride between them. A value, torch-free.
 //
 // A vector is a view of one column.
 #pragma once
@@ -19,10 +19,10 @@ struct View {
 
   bool defined() const { return data != nullptr; }
   int64_t elements() const { return rows * columns; }
-  int64_t bytes() const { return elements() * static_cast<int64_t>(dtype_size(dtype)); }  // rows side by side
+  int64_t bytes() const { return elements() * static_cast<int64_t>(dtype_size(dtype)); }  // without gaps
 
   float* floats() const { return static_cast<float*>(data); }
-  // Some of the rows, or of the columns.
+  // A range of the rows, or of the columns.
   View row_range(int64_t first, int64_t count) const { return part(first * stride, count, columns); }
   View column_range(int64_t first, int64_t count) const { return part(first, rows, count); }
 
@@ -33,7 +33,7 @@ struct View {
   }
 };
 
-// `memory` as rows side by side.
+// `memory` as contiguous rows.
 inline View view_of(void* memory, DType dtype, int64_t rows, int64_t columns = 1) {
   return {memory, dtype, rows, columns, columns};
 }

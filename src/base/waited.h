@@ -1,6 +1,6 @@
-// How long something has been waited for. Who waits looks again and again, and of the time between two looks
-// no more than `most` counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container)
-// finds its patience unspent; where nothing stops it, this is the clock's time. One thread's.
+// The time spent waiting for something. The waiter polls, and at most `most` of the time between two polls
+// counts, so that time in which the process was stopped (Ctrl-Z, a suspended job, a frozen container) does
+// not count as waiting; otherwise this is the clock's time. Used by one thread.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace lm {
 
 class Waited {
  public:
-  // Seconds; looks are some tenths of a second apart, and on a busy machine more.
+  // Seconds; polls are some tenths of a second apart, on a busy machine more.
   static constexpr double kMost = 1;
 
   Waited() = default;

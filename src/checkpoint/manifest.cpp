@@ -38,7 +38,7 @@ uint64_t parse_checksum(const std::string& text) {
   return value;
 }
 
-// Beyond 63 bits an unsigned number would turn negative, and a fraction into anything.
+// Rejects fractions and numbers above 63 bits, whose conversion would change them.
 int64_t count(const Json& json) {
   const int64_t value = json_integer(json);
   if (value < 0) throw std::runtime_error("a negative count");
@@ -88,7 +88,7 @@ SavedArray parse_array(const Json& json, const std::vector<CheckpointFile>& file
 }
 
 Manifest manifest_of(const Json& json, const std::string& place) {
-  if (json.at("format") != kFormat) throw std::runtime_error("it is no checkpoint of ours");
+  if (json.at("format") != kFormat) throw std::runtime_error("it is not an lmlaunch checkpoint");
   if (const int64_t version = count(json.at("version")); version > kCheckpointVersion) {
     throw Error(Exit::kIncompatible,
                 {.area = "CKPT-26",
@@ -180,7 +180,7 @@ std::string manifest_text(const Manifest& manifest) {
                       {"file", a.file},
                       {"offset", a.offset}});
   for (const CheckpointFile& file : manifest.files) files.push_back(file_json(file));
-  // A key to a line: who looks at it finds his way, and chunks do not take a line each.
+  // One key per line: readable, and chunks do not take a line each.
   std::string text = "{";
   const auto add = [&](const char* key, const Json& value) {
     text += (text.size() > 1 ? ",\n\"" : "\n\"") + std::string(key) +
@@ -199,7 +199,7 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
   const std::string_view sealed = text.substr(0, text.size() < tail ? 0 : text.size() - tail);
   if (text.size() < tail ||
       text.substr(sealed.size()) != std::string(kSeal) + hash_text(sealed) + std::string(kEnd))
-    fail_integrity("the manifest is not as it was written: its checksum differs", place);
+    fail_integrity("the manifest is corrupted: its checksum differs", place);
   try {
     return manifest_of(parse_json(text, place, {.bytes = kMostManifestBytes, .depth = 8}), place);
   } catch (const Json::exception& error) {

@@ -1,7 +1,7 @@
-// What a checkpoint says of itself: MANIFEST.json as a value. It names every file with the checksums of all
-// of its bytes, every array and tensor with its place, and what the run needs besides arrays to go on. Its
-// own bytes end with their checksum, so that a flipped bit anywhere in a checkpoint is found. Pure, but for
-// read.
+// The description of a checkpoint: MANIFEST.json as a value. It lists every file with the checksums of all of
+// its bytes, every array and tensor with its place, and the other state that a run needs to resume. Its own
+// bytes end with their checksum, so that a flipped bit anywhere in a checkpoint is detected. Pure, except
+// read_manifest.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace lm {
 
-// Of the format; a checkpoint of a later one is refused.
+// The version of the format; checkpoints of later versions are refused.
 inline constexpr int64_t kCheckpointVersion = 1;
 
 // Consecutive bytes of a file, with their XXH3-64.
@@ -53,24 +53,24 @@ struct Manifest {
   std::vector<CheckpointFile> files;
   std::vector<SavedArray> arrays;
   std::vector<SavedTensor> tensors;
-  std::map<std::string, int64_t> numbers;  // the catalogue's entries that are no array: "optimizer.t"
-  // Objects that this layer hands through: where the trainer stands, the numerics, the configuration's keys
-  // as text, and what base model, tokenizer and data are known by.
+  std::map<std::string, int64_t> numbers;  // the catalogue's scalar entries: "optimizer.t"
+  // Objects that this layer passes through: the trainer's state, the numerics, the configuration's keys as
+  // text, and the identities of base model, tokenizer and data.
   Json run = Json::object(), numerics = Json::object(), config = Json::object(), sources = Json::object();
   int64_t bytes() const;  // of all files
 };
 
-// The tensors of a layout that are trained.
+// The trained tensors of a layout.
 std::vector<SavedTensor> trained_tensors(const ModelLayout& layout);
 
 std::string manifest_text(const Manifest& manifest);
-// What parse_manifest takes at most. Some 80 bytes for each of an array's 1,024 chunks: 70 billion parameters
-// in 80 blocks, saved by 64 ranks, take 20 MiB.
+// The limit of parse_manifest. Each of an array's 1,024 chunks takes some 80 bytes: 70 billion parameters in
+// 80 blocks, saved by 64 ranks, take 20 MiB.
 inline constexpr int64_t kMostManifestBytes = 256 << 20;
-// Throws Error(22) for bytes that are not those that were written, Error(11) for what no version of ours has
-// written, and Error(14) for a later version. `place` names the text in messages.
+// Throws Error(22) for corrupted bytes, Error(11) for text that no version of lmlaunch has written, and
+// Error(14) for a later version. `place` names the text in messages.
 Manifest parse_manifest(std::string_view text, const std::string& place);
-// Of a checkpoint's directory; also compares the step in its name, and the files' sizes.
+// Reads the manifest of a checkpoint's directory; also checks the step in its name, and the files' sizes.
 Manifest read_manifest(const std::string& directory);
 
 // "1f0e...": 16 and 32 hex digits of XXH3.

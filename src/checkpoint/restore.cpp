@@ -26,9 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What direct transfers want of offsets, sizes and memory.
+// Alignment of offsets, sizes and memory for direct I/O.
 constexpr int64_t kAlignment = 4096;
-// Read by one call, of neighbouring chunks; no chunk is longer.
+// Limit of one read call, of contiguous chunks; no chunk is longer.
 constexpr int64_t kMostAtOnce = ShardWriter::kChunk;
 
 bool aligned(const void* memory) {
@@ -37,7 +37,7 @@ bool aligned(const void* memory) {
 
 }  // namespace
 
-// Aligned memory of a thread, as large as was ever asked for.
+// A thread's aligned memory; it only grows.
 class CheckpointReader::Scratch {
  public:
   std::span<std::byte> of(int64_t bytes) {
@@ -86,7 +86,7 @@ void each_in_parallel(size_t count, int threads, const std::function<void(size_t
   if (failure) std::rethrow_exception(failure);
 }
 
-// None where there is no directory; one that cannot be read is not taken for an empty one.
+// Empty if there is no directory; throws if it cannot be read.
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> out;
   std::error_code error;
@@ -111,7 +111,7 @@ CheckpointReader::CheckpointReader(std::string directory, int threads)
   check_headers();
 }
 
-// What lies before the first array is read by nobody who restores, and by everyone who exports.
+// Verifies the bytes before the first array: restoring does not read them, but exporting does.
 void CheckpointReader::check_headers() const {
   for (size_t f = 0; f < files_.size(); ++f) {
     int64_t first = manifest_.files[f].bytes;
@@ -137,7 +137,7 @@ void CheckpointReader::read_chunks(size_t file, std::span<const FileChunk> chunk
   try {
     if (!read_direct(file, begin, bytes)) files_[file].read_at(begin, bytes);
   } catch (const Error& error) {
-    if (error.code() == Exit::kInput) throw Error(Exit::kIntegrity, error.text());  // it was longer
+    if (error.code() == Exit::kInput) throw Error(Exit::kIntegrity, error.text());  // the file was longer
     throw;
   }
   read_bytes_ += std::ssize(bytes);
@@ -145,14 +145,13 @@ void CheckpointReader::read_chunks(size_t file, std::span<const FileChunk> chunk
     const uint64_t found = chunk_checksum(
         bytes.subspan(static_cast<size_t>(chunk.offset - begin), static_cast<size_t>(chunk.bytes)));
     if (found == chunk.checksum) continue;
-    throw Error(
-        Exit::kIntegrity,
-        {.area = "INT-07",
-         .what = "bytes are not those that were saved: checksum " + checksum_text(found) + ", expected " +
-                 checksum_text(chunk.checksum),
-         .place = fmt::format("{}, offset {}, {} bytes", files_[file].path(), chunk.offset, chunk.bytes),
-         .next = "check the disk; an earlier checkpoint may be whole",
-         .kept = "the other checkpoints"});
+    throw Error(Exit::kIntegrity, {.area = "INT-07",
+                                   .what = "corrupted bytes: checksum " + checksum_text(found) +
+                                           ", expected " + checksum_text(chunk.checksum),
+                                   .place = fmt::format("{}, offset {}, {} bytes", files_[file].path(),
+                                                        chunk.offset, chunk.bytes),
+                                   .next = "check the disk; an earlier checkpoint may be intact",
+                                   .kept = "the other checkpoints"});
   }
 }
 
@@ -163,8 +162,8 @@ CheckpointReader::DirectFile::~DirectFile() {
   if (descriptor >= 0) ::close(descriptor);
 }
 
-// False where a whole aligned transfer is not what comes: the page cache's way says why, if there is a
-// reason.
+// Returns false for anything but a complete aligned transfer: reading through the page cache then reports the
+// reason, if there is one.
 bool CheckpointReader::read_direct(size_t file, int64_t offset, std::span<std::byte> bytes) const {
   const int fd = direct_[file].descriptor;
   if (fd < 0 || offset % kAlignment != 0 || std::ssize(bytes) % kAlignment != 0 || !aligned(bytes.data()))
@@ -178,10 +177,10 @@ bool CheckpointReader::read_direct(size_t file, int64_t offset, std::span<std::b
   return true;
 }
 
-// The chunks that hold the part, of each of the ranks' shards that it lies in.
+// Appends the chunks of the part, from each of the ranks' shards that it overlaps.
 void CheckpointReader::add_pieces(const Part& part, std::vector<Piece>& out) const {
   const auto shards = arrays_.find(part.array);
-  int64_t at = part.offset;  // of the whole array; what comes before has been found
+  int64_t at = part.offset;  // in the whole array; everything before it has been found
   const int64_t end = part.offset + std::ssize(part.bytes);
   for (size_t s = 0; shards != arrays_.end() && s < shards->second.size() && at < end; ++s) {
     const SavedArray& saved = *shards->second[s];
@@ -219,7 +218,7 @@ void CheckpointReader::add_chunks(const SavedArray& saved, int64_t offset, std::
 }
 
 void CheckpointReader::read_pieces(std::span<const Piece> pieces) const {
-  // Where runs begin: of chunks that are neighbours, or the same, and together not too long.
+  // Starts of runs: chunks that are contiguous, or the same, and together not too long.
   std::vector<size_t> starts;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
@@ -241,7 +240,7 @@ void CheckpointReader::read_run(std::span<const Piece> run, Scratch& scratch) co
   std::vector<FileChunk> chunks;
   std::byte* const memory = run.front().bytes.data();
   const int64_t begin = run.front().chunk.offset;
-  bool in_place = aligned(memory);  // all of it goes there as it comes
+  bool in_place = aligned(memory);  // the run is read directly to its destination
   for (const Piece& piece : run) {
     in_place = in_place && std::ssize(piece.bytes) == piece.chunk.bytes &&
                piece.bytes.data() == memory + (piece.chunk.offset - begin);
@@ -251,7 +250,7 @@ void CheckpointReader::read_run(std::span<const Piece> run, Scratch& scratch) co
   if (in_place) return read_chunks(run.front().file, chunks, {memory, static_cast<size_t>(bytes)});
   const std::span<std::byte> whole = scratch.of(bytes);
   read_chunks(run.front().file, chunks, whole);
-  for (const Piece& piece : run) {  // of no bytes: only to be verified
+  for (const Piece& piece : run) {  // without bytes: only verified
     const auto at = static_cast<size_t>(piece.chunk.offset - begin + piece.skip);
     std::ranges::copy(whole.subspan(at, piece.bytes.size()), piece.bytes.begin());
   }
@@ -269,7 +268,7 @@ void CheckpointReader::read(const std::string& array, int64_t offset, std::span<
   if (goes_on) keep(last);
 }
 
-// Who reads an array bit by bit comes for the rest of the last chunk next.
+// Serves the rest of the last chunk to a caller that reads an array in small parts.
 bool CheckpointReader::take_kept(const Piece& piece) {
   const auto kept = std::ranges::find_if(kept_, [&](const Kept& one) {
     return one.file == piece.file && one.chunk.offset == piece.chunk.offset;
@@ -293,7 +292,7 @@ void CheckpointReader::keep(const Piece& piece) {
 void CheckpointReader::read(std::span<const Part> parts) {
   std::vector<Piece> pieces;
   for (const Part& part : parts) add_pieces(part, pieces);
-  // As they lie in the files.
+  // In file order.
   std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
     return std::pair(a.file, a.chunk.offset) < std::pair(b.file, b.chunk.offset);
   });
@@ -301,7 +300,7 @@ void CheckpointReader::read(std::span<const Part> parts) {
 }
 
 void CheckpointReader::verify() {
-  std::vector<Piece> all;  // that go nowhere
+  std::vector<Piece> all;  // without a destination
   for (size_t f = 0; f < files_.size(); ++f) {
     for (const FileChunk& chunk : manifest_.files[f].chunks)
       all.push_back({.file = f, .chunk = chunk, .skip = 0, .bytes = {}});
@@ -359,9 +358,10 @@ void retain_checkpoints(const std::string& directory, int64_t keep, int64_t newe
   for (const FoundCheckpoint& found : all) {
     whole += found.manifest.has_value();
     const bool wanted = std::ranges::find(kept, found.step) != kept.end() || found.step == newest;
-    // One that cannot be read now may be whole: it counts for nothing, and goes when enough newer ones do.
+    // One that cannot be read now may be intact: it is not counted, and is deleted once enough newer ones
+    // exist.
     if (wanted || whole < keep || (whole == keep && found.manifest)) continue;
-    // First the name goes: a crash leaves no checkpoint of which a part is gone.
+    // Renames first: a crash then leaves no partly deleted checkpoint.
     const std::string nameless = found.path + ".tmp-deleted";
     std::error_code error;
     fs::rename(found.path, nameless, error);

@@ -37,7 +37,7 @@ std::string random_name() {
 
 void check_room(const std::string& directory, int64_t bytes) {
   struct statvfs info {};
-  if (::statvfs(directory.c_str(), &info) != 0 || info.f_blocks == 0) return;  // 0: nobody knows
+  if (::statvfs(directory.c_str(), &info) != 0 || info.f_blocks == 0) return;  // 0: unknown
   const auto free = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
   const int64_t needed = bytes + bytes / 20;
   if (free >= needed) return;
@@ -88,7 +88,7 @@ Save::Save(const SaveSetup& setup)
   for (size_t i = 0; i < arrays_.size(); ++i) arrays_[i].offset = shard_->offset(i);
 }
 
-// Neighbours become one: of one rank's units the whole array.
+// Merges contiguous entries: with one rank into the whole array.
 void Save::list(const StateCatalogue& catalogue) {
   for (const StateEntry& entry : catalogue) {
     if (entry.unit < 0) continue;
@@ -110,8 +110,8 @@ void Save::make_directory(const std::string& directory, int64_t bytes) {
   const std::string temporary = path_ + ".tmp-" + random_name();
   if (::mkdir(temporary.c_str(), 0777) != 0)
     throw disk_error(errno, "cannot create the directory", temporary);
-  // Only now: a file system that has turned read-only still has what an earlier save could not remove, and
-  // what is free there is not what is wrong.
+  // Checked only now: a file system that has turned read-only still has the remains of an earlier save, and
+  // free space is then not the problem.
   try {
     check_room(directory, bytes);
   } catch (...) {
@@ -178,13 +178,13 @@ void Save::publish(const Manifest& manifest, const std::function<void()>& allowe
   if (std::ssize(text) > kMostManifestBytes) {
     throw Error(Exit::kDoesNotFit, {.area = "CKPT-07",
                                     .what = "the manifest would have " + format_bytes(std::ssize(text)) +
-                                            ", more than a reader takes",
+                                            ", more than a reader accepts",
                                     .place = path_,
                                     .next = "use fewer ranks"});
   }
   atomic_write_file(temporary_ + "/" + kManifestName, text);  // also syncs the directory
   if (allowed) allowed();
-  // An earlier checkpoint of this step gives way in one step, and goes when it is no longer needed.
+  // An earlier checkpoint of this step is exchanged atomically, and deleted afterwards.
   std::error_code error;
   const bool again = fs::exists(path_, error);
   const unsigned how = again ? RENAME_EXCHANGE : 0;

@@ -22,8 +22,8 @@ constexpr int64_t kAlignment = 4096;
 constexpr int64_t kBlock = kMiB;
 constexpr int kDepth = 32;
 
-// 0, or why the bytes cannot be had. Where a file system cannot reserve space, writing shows whether there is
-// some.
+// Returns 0, or the errno if space cannot be reserved. If the file system has no fallocate, only writing
+// shows whether there is space.
 int reserve(int fd, int64_t bytes) {
   rlimit limit{};  // fallocate would answer with SIGXFSZ, which ends the process
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
@@ -38,17 +38,16 @@ int reserve(int fd, int64_t bytes) {
   return ::ftruncate(fd, bytes) == 0 ? 0 : errno;
 }
 
-// What is read is compared by whole chunks: so short that other ranks, whose shards begin anywhere in this
-// one, need not read much that is not theirs; and not shorter than is worth a checksum. The manifest names
-// them all: the more ranks share an array, the fewer each has.
+// Reads are verified by whole chunks: short enough that other ranks, whose shards begin anywhere in this one,
+// read little beyond their own; and long enough to be worth a checksum. The manifest lists them all: the more
+// ranks share an array, the fewer chunks each has.
 int64_t checked_bytes(int64_t array, int ranks) {
   constexpr int64_t kOfAll = 1024, kFewest = 8, kMost = 512, kLeast = 64 * kKiB;
   const int64_t parts = std::clamp(kOfAll / ranks, kFewest, kMost);
   return std::clamp(round_up(array / parts, kAlignment), kLeast, ShardWriter::kChunk);
 }
 
-// Bytes and scales of coded state begin and end anywhere: its tiles cannot be transferred past the page
-// cache.
+// Bytes and scales of quantized state are unaligned: its tiles cannot use direct I/O.
 bool has_pages_only(const std::vector<TensorInfo>& arrays) {
   return std::ranges::all_of(arrays, [](const TensorInfo& array) {
     return array.dtype != DType::kU8 && array.bytes() % kAlignment == 0;
@@ -57,7 +56,7 @@ bool has_pages_only(const std::vector<TensorInfo>& arrays) {
 
 }  // namespace
 
-// One file, open for direct transfers where they are wanted and its file system has them.
+// One file, open for direct I/O if requested and supported by its file system.
 class ShardWriter::Files : public IoFiles {
  public:
   Files(std::string path, int64_t bytes, bool direct)
@@ -77,7 +76,7 @@ class ShardWriter::Files : public IoFiles {
   Files& operator=(const Files&) = delete;
 
   int descriptor() const { return files_.front().descriptor; }
-  // Some file systems open a file for direct transfers, and refuse these.
+  // Some file systems accept O_DIRECT at open and refuse the transfers.
   void try_direct(std::span<const std::byte> page) {
     if (::pwrite(descriptor(), page.data(), page.size(), 0) >= 0 || errno != EINVAL) return;
     ::fcntl(descriptor(), F_SETFL, ::fcntl(descriptor(), F_GETFL) & ~O_DIRECT);
@@ -124,13 +123,13 @@ ShardWriter::~ShardWriter() {
   try {
     queue_->drain();
   } catch (const Error&) {
-    // Whoever wrote has been told.
+    // The caller that wrote got the error.
   }
   if (!queue_->hangs()) {
     if (setup_.buffers != nullptr) *setup_.buffers = std::move(memory_);
     return;
   }
-  // What its requests use stays to the process's end.
+  // Memory and files of its requests must stay until the process ends.
   [[maybe_unused]] const void* const stay[] = {queue_.release(), memory_.release(), files_.release()};
 }
 
@@ -140,7 +139,7 @@ void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte>
            setup_.arrays[array].name);
   LM_CHECK(offset % files_->alignment() == 0 && std::ssize(bytes) % files_->alignment() == 0,
            setup_.arrays[array].name);
-  // Direct transfers want the memory's address aligned, too.
+  // Direct I/O also needs an aligned address.
   const auto address = reinterpret_cast<uintptr_t>(bytes.data());
   const bool in_place = address % static_cast<uintptr_t>(files_->alignment()) == 0;
   put(offsets_[array] + offset, bytes, checked_bytes(setup_.arrays[array].bytes(), setup_.ranks),
@@ -166,7 +165,7 @@ void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes, int64_t 
   }
 }
 
-// What has been copied is checksummed while it is in a core's cache.
+// Bytes are checksummed right after the copy, while they are in the core's cache.
 Ticket ShardWriter::start(int64_t at, std::span<const std::byte> piece, std::byte* buffer, int64_t checked,
                           int threads) {
   const int64_t size = std::ssize(piece);
@@ -195,7 +194,7 @@ void ShardWriter::wait(std::span<const Ticket> writes) {
   for (const Ticket written : writes) queue_->wait(written);
 }
 
-// The one that was given to the engine longest ago; nobody else fills it: there are more than writers.
+// The buffer submitted longest ago; no other thread fills it: there are more buffers than writers.
 size_t ShardWriter::take_buffer() {
   const std::lock_guard lock(mutex_);
   while (buffers_[next_].filling) next_ = (next_ + 1) % buffers_.size();

@@ -1,8 +1,8 @@
-// A rank's file of a checkpoint in the making: safetensors whose arrays may come in any order and in pieces,
-// as the updates of a step produce them. Bytes are copied into a few buffers, checksummed there and written
-// by the I/O engine past the page cache, so that whoever gives them may change them at once, and waits only
-// when all buffers are under way. Bytes that are lent are written from where they lie. `write` may be called
-// by two threads at once, `wait` by any, the rest by one.
+// Writes a rank's file of a new checkpoint: safetensors whose arrays may be written in any order and in
+// pieces, as the updates of a step produce them. Bytes are copied into a few buffers, checksummed there and
+// written by the I/O engine with direct I/O, so that the caller may change them at once, and waits only if
+// all buffers are in flight. Lent bytes are written without a copy. `write` may be called by two threads at
+// once, `wait` by any, the rest by one.
 #pragma once
 
 #include <functional>
@@ -24,11 +24,10 @@ namespace lm {
 struct ShardSetup {
   std::string path;
   std::vector<TensorInfo> arrays;
-  int ranks = 1;       // that write the checkpoint, each its file
+  int ranks = 1;       // that write the checkpoint, one file each
   bool copies = true;  // save_copies()
-  // Where the writer takes its buffers from and leaves them for the next one, so that only the first pays for
-  // fresh pages; outlives it. None are left there while a disk that no longer answers has them. Null: its
-  // own.
+  // The pool of buffers, left for the next writer so that only the first one pays for fresh pages; outlives
+  // the writer. Not left there while a hung disk still uses them. Null: the writer has its own.
   std::unique_ptr<PinnedPool>* buffers = nullptr;
   IoEngineKind engine = IoEngineKind::kAuto;
   // Replaces the engine that `engine` names, for tests.
@@ -37,25 +36,24 @@ struct ShardSetup {
 
 class ShardWriter {
  public:
-  // No chunk is longer than a buffer, of which there are save_buffers().
+  // A chunk is at most one buffer long; there are save_buffers() of them.
   static constexpr int64_t kChunk = kSaveBuffer;
 
-  // Reserves the file's space and writes its header. Throws Error(20, 21, 31); nothing but an incomplete file
-  // stays behind.
+  // Reserves the file's space and writes its header. Throws Error(20, 21, 31); leaves only an incomplete file
+  // behind.
   explicit ShardWriter(ShardSetup setup);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096 where every
-  // array is one and none has bytes for elements, as flat arrays are: others go through the page cache.
-  // Throws Error(20, 21).
-  // `lent`: the bytes stay as they are until wait() has returned for what is added to it. `threads`: of
-  // OpenMP, that copy the bytes and take their checksums.
+  // Writes bytes of an array (an index into the setup's) from byte `offset` on; both must be multiples of
+  // 4096 if every array's size is one and none has 1-byte elements, as for flat arrays: others go through the
+  // page cache. Throws Error(20, 21). `lent`: the bytes must not change until wait() has returned for the
+  // tickets added to it. `threads`: OpenMP threads that copy the bytes and compute their checksums.
   void write(size_t array, int64_t offset, std::span<const std::byte> bytes,
              std::vector<Ticket>* lent = nullptr, int threads = 1);
   void wait(std::span<const Ticket> writes);
-  // Every byte of every array must have come, once. Waits, and makes them durable.
+  // Every byte of every array must have been written once. Waits for the writes and syncs the file.
   CheckpointFile finish();
   // Where an array begins in the file.
   int64_t offset(size_t array) const { return offsets_[array]; }
@@ -66,10 +64,10 @@ class ShardWriter {
     Ticket written = 0;  // its last write
     bool filling = false;
   };
-  // With a checksum of every `checked` bytes.
+  // Writes with one checksum per `checked` bytes.
   void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, std::vector<Ticket>* lent,
            int threads);
-  // Of the file's bytes from `at` on, which are at most kChunk; through the buffer, or from where they lie.
+  // Starts a write of at most kChunk bytes at file offset `at`; through the buffer, or without a copy.
   Ticket start(int64_t at, std::span<const std::byte> piece, std::byte* buffer, int64_t checked, int threads);
   size_t take_buffer();
 
@@ -78,7 +76,7 @@ class ShardWriter {
   std::unique_ptr<Files> files_;
   std::unique_ptr<PinnedPool> memory_;
   std::unique_ptr<IoQueue> queue_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards all below
   std::vector<Buffer> buffers_;
   size_t next_ = 0;  // buffer
   CheckpointFile file_;

@@ -1,4 +1,4 @@
-// What a checkpoint has trained, as fp32: for export, tensor by tensor. One thread.
+// The trained values of a checkpoint as fp32, for export, tensor by tensor. One thread.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace lm {
 
 class TrainedValues {
  public:
-  // `masters`: the fp32 masters, where the checkpoint has them, which know more than the working weights;
-  // rounded to bf16 they give these.
+  // `masters`: read the fp32 masters if the checkpoint has them; they are more precise than the working
+  // weights, and equal these when rounded to bf16.
   TrainedValues(CheckpointReader& reader, bool masters) : reader_(reader), masters_(masters) {}
   // Elements [first, first + elements) of the block's flat array. Throws as CheckpointReader::read does.
   void read(int64_t block, int64_t first, int64_t elements, float* out) const;
@@ -20,8 +20,8 @@ class TrainedValues {
   bool masters_;
 };
 
-// The hash of the tensors that an export of the checkpoint would have (weights/verify.h): a model's in the
-// type of its weights, an adapter's in fp32. Whatever saved them, their bytes are the same.
+// The hash of the tensors of an export of the checkpoint (weights/verify.h): a model's in the type of its
+// weights, an adapter's in fp32. It does not depend on how they were saved.
 std::string trained_hash(CheckpointReader& reader);
 
 }  // namespace lm

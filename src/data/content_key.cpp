@@ -23,8 +23,8 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kRemembered = kMiB;  // smaller files are read faster than looked up
-constexpr size_t kTableLines = 4096;   // the oldest go first
+constexpr int64_t kRemembered = kMiB;  // hashing smaller files is faster than a lookup
+constexpr size_t kTableLines = 4096;   // the oldest are dropped first
 constexpr size_t kBufferBytes = 1 << 20;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& place) {
@@ -67,7 +67,7 @@ std::vector<std::string> expand_files(const std::vector<std::string>& patterns, 
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     struct stat info {};
-    if (::stat(pattern.c_str(), &info) == 0) {  // a name may hold [ or *
+    if (::stat(pattern.c_str(), &info) == 0) {  // a file name may contain [ or *
       files.push_back(pattern);
       continue;
     }
@@ -104,7 +104,7 @@ ContentHasher::Mark ContentHasher::mark_of(const std::string& path, const struct
       .stamp = fmt::format("{} {} {} ", info.st_size,
                            int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec, info.st_ino),
       .path = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path};
-  // Within one tick of the file system's clock a file may change and keep its stamp.
+  // A file that changes twice within one tick of the file system's clock keeps its stamp.
   const bool settled = ::time(nullptr) - info.st_mtim.tv_sec > 2;
   mark.may_be_remembered =
       settled && info.st_size >= kRemembered && mark.path.find('\n') == std::string::npos;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffixes[] = {".jsonl", ".ndjson", ".json",  ".parquet", ".csv",
                                           ".tsv",   ".txt",    ".arrow", ".gz",      ".zst"};
-// What the datasets library takes a split's name for, in a file's path.
+// The datasets library's synonyms of a split's name in a file's path.
 const std::map<std::string, std::set<std::string>> kSplitWords = {
     {"train", {"train", "training"}},
     {"validation", {"validation", "valid", "val", "dev"}},
@@ -41,9 +41,9 @@ std::string joined(const std::set<std::string>& words) {
   return out;
 }
 
-// A file of a data set: its path below the set's directory tells configuration and split.
+// A file of a data set: its path below the set's directory gives configuration and split.
 struct Found {
-  std::string path, config, split;  // "" where the path says nothing of them
+  std::string path, config, split;  // "" if not in the path
 };
 
 // "train_sft" of "train_sft-00000-of-00003.parquet"; "" of other names.
@@ -79,10 +79,10 @@ std::vector<Found> of_snapshot(const fs::path& repository) {
   std::vector<Found> out;
   if (snapshot.empty()) return out;
   for (const auto& entry : fs::recursive_directory_iterator(snapshot, ignored)) {
-    // By name: the files are links to blobs.
+    // Relative to the snapshot: the files are links to blobs.
     const fs::path relative = entry.path().lexically_relative(snapshot);
     const std::string name = entry.path().filename().string();
-    // Of JSON files without a split in their name, those that describe the set.
+    // JSON files without a split in their name that only describe the set.
     if (!entry.is_regular_file(ignored) || !is_data(name) || name == "dataset_infos.json") continue;
     const std::string first = relative.has_parent_path() ? relative.begin()->string() : "";
     const bool folder = first.empty() || first == "data" || !split_of(first).empty();
@@ -103,7 +103,7 @@ std::string snake_case(const std::string& name) {
 std::vector<Found> of_arrow_cache(const fs::path& directory) {
   const std::string folder = directory.filename().string(),
                     prefix = folder.substr(folder.find("___") + 3) + "-";
-  std::map<std::string, fs::path> newest;  // of each configuration
+  std::map<std::string, fs::path> newest;  // per configuration
   std::error_code ignored;
   for (auto entry = fs::recursive_directory_iterator(directory, ignored);
        entry != fs::recursive_directory_iterator(); entry.increment(ignored)) {
@@ -118,7 +118,7 @@ std::vector<Found> of_arrow_cache(const fs::path& directory) {
   for (const auto& [config, made] : newest) {
     for (const auto& entry : fs::directory_iterator(made, ignored)) {
       const std::string name = entry.path().filename().string();
-      // Those of map() and filter() lie beside them.
+      // Skips the files of map() and filter() in the same directory.
       if (!name.ends_with(".arrow") || !name.starts_with(prefix)) continue;
       const std::string rest = name.substr(prefix.size(), name.size() - prefix.size() - 6);
       const std::string numbered = numbered_split(rest);
@@ -146,7 +146,7 @@ std::vector<std::string> choose(const std::string& text, const DataSetName& name
   }
   for (const Found& one : found) splits.insert(one.split);
   std::vector<std::string> files;
-  // Without a split in any name all of it is "train", as the datasets library has it.
+  // Without a split in any name everything is "train", as in the datasets library.
   const bool all = name.split == "train" && splits == std::set<std::string>{""};
   for (const Found& one : found) {
     if (all || one.split == name.split) files.push_back(one.path);

@@ -1,6 +1,6 @@
-// Data sets by name, as they lie in the caches of huggingface_hub and of the datasets library: nothing is
-// downloaded here (that is `lmlaunch fetch`). Blocks; throws Error(11) with every place that was looked at,
-// or with the choice that is left to the user.
+// Finds data sets by name in the caches of huggingface_hub and of the datasets library; downloads nothing
+// (that is `lmlaunch fetch`). Blocks; throws Error(11) with every searched place, or with the configurations
+// or splits to choose from.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 namespace lm {
 
 struct DataCaches {
-  std::vector<std::string> hub;  // directories that hold datasets--ORG--NAME: files as they were uploaded
-  std::vector<std::string> datasets;  // directories that hold ORG___name: Arrow files, made by load_dataset
+  std::vector<std::string> hub;       // directories with datasets--ORG--NAME: files as uploaded
+  std::vector<std::string> datasets;  // directories with ORG___name: Arrow files of load_dataset
 };
 
 // "ORG/NAME", "ORG/NAME:SPLIT", "ORG/NAME/CONFIG" or "ORG/NAME/CONFIG:SPLIT"; the split is "train" unless
@@ -18,7 +18,7 @@ struct DataCaches {
 struct DataSetName {
   std::string org, name, config, split = "train";
 };
-// False for what is not of that form, or ends as a data file does.
+// False for text of another form, or with the suffix of a data file.
 bool parse_data_set_name(const std::string& text, DataSetName& out);
 
 // The files of that split, sorted.

@@ -18,7 +18,7 @@ namespace {
   throw Error(Exit::kInput, {.area = "DATA-24", .what = what, .place = place, .next = next});
 }
 
-// How many of `examples` are held out: the rounded share, but neither all nor none.
+// The number of `examples` held out for eval: the rounded fraction, but neither all nor none.
 int64_t held_out(int64_t examples, double fraction) {
   if (fraction <= 0.0) return 0;
   const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(examples)));
@@ -31,7 +31,8 @@ std::string percent(int64_t part, int64_t whole) {
   return text;
 }
 
-// Nothing to learn is an error; hardly anything may be meant (one-word answers to long documents).
+// No target at all is an error; very few only a warning, since they may be intended (one-word answers to long
+// documents).
 void check_targets(const std::string& place, const PieceCounts& counts) {
   if (counts.examples == 0)
     refuse("there is no training example", place, "look at data.train and data.eval_fraction");
@@ -92,7 +93,7 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
   eval.pieces = cut_pieces(*eval.from.source, options_.max_length, options_.too_long, takes, eval.counts,
                            eval.from.text);
   check_targets(eval.from.name, eval.counts);
-  // Of what is held out of the training examples it is said once.
+  // For eval data held out of the training examples the warning is logged only once.
   if (eval.from.name != options_.name) warn_of_losses(eval.from.name, eval.counts, options_.max_length);
   evals_.push_back(std::move(eval));
 }
@@ -127,7 +128,7 @@ const SequenceList& Loader::sequences_of(int64_t epoch) {
 
 namespace {
 
-// Of `count` pieces of one weight: so many once more than the others.
+// The number of pieces, out of `count` with this weight, that occur once more than the others.
 int64_t once_more(int64_t count, double weight) {
   return std::llround((weight - std::floor(weight)) * static_cast<double>(count));
 }
@@ -206,7 +207,8 @@ StepBatches Loader::next() {
   auto& [epoch, step, fingerprint] = position_;
   if (fingerprint != fingerprint_) {
     refuse(
-        "the tokens are not those with which this run began: the data, the tokenizer or the chat template "
+        "the tokenized dataset differs from the one this run started with: the data, the tokenizer or the "
+        "chat template "
         "has changed",
         options_.name,
         "restore the files of data.train and the tokenizer's files in model.path, or start in another "
@@ -233,8 +235,8 @@ StepBatches Loader::next() {
   for (int64_t s = begin; s < end; s += options_.micro_batch) {
     batches.micro.push_back(assemble(train_, pieces_, list, s, std::min(end, s + options_.micro_batch)));
   }
-  // Ranks pass as many micro-batches as the one that has most, since each makes the same calls as the others:
-  // what they lack are sequences from which nothing is learnt.
+  // All ranks run as many micro-batches as the one with the most, since collectives must match: missing ones
+  // are filled with sequences without targets.
   const int64_t most = ceil_div(ceil_div(count, options_.world), options_.micro_batch);
   while (std::ssize(batches.micro) < most) {
     batches.micro.push_back(assemble(train_, pieces_, list, first, first + 1));
@@ -274,7 +276,7 @@ Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& piece
 void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) const {
   const ExampleView view = source.example(piece.example, piece.begin, piece.length, buffer_);
   const auto n = static_cast<size_t>(piece.length), at = batch.token.size();
-  // As unsigned numbers, so that a negative id is too large as well.
+  // As unsigned numbers, so that a negative id is too large, too.
   uint32_t largest = 0;
   for (const int32_t id : view.tokens) largest = std::max(largest, static_cast<uint32_t>(id));
   if (largest >= static_cast<uint64_t>(options_.vocab)) {

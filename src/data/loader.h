@@ -1,8 +1,8 @@
-// Hands the trainer one optimizer step after another: shuffled, packed or padding-free, with the step's
+// Produces the batches of one optimizer step after another: shuffled, packed or padding-free, with the step's
 // number of targets known before it starts. The only state is (epoch, step in epoch): restoring it continues
 // exactly, since everything else follows from the seed and the data. Owned and called by one thread of a
-// rank; the sources are borrowed and must outlive it. Throws Error(11) for data from which nothing can be
-// learnt, ids outside the vocabulary, and data other than that of the restored state.
+// rank; the sources are borrowed and must outlive it. Throws Error(11) for data without training targets, ids
+// outside the vocabulary, and data that differs from that of the restored state.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 
 namespace lm {
 
-// Evaluation data of its own file.
+// An evaluation set from its own file.
 struct EvalSource {
   const DataSource* source = nullptr;
-  std::string set = {};                 // its name among several; "": it has none
+  std::string set = {};                 // its name if there are several; "": unnamed
   std::string name = {};                // for messages: the user's files; "": the source's name
   std::vector<ExampleRange> text = {};  // examples that are plain text
 };
@@ -31,30 +31,31 @@ struct LoaderOptions {
   int64_t max_length = 2048;  // tokens per sequence
   TooLong too_long = TooLong::kAuto;
   bool packing = false;
-  int64_t global_batch = 8;             // sequences per step, over all ranks
-  int64_t micro_batch = 1;              // sequences per micro-batch
-  int64_t vocab = 0;                    // the model's: every id must be below it
-  double eval_fraction = 0.0;           // of the training examples held out; used without an eval source
+  int64_t global_batch = 8;  // sequences per step, over all ranks
+  int64_t micro_batch = 1;   // sequences per micro-batch
+  int64_t vocab = 0;         // the model's: every id must be below it
+  double eval_fraction =
+      0.0;  // fraction of the training examples held out for eval; used without an eval source
   std::vector<ExampleRange> text = {};  // training examples that are plain text
-  // Ranges of the training examples, in order, and how often those of each occur in an epoch; empty: once.
-  // Of a fraction, another part in each epoch.
+  // Ranges of the training examples, in order, and how often the examples of each occur in an epoch; empty:
+  // once. A fractional weight selects a different part in each epoch.
   std::vector<std::pair<ExampleRange, double>> weights = {};
   std::string name = {};    // for messages: the user's files; "": the source's name
-  int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
+  int rank = 0, world = 1;  // a step's sequences are divided among the ranks as equal, contiguous ranges
 };
 
-// Where a run stands in its data: what next() will give.
+// A run's position in its data: the step that next() returns.
 struct LoaderPosition {
-  int64_t epoch = 0, step = 0;  // steps of the epoch that are done
-  // Of the data that it belongs to. A token file's is that of its cache key, which everything is in that the
-  // tokens depend on: data files, tokenizer, template and options (data/prepare.h).
+  int64_t epoch = 0, step = 0;  // completed steps of the epoch
+  // Identifies its data. For a token file it follows from the cache key, which covers everything the tokens
+  // depend on: data files, tokenizer, template and options (data/prepare.h).
   int64_t fingerprint = 0;
 };
 
 // Sums over the sequences of an epoch.
 struct EpochCounts {
   int64_t sequences = 0, tokens = 0, targets = 0;
-  double squares = 0;  // of each document's tokens
+  double squares = 0;  // of the documents' numbers of tokens
 };
 
 // An evaluation set, in file order: micro_batch sequences each.
@@ -74,7 +75,7 @@ class Loader {
   // The next step's micro-batches of this rank; moves the position. The last step of an epoch may be short.
   StepBatches next();
 
-  // Of the first epoch; with packing epochs may differ by a few sequences.
+  // The steps of the first epoch; with packing, epochs may differ by a few sequences.
   int64_t steps_per_epoch() { return steps_in_epoch(0); }
   int64_t steps_in_epoch(int64_t epoch);
   int64_t sequences_in_epoch(int64_t epoch);
@@ -82,20 +83,19 @@ class Loader {
   // Whole epochs plus a fraction of the next, rounded up.
   int64_t total_steps(double epochs);
 
-  // The held-out examples, never shuffled: each set as it was given, or one of a share of the training
-  // examples. Empty without held-out data.
+  // The evaluation sets, never shuffled: those given, or one held out of the training examples. Empty without
+  // eval data.
   std::vector<EvalBatches> eval_sets() const;
   bool has_eval() const { return !evals_.empty(); }
 
-  // What data.max_length has done to the rows, of training and, if there is any, of each evaluation set: one
-  // line each.
+  // The effect of data.max_length on the rows of the training set and of each evaluation set: one line each.
   std::string length_report() const;
   const LoaderPosition& position() const { return position_; }
-  // next() refuses one that is not of these data and options.
+  // next() refuses a position of other data or options.
   void restore(const LoaderPosition& position) { position_ = position; }
 
  private:
-  // What is held out; of the training source, or of one of its own.
+  // An evaluation set, from the training source or from its own.
   struct Eval {
     EvalSource from;
     std::vector<Piece> pieces = {};
@@ -105,7 +105,7 @@ class Loader {
   void add_eval(EvalSource from, const std::function<bool(int64_t)>& takes);
   const std::string& name_of(const DataSource& source) const;
   const SequenceList& sequences_of(int64_t epoch);
-  // The pieces of an epoch by weight, in the order of the file. The number of them is that of each epoch.
+  // The pieces of a weighted epoch, in the order of the file. Every epoch has the same number.
   std::vector<int32_t> weighted_pieces(int64_t epoch) const;
   int64_t pieces_in_epoch() const;
   Batch assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
@@ -119,7 +119,7 @@ class Loader {
   std::vector<Eval> evals_;
   SequenceList plan_;  // of epoch planned_
   int64_t planned_ = -1;
-  std::map<int64_t, int64_t> steps_;  // of each epoch, once counted
+  std::map<int64_t, int64_t> steps_;  // per epoch, cached
   mutable ExampleBuffer buffer_;
   const int64_t fingerprint_;  // of train_
 

@@ -1,6 +1,6 @@
-// From examples to sequences: what becomes of examples that are too long, and which examples share a
-// sequence. Plain values and functions of lengths alone, so that a run can be counted and resumed without
-// reading tokens.
+// Packing of examples into sequences: handles examples that are too long, and assigns examples to sequences.
+// Plain values and functions of lengths only, so that a run can be counted and resumed without reading
+// tokens.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace lm {
 
-// A document as the model sees it: a part of one example, at most max_length tokens.
+// A document of the model's input: a part of one example, at most max_length tokens.
 struct Piece {
   int32_t example;
   int32_t length;   // tokens, >= 2
-  int64_t begin;    // of the part in its example
+  int64_t begin;    // first token of the part in its example
   int32_t targets;  // marked tokens that have a predecessor in this piece, > 0
 };
 
@@ -26,16 +26,16 @@ struct PieceCounts {
   int64_t examples = 0;        // considered
   int64_t tokens = 0;          // of the pieces
   int64_t targets = 0;         // of the pieces
-  int64_t without_target = 0;  // examples of which nothing was left to learn
+  int64_t without_target = 0;  // examples without a remaining target
   int64_t too_long = 0;        // examples over max_length: cut, split or dropped
   int64_t lost_tokens = 0;     // cut off, or in the examples dropped as too long
-  // Every example is one of these: used whole, cut, split, or not used at all.
+  // Partition of the examples: used whole, cut, split, or not used at all.
   int64_t whole = 0, cut = 0, split = 0, dropped = 0;
-  int64_t split_pieces = 0;   // that the split ones became
+  int64_t split_pieces = 0;   // pieces of the split ones
   int64_t source_tokens = 0;  // of all examples
-  int64_t used_tokens = 0;    // of those, in some piece
-  // Of the examples that data.too_long cuts: marked tokens that were cut off, and how many examples have lost
-  // their last one, which is the end of an answer.
+  int64_t used_tokens = 0;    // of those, in a piece
+  // For examples cut by data.too_long: the number of targets cut off, and of examples that lost their last
+  // target, the end of an answer.
   int64_t lost_targets = 0, endless = 0;
 };
 
@@ -48,20 +48,19 @@ struct ExampleRange {
   int64_t begin = 0, end = 0;
 };
 
-// The pieces of the examples that `wanted` accepts, in the source's order. `text`, rising, says which are
-// plain text.
+// The pieces of the examples that `wanted` accepts, in the source's order. `text`, ascending, are the
+// plain-text ones.
 //   cut    the first max_length tokens
 //   split  parts of max_length; a part begins with the last token of the one before it, as context only, so
-//          that each target is learnt exactly once
+// that each target is trained exactly once
 //   drop   nothing
-//   auto   split of plain text, cut of others: the end of a conversation cannot be learnt without its
-//   beginning
+// auto split for plain text, cut for others: the end of a conversation cannot be learned without its
+// beginning
 std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
                               const std::function<bool(int64_t)>& wanted, PieceCounts& counts,
                               std::span<const ExampleRange> text = {});
 
-// Which pieces make up each sequence of an epoch. Sequence s holds order[start[s]] .. order[start[s + 1] -
-// 1].
+// The pieces of each sequence of an epoch. Sequence s has order[start[s]] .. order[start[s + 1] - 1].
 struct SequenceList {
   std::vector<int32_t> order;  // indices into the pieces
   std::vector<int64_t> start;  // sequences + 1 entries
@@ -70,9 +69,9 @@ struct SequenceList {
 };
 
 // One piece per sequence, or with `packing` as many whole pieces as fit into max_length: first fit among the
-// 256 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
-// in which they were begun.
-// `count`: how many at() gives, of which some may be the same; -1: every piece once.
+// 256 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences are emitted in the
+// order in which they were begun. `count`: the number of entries of at(), which may repeat; -1: every piece
+// once.
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
                             bool packing, int64_t max_length, int64_t count = -1);
 

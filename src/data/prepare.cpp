@@ -31,15 +31,15 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr auto kForgotten = std::chrono::hours(7 * 24);  // what was not finished
-constexpr auto kUnused = std::chrono::hours(90 * 24);    // tokens that no run has begun with
+constexpr auto kForgotten = std::chrono::hours(7 * 24);  // unfinished files
+constexpr auto kUnused = std::chrono::hours(90 * 24);    // tokens that no run has used since
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
   throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next});
 }
 
-// Made with the user's rights alone: the caches hold the training text.
+// Created for this user only: the caches contain the training text.
 std::string make_cache_dir(const std::string& wanted) {
   std::string dir = wanted;
   if (dir.empty()) {
@@ -54,7 +54,7 @@ std::string make_cache_dir(const std::string& wanted) {
   return dir;
 }
 
-// What is decided about rows, as the program of prepare/ is told it.
+// The options on rows, in the form of prepare/'s request.
 Json row_options(const PrepareOptions& options) {
   return {{"format", name_of(options.format)},
           {"loss_on", name_of(options.loss_on)},
@@ -74,7 +74,7 @@ bool asks_for_date(const PrepareOptions& options) {
   return template_asks_for_date(options.chat_template, options.model_dir);
 }
 
-// Everything that the tokens depend on.
+// The hash of everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
   std::vector<std::string> parts{fmt::format("tokens {}", kTokenFileVersion), row_options(options).dump(),
@@ -102,7 +102,7 @@ ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>&
     add("own template", options.chat_template);
   }
   if (asks_for_date(options)) parts.push_back("date " + options.date);
-  // The kind of a file follows from its suffix, so that belongs to its content: ".jsonl", ".jsonl.gz".
+  // The kind of a file follows from its suffix, so the suffix is part of the key: ".jsonl", ".jsonl.gz".
   for (const std::string& file : files) {
     const fs::path name(file);
     const bool packed = name.extension() == ".gz" || name.extension() == ".zst";
@@ -111,7 +111,7 @@ ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>&
   return combine(parts);
 }
 
-// Held while a cache is made, so that of several runs one tokenises and the others wait for it.
+// Held while a cache is written, so that one of several runs tokenizes and the others wait for it.
 class CacheLock {
  public:
   CacheLock(const std::string& path, const std::function<bool()>& stopped) {
@@ -152,7 +152,7 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
   ask_python(options.python, program, request, options.stopped);
 }
 
-// `counts`: of the files of each entry of PrepareOptions::files.
+// `counts`: the number of files of each entry of PrepareOptions::files.
 Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size_t>& counts) {
   Prepared prepared{.path = file.name(),
                     .from_cache = from_cache,
@@ -160,7 +160,7 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
                     .tokens = file.tokens(),
                     .trained_tokens = file.trained_tokens(),
                     .sample_tokens = file.examples() > 0 ? file.length(0) : 0};
-  // Deeply nested JSON parses, and ends the process when it is copied.
+  // Deeply nested JSON can be parsed, but overflows the stack when it is copied.
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
     if (depth > 8) throw std::length_error("nested too deeply");
     return true;
@@ -193,15 +193,15 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
   return prepared;
 }
 
-// The cache under `path`, if it is there, whole and of this key. Of a damaged one, which is made again,
-// whoever makes it tells.
+// The cache in `path`, if it exists, is intact and has this key. With `tells` logs a damaged one, which is
+// then rewritten.
 std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
                                const std::vector<size_t>& counts, bool tells) {
   if (!exists(path)) return std::nullopt;
   try {
     const TokenFile file(path);
     if (file.key() == key) {
-      ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it is used
+      ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // marks it as used
       return describe(file, true, counts);
     }
     if (tells) log_warning("DATA-24", path + " belongs to other data; tokenising again");
@@ -211,21 +211,21 @@ std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
   return std::nullopt;
 }
 
-// What a preparation that was not finished has left, to go on from; the names are those of token_file.py.
+// Removes the files from which an interrupted preparation would resume; token_file.py has their names.
 void remove_unfinished(const std::string& temporary) {
   for (const char* suffix : {"", ".marks", ".offsets", ".state", ".state.new"})
     ::unlink((temporary + suffix).c_str());
 }
 
-// "0123456789abcdef0123456789abcdef.tokens": one of ours.
+// "0123456789abcdef0123456789abcdef.tokens": a token file of ours.
 bool names_tokens(const std::string& name) {
   const bool long_enough = name.size() == 2 * sizeof(ContentKey) + 7;
   return long_enough && name.ends_with(".tokens") &&
          name.find_first_not_of("0123456789abcdef") == name.size() - 7;
 }
 
-// Nobody has come back for those of last week, nor begun a run with these tokens in three months. They would
-// be made anew; who reads them now has them open.
+// Removes preparations interrupted over a week ago, and tokens unused for three months. They can be rebuilt;
+// a current reader has them open.
 void remove_forgotten(const std::string& dir) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(dir, ignored)) {
@@ -243,7 +243,7 @@ void remove_forgotten(const std::string& dir) {
   }
 }
 
-// Of PrepareOptions::files: all of them, and how many each entry is.
+// The expanded PrepareOptions::files, and the number of files of each entry.
 struct DataFiles {
   std::vector<std::string> files;
   std::vector<size_t> counts;
@@ -274,8 +274,8 @@ Prepared prepare_quietly(const PrepareOptions& options) {
   if (auto found = cached(path, key, counts, false)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
-  if (auto found = cached(path, key, counts, true)) return *found;  // made while we waited
-  const std::string temporary = path + ".tmp";                      // ours alone: we hold the lock
+  if (auto found = cached(path, key, counts, true)) return *found;  // written while we waited
+  const std::string temporary = path + ".tmp";                      // exclusive: we hold the lock
   remove_forgotten(dir);
   try {
     run_python(options, files, temporary, key);
@@ -295,19 +295,19 @@ Prepared prepare_quietly(const PrepareOptions& options) {
     refuse(Exit::kIo, std::string("cannot publish the token cache: ") + std::strerror(errno), path,
            "check data.cache_dir");
   }
-  sync_directory(dir);  // of the file Python has done it; a run that goes on from a checkpoint counts on both
+  sync_directory(dir);  // Python has synced the file; a run that resumes from a checkpoint needs both
   return describe(TokenFile(path), false, counts);
 }
 
-// Not in the cache: "auto" and "plain" share their tokens.
+// Not cached: "auto" and "plain" share their tokens.
 std::string note_on_rendering(const Prepared& prepared, Render render) {
   if (render != Render::kAuto) {
     if (prepared.plain_pairs > 0) return "";
-    return fmt::format(
-        "data.render = \"{}\" changes nothing: no row is a plain prompt and completion{}", name_of(render),
-        render == Render::kPlain && prepared.has_template
-            ? "; generate and samples write their prompts without the chat template all the same"
-            : "");
+    return fmt::format("data.render = \"{}\" changes nothing: no row is a plain prompt and completion{}",
+                       name_of(render),
+                       render == Render::kPlain && prepared.has_template
+                           ? "; but generate and samples then write their prompts without the chat template"
+                           : "");
   }
   if (prepared.plain_pairs == 0 || !prepared.has_template) return "";
   return fmt::format(
@@ -328,7 +328,7 @@ Prepared prepare_tokens(const PrepareOptions& options) {
 }
 
 std::optional<Prepared> find_tokens(const PrepareOptions& options) {
-  if (options.cache_dir.empty()) return std::nullopt;  // no home: a run finds its own place
+  if (options.cache_dir.empty()) return std::nullopt;  // no home directory: a run decides on a place
   try {
     const auto [files, counts] = data_files(options);
     ContentHasher hasher(options.cache_dir + "/hashes");
@@ -336,7 +336,7 @@ std::optional<Prepared> find_tokens(const PrepareOptions& options) {
       return std::nullopt;
     const ContentKey key = key_of(options, files, hasher);
     return cached(token_path(options.cache_dir, key), key, counts, false);
-  } catch (const Error&) {  // a file that is not there, and whatever else a run will refuse
+  } catch (const Error&) {  // a missing file, or anything else that a run will refuse
     return std::nullopt;
   }
 }

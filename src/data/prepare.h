@@ -1,8 +1,8 @@
-// Turns training files into a token file, once: the result lies in a cache under a key made of everything it
-// depends on, and a second start finds it without running anything. Tokenising itself is a Python program
-// (prepare/), started without a shell; it dies with this process, and its progress goes to the log.
+// Tokenizes training files into a token file, once: the result is cached under a key of everything it depends
+// on, and a second start finds it without running anything. Tokenisation is done by a Python program
+// (prepare/), started without a shell; it is killed with this process, and its progress goes to the log.
 // Called by one thread before training starts; blocks. Throws Error(11) for data, tokenizer or template that
-// cannot be used, Error(10) for an interpreter that cannot be started, Error(75) when `stopped` says so.
+// cannot be used, Error(10) for an interpreter that cannot be started, Error(75) if `stopped` returns true.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +28,18 @@ struct PrepareOptions {
   BadRows bad_rows = BadRows::kStop;
   Answers answers = Answers::kAll;
   Reasoning reasoning = Reasoning::kKeep;
-  std::string model_dir;    // holds tokenizer.json, tokenizer_config.json, chat_template.jinja
-  std::string cache_dir;    // "" = ~/.cache/lmlaunch/tokens; made when missing
+  std::string model_dir;    // has tokenizer.json, tokenizer_config.json, chat_template.jinja
+  std::string cache_dir;    // "" = ~/.cache/lmlaunch/tokens; created if missing
   std::string python;       // interpreter, by path or looked up in PATH
   std::string program_dir;  // the folder prepare/
   int workers = 1;          // processes
-  int64_t vocab = 0;        // the model's: every id must be below it; 0: not asked
-  std::string date = {};    // "2026-01-31": what a chat template is told that asks (template_date.h)
+  int64_t vocab = 0;        // the model's: every id must be below it; 0: unchecked
+  std::string date = {};    // "2026-01-31": today's date for chat templates (template_date.h)
   DataCaches caches = {};
-  std::function<bool()> stopped;  // asked about ten times per second while Python runs; may be empty
+  std::function<bool()> stopped;  // polled about ten times per second while Python runs; may be empty
 };
 
-// What a token of one example adds to its text, and whether the model shall learn to write it.
+// The text of one token of an example, and whether it is a training target.
 struct SamplePiece {
   std::string text;
   bool trained = false;
@@ -49,22 +49,22 @@ struct Prepared {
   std::string path;  // of the token file
   bool from_cache = false;
   int64_t examples = 0, tokens = 0, trained_tokens = 0;
-  int64_t dropped = 0;                     // examples in which nothing is trained
-  std::vector<ExampleRange> text = {};     // of which the examples are plain text
-  std::vector<ExampleRange> entries = {};  // the examples of each of PrepareOptions::files
+  int64_t dropped = 0;                     // examples without a target
+  std::vector<ExampleRange> text = {};     // ranges of plain-text examples
+  std::vector<ExampleRange> entries = {};  // per entry of PrepareOptions::files its examples
   int64_t plain_pairs = 0;                 // rows of a plain prompt and completion
-  bool has_template = false;               // the model's, or the one that was asked for
-  // Of the conversations, where the model has none of its own or another was asked for: Jinja.
+  bool has_template = false;               // the model's, or the configured one
+  // The template of the conversations in Jinja, if the model has none or another one is configured.
   std::string chat_template = {};
-  std::vector<std::string> notes = {};   // what the user should know of the data
+  std::vector<std::string> notes = {};   // notes on the data for the user
   std::vector<SamplePiece> sample = {};  // the first tokens of the first example
-  int64_t sample_tokens = 0;             // all of it
+  int64_t sample_tokens = 0;             // of the whole example
 };
 
 Prepared prepare_tokens(const PrepareOptions& options);
 
-// What prepare_tokens would find in `cache_dir`; nothing where it would have work to do, which includes data
-// files that are large and were never hashed. Never throws for what the data are.
+// The result of prepare_tokens if it is in `cache_dir`; nullopt if it would have to work, including large
+// data files whose hash is not cached. Never throws because of the data.
 std::optional<Prepared> find_tokens(const PrepareOptions& options);
 
 // For messages: the first few of PrepareOptions::files.

@@ -9,7 +9,7 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{64} << 20;  // the answers to so much text take days
+constexpr int64_t kMostBytes = int64_t{64} << 20;  // answering so much text would take days
 
 [[noreturn]] void refuse(const std::string& what, const std::string& place) {
   throw Error(Exit::kInput, {.area = "DATA-34",
@@ -21,12 +21,12 @@ constexpr int64_t kMostBytes = int64_t{64} << 20;  // the answers to so much tex
 
 std::string text_of(const Json& object, const char* key, const std::string& place) {
   const auto found = object.find(key);
-  if (found == object.end() || !found->is_string()) refuse(fmt::format("\"{}\" is no text", key), place);
+  if (found == object.end() || !found->is_string()) refuse(fmt::format("\"{}\" is not a string", key), place);
   return found->get<std::string>();
 }
 
 std::vector<ChatMessage> messages_of(const Json& list, const std::string& place) {
-  if (!list.is_array() || list.empty()) refuse("\"messages\" is no list of messages", place);
+  if (!list.is_array() || list.empty()) refuse("\"messages\" is not a list of messages", place);
   std::vector<ChatMessage> out;
   for (const Json& one : list) {
     if (!one.is_object()) refuse("a message is an object with \"role\" and \"content\"", place);
@@ -38,15 +38,15 @@ std::vector<ChatMessage> messages_of(const Json& list, const std::string& place)
 
 AskedPrompt parsed(const std::string& line, const std::string& place) {
   AskedPrompt out{.row = parse_json(line, place), .place = place};
-  if (!out.row.is_object()) refuse("the line is no JSON object", place);
+  if (!out.row.is_object()) refuse("the line is not a JSON object", place);
   const bool conversation = out.row.contains("messages");
   if (conversation == out.row.contains("prompt"))
-    refuse(conversation ? "\"prompt\" and \"messages\" stand in one row"
+    refuse(conversation ? "\"prompt\" and \"messages\" are in one row"
                         : "the row has neither \"prompt\" nor \"messages\"",
            place);
   if (conversation) {
     out.messages = messages_of(out.row["messages"], place);
-  } else if (out.row["prompt"].is_array()) {  // as trl writes conversations
+  } else if (out.row["prompt"].is_array()) {  // trl's form of conversations
     out.messages = messages_of(out.row["prompt"], place);
   } else {
     out.text = text_of(out.row, "prompt", place);

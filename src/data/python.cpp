@@ -28,8 +28,7 @@ std::string end_of(int status) {
 }
 
 std::vector<std::string> command(const std::string& python, const std::string& program) {
-  // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
-  // program.
+  // -I: isolated from environment variables and the user's folders; -B: no bytecode beside the program.
   return {python, "-I", "-B", program};
 }
 
@@ -38,7 +37,7 @@ std::vector<std::string> command(const std::string& python, const std::string& p
          "set LMLAUNCH_PYTHON to a Python with requirements.txt installed");
 }
 
-// What the program itself refuses.
+// Rethrows an error reported by the program.
 void throw_error_of(const Json& answer) {
   if (!answer.is_object() || !answer.contains("error")) return;
   const Json& error = answer["error"];
@@ -62,7 +61,7 @@ Json ask_python(const std::string& python, const std::string& program, const Jso
   if (result.error != 0) refuse_interpreter(python, result.error);
   if (result.stopped)
     refuse(Exit::kStopped, "stopped while tokenising the data", python,
-           "start again; tokenising goes on where it was");
+           "start again; tokenising resumes where it stopped");
   const Json answer = Json::parse(result.output, nullptr, false);
   throw_error_of(answer);
   if (result.status != 0 || !answer.is_object())
@@ -71,8 +70,8 @@ Json ask_python(const std::string& python, const std::string& program, const Jso
         {.area = "DATA-24",
          .what = "the data program ended with " + end_of(result.status),
          .place = program,
-         .next = "its own message stands above; without one, free memory",
-         .kept = WIFSIGNALED(result.status) ? "what it has done: started again, it goes on there" : ""});
+         .next = "see its own message above; without one, free memory",
+         .kept = WIFSIGNALED(result.status) ? "the progress so far: the next start resumes there" : ""});
   return answer;
 }
 
@@ -89,14 +88,14 @@ PythonSession::PythonSession(const std::string& python, const std::string& progr
 }
 
 PythonSession::~PythonSession() {
-  close(socket_);  // its standard input ends, and it with that
+  close(socket_);  // ends its standard input, at which it exits
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 Json PythonSession::ask(const Json& request) {
   const auto ended = [&] {
-    refuse(Exit::kInput, "the text program has ended", program_, "its own message stands above");
+    refuse(Exit::kInput, "the text program has ended", program_, "see its own message above");
   };
   const std::string line = line_of(request) + "\n";
   for (size_t sent = 0; sent < line.size();) {

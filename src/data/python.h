@@ -1,5 +1,5 @@
-// One question to a program of prepare/: a JSON object on its standard input, one on its standard output, its
-// standard error line by line into the log. It dies with this process. Blocks; one thread.
+// Runs a program of prepare/ for one request: a JSON object on its standard input, one on its standard
+// output, its standard error line by line to the log. It is killed with this process. Blocks; one thread.
 #pragma once
 
 #include <functional>
@@ -8,29 +8,30 @@
 
 namespace lm {
 
-// The answer, an object. Throws Error(10) for an interpreter that cannot be started, Error(11) for what the
-// program refuses and for its failure, Error(75) when `stopped` says so (asked ten times per second).
+// Returns the response, an object. Throws Error(10) for an interpreter that cannot be started, Error(11) for
+// an error reported by the program and for its failure, Error(75) if `stopped` returns true (polled ten times
+// per second).
 nlohmann::json ask_python(const std::string& python, const std::string& program,
                           const nlohmann::json& request, const std::function<bool()>& stopped = {});
 
-// A program of prepare/ that stays and answers one question after the other, each a line. Its standard error
-// is this process's, and stop signals of the terminal do not reach it.
+// A persistent program of prepare/ that answers one request after another, each on one line. Its standard
+// error is this process's, and stop signals of the terminal do not reach it.
 class PythonSession {
  public:
   // Throws Error(10) for an interpreter that cannot be started.
   PythonSession(const std::string& python, const std::string& program);
-  ~PythonSession();  // ends it
+  ~PythonSession();  // ends the program
   PythonSession(const PythonSession&) = delete;
   PythonSession& operator=(const PythonSession&) = delete;
 
-  // Throws Error(11) for what the program refuses, and when it has ended.
+  // Throws Error(11) for an error reported by the program, and if it has ended.
   nlohmann::json ask(const nlohmann::json& request);
 
  private:
   std::string program_;
   int socket_ = -1;
   int pid_ = -1;
-  std::string received_;  // behind the last answer
+  std::string received_;  // bytes after the last response
 };
 
 }  // namespace lm

@@ -10,14 +10,14 @@
 namespace lm {
 namespace {
 
-// The text may steer a terminal; our own colours are added after it has been made harmless.
+// The text may contain control sequences: it is escaped before our own colours are added.
 std::string marked(const std::string& text, bool trained, bool terminal) {
   const std::string harmless = escape_controls(text);
   if (!trained || text.empty()) return harmless;
   return terminal ? "\x1b[32m" + harmless + "\x1b[0m" : "«" + harmless + "»";
 }
 
-// The first `count` tokens, in runs of one mark.
+// The first `count` tokens, in runs of trained or untrained text.
 std::string text_of(const Prepared& prepared, int64_t count, bool terminal) {
   std::string out, run;
   bool trained = false;

@@ -1,4 +1,4 @@
-// What a run prints of its data before it trains. Pure functions; any thread.
+// The sample of its data that a run logs before it trains. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace lm {
 
-// What becomes of the example that is shown where it is longer than a sequence.
+// The treatment of the sample if it is longer than a sequence.
 struct SampleLength {
   int64_t most = INT64_MAX;  // data.max_length
   TooLong too_long = TooLong::kAuto;
 };
 
-// The share of trained tokens, the notes, and the sample as it is trained. On a terminal trained text is
-// green, elsewhere it stands between « and ».
+// The fraction of trained tokens, the notes, and the sample as it is trained. Trained text is green on a
+// terminal, elsewhere between « and ».
 std::string sample_view(const Prepared& prepared, bool terminal, const SampleLength& length = {});
 
 }  // namespace lm

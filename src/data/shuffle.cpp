@@ -19,7 +19,7 @@ uint32_t scatter(uint32_t x) {
 
 Permutation::Permutation(int64_t size, int64_t seed, int64_t epoch, ShufflePurpose purpose) : size_(size) {
   LM_CHECK(size >= 0 && size < (int64_t{1} << 60), "size of a permutation");
-  // At least 256 values: on narrower halves eight rounds do not mix.
+  // At least 256 values: on narrower halves eight rounds do not mix well.
   half_bits_ = 4;
   while ((int64_t{1} << (2 * half_bits_)) < size) ++half_bits_;
   const auto e = static_cast<uint64_t>(epoch);

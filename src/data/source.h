@@ -1,7 +1,6 @@
-// Where tokenised examples come from: a token file on disk (token_file.h). Any thread may call a source, each
-// with a buffer of its own; the spans that it hands out live in that buffer or in the source, and are valid
-// until the buffer's next use. Lengths are tokens. Reading throws Error(11) when the source turns out to be
-// damaged.
+// The interface of tokenized examples: a token file on disk (token_file.h). Any thread may call a source,
+// each with its own buffer; returned spans are in that buffer or in the source, and are valid until the
+// buffer's next use. Lengths are in tokens. Reading throws Error(11) if the source is damaged.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,7 @@
 
 namespace lm {
 
-// A part of one example: the tokens and, for each, whether the model shall learn to produce it (0 or not 0).
+// A part of one example: the tokens and, for each, whether it is a training target (0 or not 0).
 struct ExampleView {
   std::span<const int32_t> tokens;
   std::span<const uint8_t> trained;
@@ -34,13 +33,13 @@ class DataSource {
   virtual int64_t length(int64_t index) const = 0;
   // Tokens [begin, begin + count) of example `index`.
   virtual ExampleView example(int64_t index, int64_t begin, int64_t count, ExampleBuffer& buffer) const = 0;
-  // Only the marks of a whole example: cheaper, for the walk that counts targets.
+  // Only the training mask of a whole example: cheaper, for counting targets.
   virtual std::span<const uint8_t> trained(int64_t index, ExampleBuffer& buffer) const = 0;
 
   // For messages: the source's name, and the position of an example's first token among all of its tokens.
   virtual std::string name() const = 0;
   virtual int64_t first_token(int64_t index) const = 0;
-  // Same content, same value; kept in checkpoints, so that a resumed run notices other data.
+  // Same content, same value; saved in checkpoints, so that a resumed run detects different data.
   virtual uint64_t fingerprint() const = 0;
 };
 

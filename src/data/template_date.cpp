@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 // The limits of prepare/sandbox.py and prepare/tokenise.py.
 constexpr int64_t kMostTemplate = kMiB, kMostConfig = 32 * kMiB;
 
-// The only name by which a template can ask.
+// The only function by which a template gets the date.
 bool asks(const std::string& text) {
   return text.find("strftime_now") != std::string::npos;
 }
@@ -31,7 +31,7 @@ std::string text_of(const fs::path& path, int64_t most) {
   }
 }
 
-// Its text may spell characters as \u0073: so it is parsed, and not searched.
+// JSON may escape characters (\u0073): so the text is parsed, not searched.
 bool config_asks(const std::string& text) {
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
     if (depth > 64) throw std::length_error("nested too deeply");

@@ -21,9 +21,10 @@ namespace {
 
 constexpr int64_t kHeaderBytes = 96, kSumsCrcAt = 88, kCrcAt = 92;
 constexpr int64_t kChunkBytes = 65536;
-constexpr int64_t kMaxExamples = std::numeric_limits<int32_t>::max() - 1;  // batches name examples by 32 bits
+constexpr int64_t kMaxExamples =
+    std::numeric_limits<int32_t>::max() - 1;  // batches use 32-bit indices of examples
 constexpr int64_t kMaxSummary = 16 * kMiB;
-constexpr int64_t kTrainedWindow = 4 * kMiB;  // one system call per window when all marks are walked
+constexpr int64_t kTrainedWindow = 4 * kMiB;  // one system call per window in a pass over all marks
 
 uint32_t crc32(std::span<const unsigned char> bytes) {
   return static_cast<uint32_t>(::crc32_z(0, bytes.data(), bytes.size()));
@@ -36,7 +37,7 @@ T load(const unsigned char* header, int64_t at) {
   return value;
 }
 
-// Where the sections lie, if the counts of a header make sense.
+// The offsets of the sections, if the counts of a header are plausible.
 struct Layout {
   int64_t trained, offsets, summary, sums, end;
 };
@@ -60,7 +61,7 @@ void TokenFile::refuse(const std::string& what) const {
   throw Error(Exit::kInput, {.area = "DATA-24",
                              .what = "damaged token file: " + what,
                              .place = path_,
-                             .next = "delete it; the next start makes it anew"});
+                             .next = "delete it; the next start rebuilds it"});
 }
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
@@ -114,7 +115,7 @@ void TokenFile::read_header(int64_t file_bytes) {
   offsets_at_ = at->offsets;
   sums_at_ = at->sums;
   read_sums(load<uint32_t>(header, kSumsCrcAt));
-  // The sizes are those of the file itself by now, so these allocations are bounded by what is on disk.
+  // The sizes have been checked against the file's, so these allocations are bounded by the disk.
   offsets_.resize(static_cast<size_t>(examples) + 1);
   read_at(offsets_at_, offsets_.data(), 8 * (examples + 1));
   if (offsets_.front() != 0 || offsets_.back() != static_cast<uint64_t>(tokens_) ||
@@ -140,7 +141,7 @@ void TokenFile::read_at(int64_t offset, void* out, int64_t bytes) const {
   read_raw(offset, out, bytes);
 }
 
-// 65536 bytes cost some 30 us, once. Two threads may both do it.
+// 65536 bytes cost some 30 us, once. Two threads may both verify it.
 void TokenFile::check_chunk(int64_t chunk) const {
   std::atomic<bool>& good = chunk_good_[static_cast<size_t>(chunk)];
   if (good.load(std::memory_order_relaxed)) return;

@@ -1,14 +1,14 @@
-// The token cache: what data preparation writes and the loader reads. Integers are little-endian:
+// The token cache, written by data preparation and read by the loader. Integers are little-endian:
 //
 //   file    = header tokens trained zeros offsets summary sums
 //   header  = "LMTOKENS" u32:version u32:96 u64:vocab u64:T u64:trained u64:E u64:S u64:file_bytes
 //             key[16] zero[8] u32:crc32(sums) u32:crc32(first 92 bytes)
 //   tokens  = i32 × T              token ids of all examples, one after another
-//   trained = u8 × T               1 = the model shall learn to produce this token
+// trained = u8 × T 1 = this token is a training target
 //   zeros   = 0 to 7 bytes         up to a multiple of 8 in the file
 //   offsets = u64 × (E + 1)        example e is tokens [offsets[e], offsets[e + 1]); first 0, last T, never
 //                                  falling
-//   summary = S bytes of JSON      what the preparation counted, and one example for people
+// summary = S bytes of JSON the preparation's counts, and one example to display
 //   sums    = u32 × C              crc32 of each chunk of 65536 bytes between header and sums, the last
 //                                  shorter
 //
@@ -20,10 +20,10 @@
 //   96  0c000000 11000000 02000000 | 108 00 01 01 | 111 00 | 112 0000000000000000 0300000000000000 | 128 7b7d
 //   130 crc32 of the bytes 96 to 129
 //
-// The file is read with pread: were it cut short under us, a mapping would end the process with SIGBUS.
+// The file is read with pread: if it were truncated while open, a mapping would end the process with SIGBUS.
 // Opening checks the header, every offset and the size of the whole file; a chunk is checked when it is first
-// read, so that a start does not read what it does not need; ids are checked where batches are made. All
-// failures are Error(11). Immutable once published; any thread may read.
+// read, so that a start does not read unneeded chunks; ids are checked when batches are built. All failures
+// are Error(11). Immutable once published; any thread may read.
 #pragma once
 
 #include <array>
@@ -63,7 +63,7 @@ class TokenFile : public DataSource {
  private:
   void read_header(int64_t file_bytes);
   void read_sums(uint32_t crc_of_sums);
-  // Of the body, checked by its chunks' sums.
+  // Reads from the body, verified by its chunks' checksums.
   void read_at(int64_t offset, void* out, int64_t bytes) const;
   void check_chunk(int64_t chunk) const;
   void read_raw(int64_t offset, void* out, int64_t bytes) const;
@@ -75,7 +75,7 @@ class TokenFile : public DataSource {
   int64_t trained_at_ = 0, offsets_at_ = 0, sums_at_ = 0;  // positions in the file
   ContentKey key_{};
   std::vector<uint32_t> sums_;                         // of the chunks
-  mutable std::vector<std::atomic<bool>> chunk_good_;  // read once and found whole
+  mutable std::vector<std::atomic<bool>> chunk_good_;  // already verified
   std::vector<uint64_t> offsets_;                      // checked when the file was opened
   std::string summary_;
 };

@@ -44,7 +44,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
                  {"task_type", "CAUSAL_LM"},
                  {"use_dora", false},
                  {"use_rslora", false}};
-  // An integer where it is one: PEFT declares lora_alpha as such.
+  // As an integer if it is one: PEFT declares lora_alpha as int.
   if (alpha == std::floor(alpha) && std::abs(alpha) < 1e15) {
     config["lora_alpha"] = static_cast<int64_t>(alpha);
   } else {

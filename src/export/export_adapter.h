@@ -1,5 +1,5 @@
-// Writes a PEFT adapter directory, of plain LoRA alone, which other programs load too. Weights come out of
-// memory that the caller lends. One thread; errors: 14 when the output exists, 20/21 on writing.
+// Writes a PEFT adapter directory, plain LoRA only, which other programs load too. Weights are borrowed from
+// the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
 #pragma once
 
 #include <string>
@@ -9,18 +9,18 @@
 
 namespace lm {
 
-// The model under an adapter: what adapter_config.json calls it, and where its tokenizer files are.
+// The base model of an adapter: its name in adapter_config.json, and the directory of its tokenizer files.
 struct BaseModel {
   std::string name;
   std::string directory;           // "": the adapter gets no tokenizer files
-  std::string chat_template = {};  // in place of the base model's; "": that one
-  std::string architecture = {};  // "LlamaForCausalLM", so that another one can be told from it; "": not said
-  std::string revision = {};      // the commit of a model of the hub
+  std::string chat_template = {};  // replaces the base model's; "": the base model's
+  std::string architecture = {};   // "LlamaForCausalLM", to recognise a different model; "": omitted
+  std::string revision = {};       // the commit of a hub model
 };
 
-// Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,
-// alpha·√r with use_rslora false, because some readers know lora_alpha alone. The base model's tokenizer
-// files and chat template stand beside the adapter: whoever serves it looks for them there first.
+// Writes the whole directory and renames it at the end; weights in fp32. rsLoRA is written in its equivalent
+// form, alpha·√r with use_rslora false, because some readers only know lora_alpha. The base model's tokenizer
+// files and chat template are copied beside the adapter: servers look for them there first.
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, bool replace);
 

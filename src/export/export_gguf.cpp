@@ -18,7 +18,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what, const ModelSpec& spec) {
   throw Error(Exit::kInput, {.area = "FILE-26",
-                             .what = "llama.cpp has no place for " + what,
+                             .what = "llama.cpp does not support " + what,
                              .place = spec.architecture,
                              .next = "leave --gguf out"});
 }
@@ -62,7 +62,7 @@ std::string gguf_name(const std::string& ours) {
               {.area = "BUG-70", .what = "no GGUF name", .place = ours, .next = "report this"});
 }
 
-// Of q_proj and k_proj, weights and biases: how many heads; 0 for other tensors.
+// The number of heads of q_proj and k_proj, weights and biases; 0 for other tensors.
 int64_t turned_heads(const ModelSpec& spec, const std::string& name) {
   if (!llama_cpp_of(spec).turns_neighbours) return 0;
   if (name.find(".self_attn.q_proj.") != std::string::npos) return spec.layers.front().attention().heads;
@@ -82,7 +82,7 @@ std::vector<float> interleaved(std::span<const float> from, int64_t heads, int64
   return out;
 }
 
-// By what llama.cpp divides each frequency, as Llama 3.1 stretches them.
+// llama.cpp's divisors of the frequencies, for the scaled RoPE of Llama 3.1.
 std::vector<float> rope_factors(const ModelSpec& spec) {
   const RopeSpec& rope = spec.ropes.front();
   const auto original = static_cast<double>(rope.original_max_position);
@@ -121,14 +121,14 @@ GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
   values.add("general.architecture", arch);
   values.add("general.type", std::string("model"));
   values.add("general.name", options.name);
-  // llama.cpp's numbers for kinds of files.
+  // llama.cpp's file type numbers.
   const uint32_t kind = options.type == GgufType::kF16 ? 1 : options.type == GgufType::kQ8_0 ? 7 : 32;
   values.add("general.file_type", kind);
   values.add("general.quantization_version", uint32_t{2});
   const int64_t window = least_window(spec);
   if (window > 0 && window < spec.max_positions)
-    log_note("FILE-26", fmt::format("llama.cpp knows no sliding window in this architecture: the file says a "
-                                    "context of {} tokens, up to which there is no difference",
+    log_note("FILE-26", fmt::format("llama.cpp has no sliding window in this architecture: the file declares "
+                                    "a context of {} tokens, up to which the results are the same",
                                     window));
   number("context_length", window > 0 ? std::min(window, spec.max_positions) : spec.max_positions);
   number("embedding_length", spec.hidden);
@@ -162,10 +162,10 @@ void check_gguf(const ModelSpec& spec, const std::string& output) {
     if ((attention.out_bias || spec.layer(i).mlp().bias) && !arch.other_bias)
       refuse("biases of o_proj or of the MLP", spec);
     const bool rope = arch.no_rope_every == 0 || (i + 1) % arch.no_rope_every != 0;
-    if (attention.rotates() != rope) refuse("layers without RoPE but those that it counts by itself", spec);
+    if (attention.rotates() != rope) refuse("layers without RoPE other than its built-in ones", spec);
   }
   if (spec.ropes.front().scaling == RopeSpec::Scaling::kLlama3 && !arch.llama3_rope)
-    refuse("RoPE scaled as Llama 3's", spec);
+    refuse("Llama 3's RoPE scaling", spec);
   std::error_code ignored;
   if (std::filesystem::exists(output, ignored))
     throw Error(Exit::kIncompatible, {.area = "FILE-14",
@@ -197,7 +197,7 @@ void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLa
       const size_t before = rows.size();
       rows.resize(before + bytes.size() / sizeof(float));
       std::memcpy(rows.data() + before, bytes.data(), bytes.size());
-      // What is turned is a matrix of heads: it is held whole.
+      // Q/K matrices are permuted and therefore buffered whole.
       if (heads > 0) return;
       const int64_t whole = std::ssize(rows) / columns * columns;
       if (whole == 0) return;

@@ -1,7 +1,7 @@
-// A trained model as one GGUF file, for llama.cpp and what is built on it. Matrices have the type that is
-// asked for, vectors fp32; rows of q and k are in the order that its RoPE wants. The file appears under its
-// name only when complete. One thread; errors: 11 for what llama.cpp does not know, 14 when the file exists,
-// 20/21 on writing.
+// Exports a trained model as one GGUF file, for llama.cpp and programs built on it. Matrices have the
+// requested type, vectors fp32; rows of q and k are permuted for its RoPE. The file appears under its name
+// only when complete. One thread; errors: 11 for a model that llama.cpp does not support, 14 if the file
+// exists, 20/21 on writing.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace lm {
 
-// Everything that a model may be that llama.cpp has no name for; checked before anything is read.
+// Throws for model features that llama.cpp does not support; called before anything is read.
 void check_gguf(const ModelSpec& spec, const std::string& output);
 
 struct GgufOptions {

@@ -36,7 +36,7 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
   if (!config.is_object()) fail_json("config.json must hold one object", place, 0);
   const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
   bool changed = config.erase("quantization_config") > 0,
-       found = false;  // of a base: what is written is plain
+       found = false;  // of a quantized base: the output is unquantized
   for (const char* key : {"dtype", "torch_dtype"}) {
     const auto it = config.find(key);
     if (it == config.end()) continue;

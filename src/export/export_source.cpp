@@ -12,7 +12,7 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kPieceBytes = 16 * kMiB;  // of rows that are no more than copied; plan/sizes.cpp counts it
+constexpr int64_t kPieceBytes = 16 * kMiB;  // of rows that are only copied; plan/sizes.cpp counts it
 constexpr int64_t kFloat = sizeof(float);
 
 const ParameterPart& part_of(const Parameter& parameter, int64_t row) {
@@ -31,7 +31,7 @@ WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row
   if (in_adapter(place.parameter.role) && masters_) {
     floats_.resize(static_cast<size_t>(place.parameter.elements()));
     masters_(b, place, open_->trainable(), floats_.data(), staging_);
-    if (dtype_ == DType::kBF16) settle_ties(floats_);  // who loads it in bf16 has what was trained
+    if (dtype_ == DType::kBF16) settle_ties(floats_);  // loading it in bf16 gives the trained weights
     return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
   }
   const std::byte* const home = open_->tensor(place);
@@ -51,7 +51,7 @@ const Unit& StoreSource::open(int64_t block, const TensorPlace& place, int64_t r
   const std::vector<int64_t> units = store_.units_of(block, place);
   const int64_t wanted = units[units.size() == 1 ? 0 : static_cast<size_t>(row / kVocabularySegment)];
   if (!open_ || open_->unit() != wanted) {
-    open_.reset();  // before the next: units off the device pass through one slot
+    open_.reset();  // before the next: offloaded units share one slot
     open_.emplace(store_.open(wanted, false));
   }
   return store_.units()[static_cast<size_t>(wanted)];
@@ -141,7 +141,7 @@ void FileSource::round_to_codes(const TensorPlace& place) {
                                                     place.pieces.front().offset));
   for (size_t p = 0; p < parameter.parts.size(); ++p) {
     const ParameterPart& part = parameter.parts[p];
-    // Stored codes stand for what was read already.
+    // Values of stored codes are already dequantized.
     if (files_ != nullptr && find_stored(*files_, part.name, part.rows, parameter.columns)) continue;
     std::byte* const values = floats_.data() + part.first * parameter.columns * kFloat;
     write_encoded(place, p, pieces.data(), nullptr, [&](const EncodedMatrix& matrix) {

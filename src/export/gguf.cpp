@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kVersion = 3;
 constexpr int64_t kAlignment = 32;
-// Of values, as the format numbers them.
+// The format's numbers of value types.
 constexpr uint32_t kUint32 = 4, kInt32 = 5, kFloat32 = 6, kBool = 7, kText = 8, kList = 9;
 
 template <class T>
@@ -46,7 +46,8 @@ uint16_t bf16_bits(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// As gguf's and ggml's reference do it: rounding half away from zero, the scale in fp16 only when stored.
+// Like the reference of gguf and ggml: rounds half away from zero, and rounds the scale to fp16 only when it
+// is stored.
 bool write_block(std::span<const float> from, std::byte* to) {
   float most = 0;
   for (const float value : from) most = std::max(most, std::abs(value));
@@ -167,7 +168,7 @@ void GgufWriter::write(std::span<const float> weights) {
   LM_CHECK(std::ssize(weights) % tensor.columns() == 0, tensor.name + ": whole rows");
   if (!gguf_convert(weights, tensor.type, bytes_))
     throw Error(Exit::kInput, {.area = "FILE-26",
-                               .what = "a weight of " + tensor.name + " is beyond what 16-bit floats hold",
+                               .what = "a weight of " + tensor.name + " is beyond the range of 16-bit floats",
                                .place = "--gguf",
                                .next = "use --gguf bf16"});
   file_.write(std::span<const std::byte>(bytes_));

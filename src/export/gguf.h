@@ -50,7 +50,7 @@ class GgufValues {
 
 struct GgufTensor {
   std::string name;
-  std::vector<int64_t> shape;  // rows first, as everywhere else here
+  std::vector<int64_t> shape;  // rows first, as everywhere else in lmlaunch
   GgufType type = GgufType::kF32;
   int64_t elements() const;
   int64_t columns() const { return shape.back(); }
@@ -59,7 +59,7 @@ struct GgufTensor {
 class GgufWriter {
  public:
   GgufWriter(const std::string& path, const GgufValues& values, std::vector<GgufTensor> tensors);
-  // Of the tensors in their order: fp32, rows as a whole or many of them.
+  // The next weights of the tensors in their order: fp32, one or more whole rows.
   void write(std::span<const float> weights);
   void commit();
 

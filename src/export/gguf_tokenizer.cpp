@@ -13,12 +13,11 @@
 namespace lm {
 namespace {
 
-// What llama.cpp calls kinds of tokens.
+// llama.cpp's token types.
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 constexpr int64_t kMostTokenizer = 256 * kMiB;
 
-// Ways of splitting text before words are joined, by the regular expression that tokenizer.json has, and
-// llama.cpp's name for it.
+// Pre-tokenizers: the regular expression in tokenizer.json, and llama.cpp's name for it.
 struct Splitting {
   const char* pattern;
   const char* name;
@@ -38,7 +37,7 @@ constexpr Splitting kSplittings[] = {
                        "convert_hf_to_gguf.py"});
 }
 
-// Of a value in a message.
+// The form of a value in messages.
 std::string shown(const std::string& text) {
   return text.substr(0, 100);
 }
@@ -83,7 +82,7 @@ class Tokenizer {
     values.add("tokenizer.ggml.add_eos_token", false);
   }
 
-  // Of tokenizer_config.json; "" where there is none.
+  // From tokenizer_config.json; "" if there is none.
   std::string chat_template() const {
     const auto found = config_.find("chat_template");
     if (found == config_.end()) return "";
@@ -108,7 +107,7 @@ class Tokenizer {
     const auto put = [&](const std::string& text, const Json& id, int32_t type) {
       const int64_t i = id.is_number_integer() ? id.get<int64_t>() : -1;
       if (i < 0 || i >= vocab)
-        refuse(fmt::format("token \"{}\" has the id {}, and the model {} tokens", shown(text),
+        refuse(fmt::format("token \"{}\" has the id {}, but the model has {} tokens", shown(text),
                            shown(id.dump()), vocab),
                place_);
       tokens_[static_cast<size_t>(i)] = text;
@@ -132,7 +131,7 @@ class Tokenizer {
     }
   }
 
-  // Pairs, or in older files "left right".
+  // Merges are pairs, or in older files "left right".
   void read_merges(const Json& model) {
     for (const Json& merge : at(model, "merges")) {
       if (merge.is_array() && merge.size() == 2) {
@@ -146,7 +145,7 @@ class Tokenizer {
     }
   }
 
-  // The earlier a word is joined, the higher its score: so llama.cpp joins in the same order.
+  // Earlier merges get higher scores, so that llama.cpp merges in the same order.
   std::vector<float> scores() const {
     std::vector<float> out(tokens_.size(), 0);
     float next = 0;
@@ -155,7 +154,7 @@ class Tokenizer {
       if (found != ids_.end() && out[static_cast<size_t>(found->second)] == 0)
         out[static_cast<size_t>(found->second)] = next;
       next -= 1;
-      // Characters and bytes, which nothing is joined to, stay at 0; the first pair must not.
+      // Characters and bytes, which are not merged, keep 0; the first merge must differ.
       if (found != ids_.end() && out[static_cast<size_t>(found->second)] == 0)
         out[static_cast<size_t>(found->second)] = -0.5F;
     }
@@ -194,7 +193,7 @@ class Tokenizer {
         if (pattern == known.pattern) return known.name;
       }
     }
-    refuse("how it splits text has no name there (" + whole.dump().substr(0, 200) + ")", place_);
+    refuse("its pre-tokenizer has no name there (" + whole.dump().substr(0, 200) + ")", place_);
   }
 
   // The id of "eos_token" and the like; -1: none.
@@ -208,7 +207,7 @@ class Tokenizer {
     return id == ids_.end() ? -1 : id->second;
   }
 
-  // Whether the tokenizer puts the begin token in front of plain text: the template of its post-processor.
+  // Whether the tokenizer prepends the BOS token to plain text, by the template of its post-processor.
   bool writes_bos() const {
     const auto found = whole_.find("post_processor");
     const int64_t bos = special("bos_token");
@@ -230,7 +229,7 @@ class Tokenizer {
   std::vector<int32_t> types_;
   std::unordered_map<std::string, int32_t> ids_;
   std::vector<std::pair<std::string, std::string>> merges_;
-  bool pieces_ = false;  // as SentencePiece has them: blanks are part of words, bytes are tokens
+  bool pieces_ = false;  // SentencePiece style: blanks are part of words, bytes are tokens
 };
 
 }  // namespace
@@ -245,7 +244,7 @@ void add_tokenizer(const std::string& directory, int64_t vocab, const std::strin
     if (text.empty() && std::filesystem::exists(own)) text = read_small_file(own, kMiB);
     if (text.empty()) text = tokenizer.chat_template();
     if (!text.empty()) values.add("tokenizer.chat_template", text);
-  } catch (const nlohmann::json::exception& error) {  // a value of another type than every tokenizer's
+  } catch (const nlohmann::json::exception& error) {  // a value of an unexpected type
     refuse(json_reason(error), directory + "/tokenizer.json");
   }
 }

@@ -1,6 +1,6 @@
-// A Hugging Face tokenizer as llama.cpp wants it: its words, how they are joined, its special tokens and its
-// chat template, out of tokenizer.json and tokenizer_config.json. llama.cpp knows the ways of splitting text
-// by name, so a tokenizer that splits in another way is refused. Throws Error(11).
+// Converts a Hugging Face tokenizer for llama.cpp: vocabulary, merges, special tokens and chat template, from
+// tokenizer.json and tokenizer_config.json. llama.cpp identifies pre-tokenizers by name, so a tokenizer with
+// another pre-tokenizer is refused. Throws Error(11).
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The way out: which Hugging Face tensors a layout consists of, and their bytes out of memory that the caller
-// lends, converted in bounded chunks. Borrows the layout and whatever the source returns; one thread.
+// Tensors for export: the Hugging Face tensors of a layout, and their bytes from the caller's memory,
+// converted in bounded chunks. Borrows the layout and the source's memory; one thread.
 #pragma once
 
 #include <functional>
@@ -12,16 +12,16 @@
 
 namespace lm {
 
-// Row-major memory of one parameter of ours, or of some rows of it; fp32 or bf16.
+// Row-major memory of one parameter, or of some of its rows; fp32 or bf16.
 struct WeightView {
   const std::byte* memory = nullptr;
   DType dtype = DType::kBF16;
-  int64_t first_row = 0;  // that `memory` begins with
+  int64_t first_row = 0;  // the row at `memory`
   int64_t rows = 0;       // 0: all
 };
 
-// Asked for a parameter, from a row on, each time one of its tensors is written: for what is left of it until
-// nothing is. The view holds at least that row, and must stay valid until the next call.
+// Returns a view of a parameter from `row` on; called for each of its tensors until all rows are written. The
+// view has at least that row, and must stay valid until the next call.
 using WeightSource = std::function<WeightView(size_t block, const TensorPlace& place, int64_t row)>;
 
 class OutgoingTensors {

@@ -1,5 +1,5 @@
-// ATen tensors over memory that somebody else owns: a tensor here is a view, valid as long as that memory.
-// Inside src/kernels, and for tests that compare with ATen.
+// ATen tensors over borrowed memory: a tensor here is a view, valid as long as that memory. For use inside
+// src/kernels, and for tests that compare with ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace lm {
 
-// "LibTorch 2.11.0", as the library that is loaded says it.
+// "LibTorch 2.11.0", from the loaded library.
 std::string torch_version();
 
 at::ScalarType torch_type(DType type);

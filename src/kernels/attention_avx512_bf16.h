@@ -1,4 +1,4 @@
-// Attention's arithmetic where pairs of bf16 values are multiplied into fp32: twice the rate of fp32 and half
+// Attention's arithmetic with products of pairs of bf16 values added in fp32: twice the rate of fp32 and half
 // the bytes. Operands are packed so that a lane holds two neighbours along the summed index; P and dS are
 // rounded to bf16. For the files of one instruction set only.
 #pragma once

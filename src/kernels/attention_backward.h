@@ -1,6 +1,6 @@
 // One tile of rows of the backward pass, for any instruction set. P is recomputed from the log-sum-exp; dQ of
 // the tile is local, dK and dV are added to shared fp32 sums, one row tile after the other in their order, so
-// that the result does not depend on who computes what. For the files of one instruction set only.
+// that the result does not depend on the threads. For the files of one instruction set only.
 #pragma once
 
 #include "kernels/attention_forward.h"

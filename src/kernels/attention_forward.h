@@ -11,12 +11,11 @@ namespace lm::attention {
 namespace {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
-// Exponents are taken from a reference that moves only when a score exceeds it by 2^8: sums in fp32 do not
-// mind, and most key tiles need neither a horizontal maximum nor a rescaled output.
+// Exponents are relative to a reference that moves only when a score exceeds it by 2^8: fp32 sums have the
+// range, and most key tiles need neither a horizontal maximum nor a rescaled output.
 inline constexpr float kSlack = 8;
 
-// Rows of a tile that are computed at once, padded: rows past the end repeat the last one's position and read
-// zeros.
+// Rows of a tile computed at once, padded: rows past the end repeat the last one's position and read zeros.
 struct RowBlock {
   int64_t begin;  // row in the tile
   Span span;      // keys in the key tile that some row sees

@@ -1,9 +1,9 @@
-// The register-blocked product that all of attention is made of, for the files of one instruction set.
-// Everything is in an anonymous namespace and calls no inline function of the standard library: a copy
-// compiled for a wide machine must never be the one that the linker keeps for all.
+// The register-blocked product that all of attention uses, for the files of one instruction set. Everything
+// is in an anonymous namespace and calls no inline function of the standard library: the linker must never
+// use a copy compiled for newer instructions for all.
 //
 // Operands are arrays of 4-byte lanes: fp32 values, or pairs of bf16 values that are neighbours along the
-// summed index. `Isa` says which (kStep values per lane) and how to multiply and add.
+// summed index. `Isa` defines which (kStep values per lane) and how to multiply and add.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,7 @@ void multiply(Left<Isa> left, const typename Isa::Lane* right, int64_t right_str
   }
 }
 
-// c = (add ? c : 0) + left * right for the rows of a block, on tiles where a path has them.
+// c = (add ? c : 0) + left * right for the rows of a block, on tiles if the path has them.
 template <class Isa>
 void multiply_rows(Left<Isa> left, const typename Isa::Lane* right, int64_t right_stride, int64_t count,
                    float* c, int64_t c_stride, int64_t width, bool add) {

@@ -1,6 +1,6 @@
-// Inside of the CPU attention: what attention_cpu.cpp (work list, threads, dispatch) and the files compiled
-// for one instruction set share. A path processes one tile of one (document, key head) pair at a time; all
-// memory is the caller's. Tests name a path to force it; everyone else calls the functions of kernels.h.
+// Internals of the CPU attention, shared by attention_cpu.cpp (work list, threads, dispatch) and the files
+// compiled for one instruction set. A path processes one tile of one (document, key head) pair at a time; all
+// memory is the caller's. Tests select a path by name; other code calls the functions of kernels.h.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ struct Tile {
   int64_t row_begin = 0, row_end = 0;  // rows of the pair
 };
 
-// Per-thread memory, laid out for 4-byte lanes whatever the path, so that the size does not depend on the
-// machine. `q` and the like hold rows as left operands (k index contiguous), `_pairs` and `key_t` right
+// Per-thread memory, laid out for 4-byte lanes in every path, so that the size does not depend on the
+// machine. `q` and the like have rows as left operands (k index contiguous), `_pairs` and `key_t` right
 // operands.
 struct ForwardScratch {
   std::byte* q;       // [kForwardRows, head_dim] lanes
@@ -40,8 +40,8 @@ struct ForwardScratch {
   float* score;       // [kMostRows, kKeys]
   float* out;         // [kForwardRows, width]
   float* sum;         // [kForwardRows, 16]
-  float* top;         // [kForwardRows]: the reference that exponents are taken from
-  float* limit;       // [kForwardRows]: above it the reference moves
+  float* top;         // [kForwardRows]: the reference of exponents
+  float* limit;       // [kForwardRows]: above this the reference moves
   int32_t* position;  // [kForwardRows], in the document
   const void** row;   // [kForwardRows]
 };
@@ -60,10 +60,10 @@ struct BackwardScratch {
   const void** row;
 };
 
-// What all threads of a backward pass share.
+// Memory shared by all threads of a backward pass.
 struct BackwardShared {
   float *dk, *dv;  // [kv_heads, tokens, width]: sums in fp32
-  int32_t* turn;   // [kv_heads, tokens]: at a key tile's first token, how many row tiles have been added
+  int32_t* turn;   // [kv_heads, tokens]: at a key tile's first token, the number of row tiles added
 };
 
 // Width of a row of accumulators: head_dim rounded up to a vector.
@@ -71,12 +71,12 @@ constexpr int64_t padded(int64_t head_dim) {
   return (head_dim + 15) / 16 * 16;
 }
 
-// Waits until `*turn` is `value`. Sums over row tiles are taken in their order, whoever computes them.
+// Waits until `*turn` is `value`. Row tiles are summed in order, whichever thread computes them.
 void wait_turn(const int32_t* turn, int32_t value);
 
 struct Path {
   const char* name;
-  // Null where the path does not serve the element type.
+  // Null if the path does not support the element type.
   void (*forward_f32)(const AttentionForward&, const Tile&, const ForwardScratch&);
   void (*forward_bf16)(const AttentionForward&, const Tile&, const ForwardScratch&);
   void (*backward_f32)(const AttentionBackward&, const Tile&, const BackwardScratch&, const BackwardShared&);
@@ -86,7 +86,7 @@ struct Path {
 extern const Path kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16;
 
 // The fastest usable path for `dtype`; by name ("baseline", "avx2", "avx512", "avx512_bf16",
-// "amx_bf16") null when the machine or the element type does not allow it.
+// "amx_bf16") null if the machine or the element type does not support it.
 const Path& best_path(DType dtype);
 const Path* find_path(const char* name, DType dtype);
 

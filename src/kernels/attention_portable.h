@@ -26,7 +26,7 @@ struct BFloat16 {
 [[gnu::always_inline]] inline void from_float(float& to, float x) {
   to = x;
 }
-// To nearest even; a NaN stays one.
+// Rounds to nearest even; NaN stays NaN.
 [[gnu::always_inline]] inline void from_float(BFloat16& to, float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -106,7 +106,7 @@ struct Portable {
     y = y * f + 0x1.62e428p-1f;
     return y * f + 1.0f;
   }
-  // 2^x to 1 ulp or so for x <= 126, exactly 1 at 0; what is below the normal numbers becomes nearly 0.
+  // 2^x to 1 ulp or so for x <= 126, exactly 1 at 0; results below the normal numbers become nearly 0.
   [[gnu::always_inline]] static V exp2(V x) {
     x = x < -126.0f ? splat_float(-126.0f) : x;
     const V shifted = x + 0x1.8p23f;  // the integer part, to nearest, in the low bits

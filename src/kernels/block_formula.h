@@ -1,13 +1,13 @@
 // The elementwise formulas of a block's kernels and of the loss, shared by both launchers: V is float, or
-// lanes of it; T is the element type of the arrays. What is summed over a row stays with the launchers,
-// which differ in the order. The GPU may contract a * b + c here.
+// lanes of it; T is the element type of the arrays. Sums over a row are the launchers', which differ in the
+// order. The GPU may contract a * b + c here.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace lm {
 
-// (a, b) turned by the angle of cosine c and sine s.
+// (a, b) rotated by the angle of cosine c and sine s.
 template <class V>
 LM_HOST_DEVICE void rope_turn(V c, V s, V& a, V& b) {
   const V x = a, y = b;
@@ -20,8 +20,8 @@ LM_HOST_DEVICE V sigmoid(V x) {
   return V(1.f) / (V(1.f) + exponential_to_infinity(V(0.f) - x));
 }
 
-// h = silu(gate) * up; the backward pass makes it again, bit for bit. silu(-inf) is -inf * 0, no number, and
-// so are its gradients: torch's answer, on both launchers.
+// h = silu(gate) * up; the backward pass recomputes it, bit for bit. silu(-inf) is -inf * 0 = NaN, and so are
+// its gradients, as in torch, on both launchers.
 template <class T, class V>
 LM_HOST_DEVICE V swiglu(V gate, V up) {
   return round_as<T>(gate * sigmoid(gate)) * up;

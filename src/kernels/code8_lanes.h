@@ -1,5 +1,5 @@
-// Codes of 8 bits (optim/rules/codes.h), 64 at once in the order of turned_lanes.h: their values, and, of the
-// dynamic maps with AVX2 and AVX-512, those of numbers. All have the bits of code_formula.h.
+// 8-bit codes (optim/rules/codes.h), 64 at once in the order of turned_lanes.h: decoding, and, for the
+// dynamic maps with AVX2 and AVX-512, encoding. All have the bits of code_formula.h.
 //
 // Values only, as in lanes.h.
 #pragma once
@@ -17,13 +17,12 @@ namespace {
 template <CodeMap map>
 inline constexpr auto kTable = make_table<map>();
 
-// The maps whose codes are made by joinable_numbers() and join_numbers(). Elsewhere the formula is taken as
-// it is.
+// The maps encoded by joinable_numbers() and join_numbers(). The others use the formula directly.
 template <CodeMap map>
 inline constexpr bool kJoinsCodes = kNative >= 8 && kIsDynamic8<map>;
 
 #if defined(__AVX512F__)
-// Bytes in memory's order to that in which they part into four turned vectors, and back.
+// Permutes bytes from memory's order to the one in which they unpack into four turned vectors, and back.
 LM_INLINE __m512i turned_bytes(const uint8_t* from) {
   return _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
                                         _mm512_loadu_si512(from));
@@ -45,7 +44,7 @@ constexpr ByteTable make_byte_table(const float* values, size_t n) {
   return out;
 }
 
-// One byte of entries `at` % 128 from `entry` on.
+// Looks up one byte of the entries `at` % 128 from `entry` on.
 LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i at) {
   return _mm512_permutex2var_epi8(_mm512_load_si512(entry), at, _mm512_load_si512(entry + 64));
 }
@@ -53,7 +52,7 @@ LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i at) {
 template <CodeMap map>
 LM_INLINE void look_up_values(__m512i codes, __m512i (&byte)[4]) {
   if constexpr (map == CodeMap::kSigned8) {
-    // Their sizes and their signs: half of the permutations. Size 128, that of 1, is entry 0.
+    // Magnitudes and signs separately: half of the permutations. Magnitude 128, that of 1, is entry 0.
     static constexpr ByteTable kSizes = make_byte_table(kTable<map>.value + 127, 128);
     const __m512i number = _mm512_sub_epi8(codes, _mm512_set1_epi8(127));
     const __m512i size = _mm512_maskz_abs_epi8(~__mmask64{0}, number);
@@ -79,8 +78,7 @@ LM_INLINE Wide values_of_64(const uint8_t* codes) {
                 {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])});
 }
 
-// What join_numbers() makes codes: the numbers of magnitudes, rounded, with the sign of x where the map has
-// one.
+// The input of join_numbers(): the rounded indices of magnitudes, with the sign of x if the map has one.
 template <CodeMap map>
 LM_INLINE U32 joinable_numbers(F32 x) {
   F32 of = code_number(kTable<map>, map == CodeMap::kUnsigned8 ? x : magnitude(x));
@@ -90,7 +88,7 @@ LM_INLINE U32 joinable_numbers(F32 x) {
   return r;
 }
 
-// Joining 32-bit numbers to bytes clamps them: from -128 to 127 for codes from 0 to 255, as 1 has no
+// Packing 32-bit numbers to bytes saturates them: from -128 to 127 for codes from 0 to 255, as 1 has no
 // negative.
 template <CodeMap map>
 LM_INLINE void join_numbers(uint8_t* codes, const WideU32& numbers) {
@@ -109,7 +107,7 @@ LM_INLINE void join_numbers(uint8_t* codes, const WideU32& numbers) {
 }
 
 #elif defined(__AVX2__)
-// Single loads, of which a Zen 3 ends two in a cycle: its gather of eight takes ten.
+// Single loads, of which a Zen 3 completes two per cycle: its gather of eight takes ten.
 template <CodeMap map>
 LM_INLINE Wide values_of_64(const uint8_t* codes) {
   const float* const value = kTable<map>.value;
@@ -129,16 +127,16 @@ LM_INLINE Wide values_of_64(const uint8_t* codes) {
 // guess(size) % 8 is the lane of the size's piece or the lane before it.
 template <CodeMap map>
 struct PieceLanes {
-  // A number's bits, its exponent and the digits behind it, are nearly a logarithm, so that times a constant
-  // they grow by about 1 from one decade to the next. These are constants with which guess() is never off by
-  // more, and with which the first piece has lane 0; the constructor checks both.
+  // A float's bits, exponent and mantissa, are nearly a logarithm: times a constant they grow by about 1 per
+  // decade. With these constants guess() is never off by more than 1, and the first piece has lane 0; the
+  // constructor checks both.
   static constexpr uint32_t kFactor = map == CodeMap::kSigned8 ? 156 : 157;
   static constexpr uint32_t guess(float size) {
     return ((std::bit_cast<uint32_t>(size) >> 16) * kFactor) >> 16;
   }
   static constexpr uint32_t kPieces = 8;
   alignas(32) float next[kPieces], slope[kPieces], offset[kPieces], last[kPieces];
-  float first;  // where the first one begins
+  float first;  // begin of the first piece
 
   constexpr PieceLanes() : next{}, slope{}, offset{}, last{}, first(0) {
     constexpr CodeTable table = make_table<map>();
@@ -159,8 +157,7 @@ struct PieceLanes {
   }
 };
 
-// What join_numbers() makes codes: the numbers of magnitudes, rounded, with the sign of x where the map has
-// one.
+// The input of join_numbers(): the rounded indices of magnitudes, with the sign of x if the map has one.
 template <CodeMap map>
 LM_INLINE U32 joinable_numbers(F32 x) {
   static constexpr PieceLanes<map> kLanesOf;
@@ -183,7 +180,7 @@ LM_INLINE U32 joinable_numbers(F32 x) {
   return r;
 }
 
-// Joining 32-bit numbers to bytes clamps them: from -128 to 127 for codes from 0 to 255, as 1 has no
+// Packing 32-bit numbers to bytes saturates them: from -128 to 127 for codes from 0 to 255, as 1 has no
 // negative.
 template <CodeMap map>
 LM_INLINE void join_numbers(uint8_t* codes, const WideU32& numbers) {
@@ -201,7 +198,7 @@ LM_INLINE void join_numbers(uint8_t* codes, const WideU32& numbers) {
       bytes =
           _mm256_xor_si256(_mm256_packs_epi16(pair(2 * half), pair(2 * half + 1)), _mm256_set1_epi8(-128));
     }
-    // Joined within 128 bits each.
+    // The packs work within 128 bits each.
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * half), bytes);
   }

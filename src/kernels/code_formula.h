@@ -1,5 +1,5 @@
-// Codes of state (optim/rules/codes.h) as formulas over F, float or lanes of it. Both launchers and the
-// tests' scalar reference use these lines.
+// Quantization of state (optim/rules/codes.h) as formulas over F, float or lanes of it. Both launchers and
+// the tests' scalar reference use these lines.
 #pragma once
 
 #include "base/host_device.h"
@@ -7,7 +7,7 @@
 
 namespace lm {
 
-// The scalar forms of what lanes.h has.
+// The scalar forms of functions in lanes.h.
 LM_HOST_DEVICE float greatest(float a, float b) {
   return b < a ? a : b;
 }
@@ -20,7 +20,7 @@ LM_HOST_DEVICE float of_octave(const float* table, uint32_t octave) {
 LM_HOST_DEVICE float of_piece(const float* table, uint32_t piece) {
   return table[piece & 15];
 }
-// n, or n + 1 where `a` is not below b.
+// n, or n + 1 if `a` is not below b.
 LM_HOST_DEVICE uint32_t next_from(uint32_t n, float a, float b) {
   return n + (a < b ? 0 : 1);
 }
@@ -31,21 +31,21 @@ LM_HOST_DEVICE F magnitude(F x) {
   return float_of(bits_of(x) & U(0x7FFFFFFF));
 }
 
-// What a state is before it is coded: 0 in place of NaN and infinity.
+// A state before it is quantized: 0 in place of NaN and infinity.
 template <class F>
 LM_HOST_DEVICE F coded_state(F x) {
   return select_less(magnitude(x), F(__builtin_inff()), x, F(0.f));
 }
 
-// Of a block's largest magnitude: the scale that is stored, and numbers over it. bitsandbytes multiplies by
-// the reciprocal, torchao divides.
+// The stored scale for a block's largest magnitude, and numbers divided by it. bitsandbytes multiplies by the
+// reciprocal, torchao divides.
 template <CodeMap map>
 LM_HOST_DEVICE float code_scale(float largest) {
   if constexpr (kIsDynamic8<map>) return select_less(largest, 1.17549435e-38f, 0.f, largest);
   const float scale = select_less(largest, 1e-12f, 1e-12f, largest);
   return map == CodeMap::kFloat8 ? scale / kLargestFloat8 : scale;
 }
-// What numbers are multiplied or divided by.
+// The factor or divisor of numbers.
 template <CodeMap map>
 LM_HOST_DEVICE float code_factor(float largest) {
   if constexpr (kIsDynamic8<map>) return select_less(largest, 1.17549435e-38f, 0.f, 1.f / largest);
@@ -57,7 +57,7 @@ LM_HOST_DEVICE F over_scale(F x, F factor) {
   return x / factor;
 }
 
-// The number of a dynamic map's magnitude at `size`, not yet rounded. No number is below 0.
+// The unrounded index of a dynamic map's magnitude. Never below 0.
 template <class Table, class F>
 LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
   const F size = greatest(magnitude, F(kLeastCoded));
@@ -67,13 +67,13 @@ LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
                of_piece(table.last, piece));
 }
 
-// The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within 2e-5 of a step of the
+// The code whose value is nearest to x, a number in [-1, 1] up to rounding. (Within 2e-5 of a step of the
 // middle between two values it may be either.)
 template <CodeMap map, class Table, class F>
 LM_HOST_DEVICE auto nearest_code(const Table& table, F x) {
   using U = decltype(bits_of(x));
   const F number = code_number(table, map == CodeMap::kUnsigned8 ? x : magnitude(x));
-  // 2^23 has no digits behind the point: adding it rounds.
+  // Floats from 2^23 on are integers: adding it rounds.
   const U rounded = bits_of(number + F(8388608.f)) & U(0x1FF);
   if constexpr (map == CodeMap::kUnsigned8) return rounded;
   // 1 has no negative: the code of the largest magnitude below it stands for it.
@@ -90,7 +90,7 @@ LM_HOST_DEVICE auto nearest_code(const CodeTable4& table, F x) {
   return bits_of(number + F(8388608.f)) & U(0xF);
 }
 
-// Nearest even. What is smaller than the normal floats has the exponent that 2^14 has of its last bits.
+// Nearest even. Adding 2^14 rounds subnormals: its last place is their step.
 template <CodeMap map, class F>
 LM_HOST_DEVICE auto nearest_code(const FloatTable8&, F x) {
   using U = decltype(bits_of(x));

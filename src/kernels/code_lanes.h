@@ -1,4 +1,4 @@
-// What code_formula.h asks of numbers, for lanes of them.
+// The functions that code_formula.h needs, for lanes.
 //
 // Values only, as in lanes.h.
 #pragma once
@@ -13,14 +13,14 @@ LM_INLINE F32 greatest(F32 a, F32 b) {
 LM_INLINE F32 least(F32 a, F32 b) {
   return min(a, b);
 }
-// Of a table entry i % 32, and entry i below 16.
+// Entry i % 32 of a table, and entry i below 16.
 LM_INLINE F32 of_octave(const float* table, U32 octave) {
   return look_up<32>(table, octave);
 }
 LM_INLINE F32 of_piece(const float* table, U32 piece) {
   return look_up(load(table, Whole{}), piece);
 }
-// n, or n + 1 where `a` is not below b.
+// n, or n + 1 if `a` is not below b.
 LM_INLINE U32 next_from(U32 n, F32 a, F32 b) {
 #if defined(__AVX512F__)
   const __mmask16 from = _mm512_cmp_ps_mask((__m512)a.part[0], (__m512)b.part[0], _CMP_NLT_UQ);

@@ -1,5 +1,5 @@
-// A rule whose state is in codes, on the CPU: 256 elements are updated with their state in fp32 on the stack,
-// then that is coded. Included by a source of one instruction set.
+// Rules with quantized state, on the CPU: 256 elements are updated with their state in fp32 on the stack,
+// which is then quantized. Included by a source of one instruction set.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@
 namespace lm::LM_ISA {
 namespace {
 
-// The values of 64 codes from element i on, turned.
+// The values of 64 codes from element i on, in turned order.
 template <CodeMap map>
 LM_INLINE Wide read_codes(const uint8_t* codes, int64_t i) {
   if constexpr (code_bits(map) == 4) {
@@ -29,14 +29,13 @@ LM_INLINE void write_codes(uint8_t* codes, int64_t i, U32 numbers) {
   }
 }
 
-// States until they are coded: turned where codes are joined from turned vectors, else in order.
+// Stores states until they are quantized: turned if codes are packed from turned vectors, else in order.
 template <CodeMap map>
 LM_INLINE void keep_states(float* to, Wide states) {
   store(to, kJoinsCodes<map> ? states : in_order(states), Whole4{});
 }
 
-// The numbers of states' codes until they are stored, all 64 at once: codes, or what joining them makes
-// codes.
+// The codes of states before they are stored, 64 at once: codes, or the input of the packing.
 template <CodeMap map>
 LM_INLINE U32 code_numbers(F32 states, F32 factor) {
   const F32 x = over_scale<map>(states, factor);
@@ -46,7 +45,7 @@ LM_INLINE U32 code_numbers(F32 states, F32 factor) {
     return nearest_code<map>(kTable<map>, x);
   }
 }
-// To element i and those behind.
+// Writes from element i on.
 template <CodeMap map>
 LM_INLINE void write_numbers(uint8_t* codes, int64_t i, const WideU32& numbers) {
   if constexpr (kJoinsCodes<map>) {
@@ -57,8 +56,8 @@ LM_INLINE void write_numbers(uint8_t* codes, int64_t i, const WideU32& numbers) 
 }
 
 // The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are not
-// below kInfinity. A state that is coded without a sign is negative only where its scale was damaged; its
-// sign is left, and is not below kInfinity either.
+// below kInfinity. A state quantized without a sign is negative only if its scale was damaged; its sign bit
+// remains, so that it is not below kInfinity either.
 constexpr uint32_t kInfinity = 0x7F800000;
 template <CodeMap map>
 LM_INLINE void keep_largest(U32& largest, F32 x) {
@@ -74,7 +73,7 @@ LM_INLINE uint32_t largest_lane(U32 a) {
   return out;
 }
 
-// The largest magnitude of a block's states, negative ones included, once those that are no numbers are 0.
+// Sets non-finite states of a block to 0; returns the largest magnitude, negative ones included.
 template <int64_t n>
 [[gnu::noinline]] float largest_of_numbers(float* values) {
   U32 largest(0);
@@ -86,7 +85,7 @@ template <int64_t n>
   return std::bit_cast<float>(largest_lane(largest));
 }
 
-// Of 64 weights from element i on, turned.
+// 64 weights from element i on, in turned order.
 template <MasterForm form>
 LM_INLINE Wide load_weights(const RuleUpdate& a, int64_t i) {
   const uint16_t* half = static_cast<const uint16_t*>(a.weight) + i;
@@ -118,7 +117,7 @@ LM_INLINE void store_weights(const RuleUpdate& a, int64_t i, Wide p) {
   }
 }
 
-// one_nan() of what hardly ever is none.
+// one_nan() for vectors that rarely have a NaN.
 LM_INLINE Wide one_nan(Wide a) {
 #if defined(__AVX512F__)
   const auto nan = [&](int v) LM_BODY {
@@ -129,7 +128,7 @@ LM_INLINE Wide one_nan(Wide a) {
   return wide_of([&](int v) LM_BODY { return one_nan(a.of[v]); });
 }
 
-// The lines of 64 elements.
+// Prefetches the cache lines of 64 elements.
 template <class T>
 LM_INLINE void prefetch_lines(const T* array, int64_t i) {
   each_of<sizeof(T)>([&](auto line) LM_BODY { prefetch(array, i + line * 64 / sizeof(T)); });
@@ -142,7 +141,7 @@ LM_INLINE void prefetch_weights(const RuleUpdate& a, int64_t i) {
   if constexpr (form == MasterForm::kSplit) prefetch_lines(static_cast<const uint16_t*>(a.master), i);
 }
 
-// The updated states of a block until they are coded, which is when its largest magnitude is known.
+// The updated states of a block until they are quantized, which needs its largest magnitude.
 template <class R>
 struct BlockStates {
   static constexpr int64_t kBlock = code_block(R::kCodes[0]), kBlocks = kCodeBlock / kBlock;
@@ -150,8 +149,8 @@ struct BlockStates {
   F32 factor[kStateCount<R>][kBlocks];
 };
 
-// Where `updates`: updates the block that begins at element `first`, whose states go to `states`. Where
-// `codes`: codes those of the block before it, which are in `previous`.
+// If `updates`: updates the block that begins at element `first` and stores its states in `states`. If
+// `codes`: quantizes those of the block before it, in `previous`.
 template <class R, class G, MasterForm form, bool updates, bool codes>
 LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, BlockStates<R>& states,
                             const BlockStates<R>& previous) {
@@ -223,9 +222,8 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, B
   }
 }
 
-// With AVX-512 a block is coded while the next one is updated: a processor that waits for the divisions and
-// roots of one has the permutations of the other to do. (Copies, so that stores through state cannot change
-// them.)
+// With AVX-512 a block is quantized while the next one is updated: the divisions and roots of one overlap
+// with the permutations of the other. (Arguments are copied, so that stores through state cannot alias them.)
 template <class R, class G, MasterForm form>
 void update_blocks(const RuleUpdate& args, int64_t begin, int64_t end) {
   if (begin == end) return;
@@ -250,7 +248,7 @@ void update_blocks(const RuleUpdate& args, int64_t begin, int64_t end) {
   }
 }
 
-// Every block, of a rule R.
+// Updates every block by rule R.
 template <class R>
 void update_all_blocks(const RuleUpdate& a, StreamView stream) {
   with_dtype("update", a.gradient_dtype, [&](auto gradient) {

@@ -1,5 +1,5 @@
-// The CPU launchers of one instruction set (namespace LM_ISA), and what their sources share. Private to
-// src/kernels; everybody else calls through the table of kernels.h.
+// The CPU launchers of one instruction set (namespace LM_ISA), and their shared helpers. Private to
+// src/kernels; other code calls through the table of kernels.h.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace lm {
 
-// Out of line and compiled once: throw Error(70) for what a kernel has no form for.
+// Out of line and compiled once: throw Error(70) for types or arguments that a kernel does not support.
 [[noreturn]] void refuse_dtype(const char* kernel, DType type);
 [[noreturn]] void refuse_arguments(const char* kernel, const char* why);
 
@@ -21,9 +21,9 @@ namespace LM_ISA {
 #define LM_KERNEL(name, Args) void name(const Args&, StreamView);
 #define LM_CPU_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
-void gemm(const Gemm&, StreamView);  // of bf16 alone
-// What `update` hands on: a rule whose state is in codes, codes of the dynamic maps of 8 bits, statistics of
-// rows and columns, and a matrix that steps by its orthogonal momentum.
+void gemm(const Gemm&, StreamView);  // bf16 only
+// The special cases of `update`: quantized state, 8-bit codes of the dynamic maps, factored second moments,
+// and Muon's matrices.
 void update_coded(const RuleUpdate&, StreamView);
 void update_dynamic8(const RuleUpdate&, StreamView);
 void update_factored(const RuleUpdate&, StreamView);

@@ -1,5 +1,5 @@
-// What a step's time depends on beside the rate of large products: it differs between CPUs by more than that
-// rate does. A tenth of a second and 4 MiB, once before a run; on the compute thread, CPU only.
+// Measured rates of a CPU besides that of large products; they differ between CPUs by more than that one
+// does. Takes a tenth of a second and 4 MiB, once before a run; on the compute thread, CPU only.
 #pragma once
 
 #include "base/cuda.h"
@@ -8,12 +8,12 @@
 namespace lm {
 
 struct CpuRates {
-  double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys alone
-  double gemm_call_seconds = 0;  // of a small product beyond its FLOP: checks, weights that are in no cache
-  // Bytes/s that decoding nf4 weights makes: its own time, and what a product takes longer after it.
+  double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys only
+  double gemm_call_seconds = 0;  // overhead of a small product beyond its FLOP: checks, uncached weights
+  // Bytes/s of decoded nf4 weights: time of the decoding, and of the slower product after it.
   double decode_bandwidth = 0;
 };
-// Of the quicker calls, all above 0. `gemm_flops`: of large products.
+// From the faster calls, all above 0. `gemm_flops`: rate of large products.
 CpuRates measure_cpu_rates(DType dtype, StreamView stream, double gemm_flops);
 
 }  // namespace lm

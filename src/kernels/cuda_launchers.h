@@ -1,4 +1,4 @@
-// The GPU launchers, one .cu file per group. Private to src/kernels; everybody else calls through the table.
+// The GPU launchers, one .cu file per group. Private to src/kernels; other code calls through the table.
 #pragma once
 
 #include "kernels/kernels.h"

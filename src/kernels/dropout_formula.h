@@ -1,4 +1,5 @@
-// Dropout's rule, shared by both launchers: which numbers keep an element, and the factor of the kept ones.
+// Dropout's rule, shared by both launchers: which random numbers keep an element, and the factor of the kept
+// ones.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// The tables of the quantised encodings (base/encoding_kind.h), as bitsandbytes 0.50.2 has them. Constants.
+// The tables of the quantization formats (base/encoding_kind.h), from bitsandbytes 0.50.2. Constants.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace lm {
 
-// Which block of a matrix of 4-bit codes each block of what is made from it is, in order: a value.
+// Maps each block of the output, in order, to its block in a matrix of 4-bit codes: a value.
 struct ScaleBlocks {
   explicit ScaleBlocks(const Materialise& m) : first(m.first / kScaleBlock) {
     if (m.out.columns == m.width()) return;
     row = m.out.columns / kScaleBlock, matrix_row = m.width() / kScaleBlock;
   }
-  // Whether it is made of whole blocks.
+  // Whether the output consists of whole blocks.
   static bool can(const Materialise& m) {
     const bool whole_rows = m.out.columns == m.width();
     return m.first % kScaleBlock == 0 &&
@@ -24,16 +24,16 @@ struct ScaleBlocks {
   }
 
   int64_t first;
-  int64_t row = 1, matrix_row = 1;  // blocks of a row; 1 and 1: whole rows, which follow each other
+  int64_t row = 1, matrix_row = 1;  // blocks per row; 1 and 1: whole rows, contiguous
 };
 LM_HOST_DEVICE int64_t block_of_matrix(const ScaleBlocks& b, int64_t block) {
   if (b.row == b.matrix_row)
-    return b.first + block;  // without a division, which costs a GPU more than the rest
+    return b.first + block;  // avoids a division, which costs a GPU more than the rest
   return b.first + block / b.row * b.matrix_row + block % b.row;
 }
 
-// Values of 4-bit codes; a value between them becomes the code in `order` whose place is the number of
-// thresholds that it is larger than. Thresholds are the midpoints in fp32.
+// Values of 4-bit codes; a value in between becomes the code in `order` at the index given by the number of
+// thresholds below it. Thresholds are the midpoints in fp32.
 struct FourBitTable {
   float value[16];
   float threshold[15];
@@ -59,7 +59,7 @@ constexpr const FourBitTable& four_bit_table(EncodingKind kind) {
   return is_fp4(kind) ? kFp4Table : kNf4Table;
 }
 
-// Values of the 8-bit codes of double scales: the signed "dynamic" map, as coded state has it.
+// Values of the 8-bit codes of double scales: the signed "dynamic" map, as for quantized state.
 inline constexpr CodeTable kScaleCodes = make_code_table<CodeMap::kSigned8>();
 inline constexpr const float (&kDynamicMap)[256] = kScaleCodes.value;
 

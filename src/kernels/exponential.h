@@ -1,4 +1,4 @@
-// exp of lanes (V: F32, or the Wide of wide_lanes.h), compiled as they are (lanes.h).
+// exp of lanes (V: F32, or the Wide of wide_lanes.h), compiled per instruction set like these (lanes.h).
 #pragma once
 
 #include "kernels/wide_lanes.h"
@@ -6,9 +6,9 @@
 namespace lm::LM_ISA {
 
 // exp within one unit in the last place: 2^n * poly(r), r = x - n ln 2 in [-0.35, 0.35] (the coefficients
-// are Cephes's). The argument is kept in [-87.33, 88.02], so the result is never 0 or infinite: 1.2e-38
-// and 1.7e38 stand for them, which softmax and SwiGLU cannot tell apart. exp(NaN) is NaN. Bits differ between
-// baseline and the rest.
+// are Cephes's). The argument is kept in [-87.33, 88.02], so the result is never 0 or infinite: 1.2e-38 and
+// 1.7e38 are used instead, which makes no difference to softmax and SwiGLU. exp(NaN) is NaN. Bits differ
+// between baseline and the rest.
 template <class V>
 LM_INLINE V exponential(V x) {
   x = min(V(88.02f), max(V(-87.33f), x));
@@ -25,7 +25,7 @@ LM_INLINE V exponential(V x) {
   y = multiply_add(y, r * r, r) + V(1.f);
   return y * power_of_two(t);
 }
-// The same, but infinite for infinity, as the GPU's is.
+// The same, but infinite for infinity, like the GPU's.
 template <class V>
 LM_INLINE V exponential_to_infinity(V x) {
   return select_less(V(3.40282347e38f), x, x, exponential(x));

@@ -1,9 +1,9 @@
-// Updates of factored state (optim/rules/factored.h): what both launchers share. The order of every sum is
-// fixed by the matrix's shape alone:
+// Updates of factored second moments (optim/rules/factored.h), shared by both launchers. The order of every
+// sum is fixed by the matrix's shape alone:
 //
-//   a row of squares      fp32; element j goes to lane j mod 64, then lanes (l, l + 32), (l, l + 16), ... (0,
-//   1) a column of squares   fp32; factored_part(rows) rows in order, then these sums in order numbers of
-//   rows       fp64; as the squares of a granule (norms_formula.h)
+//   a row of squares      fp32; element j to lane j mod 64, then lanes (l, l + 32), (l, l + 16), ... (0, 1)
+//   a column of squares   fp32; factored_part(rows) rows in order, then these sums in order
+//   numbers of rows       fp64; as the squares of a granule (norms_formula.h)
 #pragma once
 
 #include "base/host_device.h"
@@ -32,7 +32,7 @@ template <class F>
 LM_HOST_DEVICE F squared(F gradient, F eps) {
   return gradient * gradient + eps;
 }
-// The next value of a statistic.
+// The next value of a row's or column's moment.
 template <class R, class F>
 LM_HOST_DEVICE F averaged(const R& rule, F mean, F state) {
   return fused(F(rule.one_minus_beta2), mean, F(rule.beta2) * state);
@@ -41,7 +41,7 @@ template <class R, class F>
 LM_HOST_DEVICE F factor_of(const R& rule, F statistic) {
   return F(1.f) / (root(statistic) + F(rule.root_eps));
 }
-// Of no gradients at all the mean of the rows is 0, and any number serves.
+// With all gradients zero the mean of the rows is 0, and any nonzero number works.
 LM_HOST_DEVICE float mean_of_rows(double sum, int64_t rows) {
   const float mean = static_cast<float>(sum / static_cast<double>(rows));
   return mean == 0.f ? 1.f : mean;

@@ -1,5 +1,5 @@
-// The memory in which gemm_cpu.cpp multiplies: a tile of the result, and panels of what it is the product of,
-// in fp32 and in the order in which the registers take them. Made at the first product and kept. Any thread.
+// Scratch memory of gemm_cpu.cpp: a tile of the result, and packed panels of the operands, in fp32 and in the
+// order of the register blocks. Allocated at the first product and cached. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace lm {
 
-// Of a tile of the result: rows and columns; of a panel: rows of the left matrix, and how much of the summed
-// index at once. Multiples of the 3, 6 or 12 rows of 16 columns that the registers hold. A tile has four left
-// panels, one after the other, for each right one, which costs more to convert. What the registers take at
-// once, 12 rows and 32 columns, fits the first cache; all of it, 440 KiB, a second one of 512.
+// A tile's rows and columns; a panel's rows of the left matrix, and its depth in the summed index. Multiples
+// of the register blocks of 3, 6 or 12 rows by 16 columns. A tile uses four left panels in turn for each
+// right one, which costs more to convert. The operands of a register block, 12 rows and 32 columns, fit the
+// L1 cache; everything, 440 KiB, an L2 cache of 512.
 inline constexpr int kTileRows = 384, kTileColumns = 192, kPanelRows = 96, kPanelDepth = 128;
-// Between the rows of the left panel lie 16 floats more: a power of two would send all of them to a few sets
-// of the first cache.
+// Rows of the left panel are padded by 16 floats: a power of two would map all of them to a few sets of the
+// L1 cache.
 inline constexpr int kPanelGap = 16;
 
 struct GemmPanels {
@@ -25,14 +25,14 @@ struct GemmPanels {
   int64_t next;  // of the thread's share of the tiles
 };
 static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDepth + kPanelGap),
-              "the left matrix lies either way");
+              "a panel of the left matrix fits in either layout");
 
-// For so many threads that this one shares its products with: one each, which belong to it as long as it
-// lives. Throws std::bad_alloc; here, as nothing may be thrown among the threads.
+// One per thread of this thread's products, owned by this thread for its lifetime. Throws std::bad_alloc
+// here, because the parallel threads must not throw.
 GemmPanels* gemm_panels(int threads);
 
-// Whether LibTorch's products of bf16 serve a processor whose widest instructions are these: only where it
-// has instructions for bf16. With AVX-512 alone LibTorch converts in every product and reaches a fifth of its
+// Whether LibTorch's bf16 products are used on a processor with these widest instructions: only if it has
+// instructions for bf16. With AVX-512 alone LibTorch converts in every product and reaches a fifth of its
 // fp32 rate; with AVX2 it has plain loops, twenty times slower than gemm_cpu.cpp.
 bool library_multiplies_bf16(Instructions best);
 

@@ -1,5 +1,4 @@
-// The machine's own ceiling: what its GEMM reaches on a shape like a model's, in FLOP/s; and what it keeps
-// up.
+// The machine's measured GEMM rate on a shape like a model's, in FLOP/s: its peak and its sustained rate.
 #pragma once
 
 #include "base/cuda.h"
@@ -8,10 +7,10 @@
 namespace lm {
 
 // Best of the products of 1024 x 1024 x 1024 that fit into some 100 ms, at least five; up to 500 ms until the
-// best three are alike. CPU only.
+// best three agree. CPU only.
 struct GemmRate {
-  double ceiling = 0;    // the best product's: the speed of light
-  double sustained = 0;  // the median product's: what a step can expect on a machine that others use, too
+  double ceiling = 0;    // the best product's: the peak rate
+  double sustained = 0;  // the median product's: the expected rate of a step on a shared machine
 };
 GemmRate measure_gemm_rate(DType dtype, StreamView stream);
 

@@ -43,7 +43,7 @@ struct RmsNormForward {
 // groups of dy * dtype(n), added in fp32 by kRowBlock rows.
 struct RmsNormBackward {
   const void* dy = nullptr;  // [rows, groups, width], stride dy_stride
-  const void* x = nullptr;   // the normalised input (the sum, where there was a residual), stride x_stride
+  const void* x = nullptr;   // the normalised input (with a residual the sum), stride x_stride
   const void* weight = nullptr;
   const float* rstd = nullptr;      // [rows, groups]
   const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
@@ -76,8 +76,8 @@ struct SwigluForward {
   DType dtype = DType::kF32;
 };
 
-// In place: dh becomes h (the forward's output, wanted for the down projection's weight gradient), gate_up
-// becomes its own gradient.
+// In place: dh becomes h (the forward's output, for the down projection's weight gradient), gate_up becomes
+// its own gradient.
 struct SwigluBackward {
   void* gate_up = nullptr;  // [rows, 2F]: in gate | up, out dgate | dup
   void* dh = nullptr;       // [rows, F]: in dh, out h
@@ -108,7 +108,7 @@ struct SoftmaxGradient {
   const float* sum = nullptr;
   int64_t rows = 0, columns = 0, stride = 0;
   int64_t first_column = 0;
-  float scale = 1;                // 1 / what the optimizer step's sum of losses is divided by
+  float scale = 1;                // 1 / the divisor of the optimizer step's sum of losses
   const float* weight = nullptr;  // [rows], of each row's loss; null: 1
   DType dtype = DType::kF32;
 };
@@ -212,33 +212,33 @@ struct GranuleNorms {
   DType dtype = DType::kF32;
 };
 
-// x = bf16(x / max(norm, least)) with norm = bf16(root of the sum of `sums`), which granule_norms has made of
-// x: added in fp64, the i-th to lane i mod 64, then lanes as there.
+// x = bf16(x / max(norm, least)) with norm = bf16(root of the sum of `sums`), granule_norms of x: added in
+// fp64, the i-th to lane i mod 64, then lanes as there.
 struct Normalise {
   void* x = nullptr;  // bf16
   int64_t elements = 0;
   const double* sums = nullptr;  // [granules]
   int64_t granules = 0;
-  float* norm = nullptr;  // what x was divided by
+  float* norm = nullptr;  // the divisor of x
   float least = 0;
 };
 
-// State of a rule that keeps averages of rows and columns (optim/rules/factored.h), which is called with
-// whole matrices or vectors.
+// State of a rule with factored second moments (optim/rules/factored.h), which is called with whole matrices
+// or vectors.
 struct FactoredState {
-  int64_t rows = 1, columns = 0;  // of a vector: its elements
+  int64_t rows = 1, columns = 0;  // for a vector: its elements
   void* row = nullptr;            // [rows], dtype
   void* column = nullptr;         // [columns]
-  void* vector = nullptr;         // [columns], of a vector, which has neither of the others
+  void* vector = nullptr;         // [columns], for a vector, in place of row and column
   float* scratch = nullptr;       // [factored_scratch(rows, columns)]
   DType dtype = DType::kF32;
 };
 
-// A matrix whose rule steps by its orthogonal momentum (optim/rules/muon.h, kernels/orthogonal.h), in two
-// calls: the first moves state[0] and writes the direction, with zeros up to a whole granule; the second
-// takes the step. The weight is of the second alone, the gradient of the first.
+// A matrix updated by Muon (Newton–Schulz; optim/rules/muon.h, kernels/orthogonal.h), in two calls: the first
+// updates state[0] and writes the direction, with zeros up to a whole granule; the second updates the weight.
+// Only the second uses the weight, only the first the gradient.
 struct OrthogonalState {
-  enum class Call : int64_t { kNone, kDirection, kStep };  // no padding behind it: a GPU's argument
+  enum class Call : int64_t { kNone, kDirection, kStep };  // no padding after it: a GPU's argument
   Call call = Call::kNone;
   int64_t rows = 0, columns = 0;
   void* direction = nullptr;  // [rows, columns], bf16
@@ -247,44 +247,44 @@ struct OrthogonalState {
 // One fused pass of an optimizer's rule: reads gradient and state, writes state and the working weight. The
 // gradient is multiplied by gradient_scale (clipping), then the rule's own lines follow (optim/rules), in
 // fp32 with exactly those operations (nothing contracted; sqrt and / correctly rounded). Every NaN that is
-// stored is 0x7FC00000. Coded state (optim/rules/codes.h) is read from its codes and coded anew; there what
-// is no finite number becomes 0, and so does a block of numbers below 2^-126.
+// stored is 0x7FC00000. Quantized state (optim/rules/codes.h) is dequantized and quantized again; non-finite
+// values become 0, and so does a block of numbers below 2^-126.
 struct RuleUpdate {
   RuleScalars rule;
   const void* gradient = nullptr;           // [elements], gradient_dtype
   void* weight = nullptr;                   // working weight, weight_dtype
   void* master = nullptr;                   // kSplit: uint16 low halves; kF32: float; else null
-  float* state[Rules::kMostStates] = {};    // [elements] of each; coded: the scales, one for each block
-  uint8_t* codes[Rules::kMostStates] = {};  // of a rule whose state is coded, but null for its small tensors
-  FactoredState factored = {};              // of a rule that has it instead
-  OrthogonalState orthogonal = {};          // of a matrix that has it beside state[0]
-  int64_t elements = 0;                     // coded: a multiple of 256
+  float* state[Rules::kMostStates] = {};    // [elements] of each; quantized: the scales, one per block
+  uint8_t* codes[Rules::kMostStates] = {};  // for quantized state, but null for small tensors
+  FactoredState factored = {};              // for factored second moments, in place of state
+  OrthogonalState orthogonal = {};          // for Muon's matrices, in addition to state[0]
+  int64_t elements = 0;                     // quantized: a multiple of 256
   DType gradient_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   MasterForm form = MasterForm::kWeight;
   float gradient_scale = 1;
   uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
-  // kStochastic: index of element 0 in that key's sequence; a multiple of 64 but for factored and orthogonal
-  // state.
+  // kStochastic: index of element 0 in that key's sequence; a multiple of 64, except for factored and
+  // orthogonal state.
   int64_t first_index = 0;
 };
 
-// Neighbouring documents that a GPU's attention takes at once.
+// Consecutive documents that a GPU's attention processes at once.
 struct DocumentRun {
   int64_t first = 0, tokens = 0;   // their tokens
   int64_t count = 0, longest = 0;  // documents, and tokens of the longest
   const int32_t* start = nullptr;  // [count + 1], from `first`; device memory
-  // The same of the keys where they begin earlier than the queries (Documents::past).
+  // The same for the keys if they begin earlier than the queries (Documents::past).
   const int32_t* key_start = nullptr;
 };
 
-// Which tokens belong together. The CPU reads `start`, a GPU the runs.
+// The boundaries of documents. The CPU reads `start`, a GPU the runs.
 struct Documents {
   const int32_t* start = nullptr;  // HOST memory, [count + 1]: first token of each, ending with the tokens
   int64_t count = 0;
   const DocumentRun* runs = nullptr;  // HOST memory, [run_count]
   int64_t run_count = 0;
-  // Of one document, forward: so many of its tokens came before. Their keys and values lie in front of those
+  // For the forward pass of one document: its number of earlier tokens. Their keys and values precede those
   // of the tokens here, which continue it.
   int64_t past = 0;
 };
@@ -329,8 +329,8 @@ struct AttentionBackward {
   DType dtype = DType::kF32;
 };
 
-// out = A B (+ addend), with A transposed and B transposed as asked: products of matrices, added up in fp32
-// and rounded once to out's type. With an fp32 `out` of bf16 matrices (GPUs alone) nothing is rounded.
+// out = A B (+ addend), with optional transposition of A and B: products of matrices, summed in fp32 and
+// rounded once to out's type. With bf16 matrices and an fp32 `out` (GPUs only) nothing is rounded.
 struct Gemm {
   View a, b, out;    // out may be addend
   View addend = {};  // undefined: none; of out's shape
@@ -339,8 +339,8 @@ struct Gemm {
   float addend_scale = 1;  // of the addend
 };
 
-// out[r] = scale * (weight[r] · x) (+ addend[r]), added up in fp32 and rounded once: one token's product. The
-// matrix is read once, at the memory's rate, where a GEMM library brings it into another order first.
+// out[r] = scale * (weight[r] · x) (+ addend[r]), summed in fp32 and rounded once: one token's product. The
+// matrix is read once, at the memory's rate, while a GEMM library would pack it first.
 struct MultiplyRow {
   const void* x = nullptr;       // [columns]
   const void* weight = nullptr;  // [rows, columns], stride in elements
@@ -351,7 +351,7 @@ struct MultiplyRow {
   DType dtype = DType::kF32;
 };
 
-// to = from of one shape, with rows that may lie apart on both sides; rounded where to's type is the smaller.
+// to = from, of the same shape, strided on both sides; rounded if to's type is smaller.
 struct CopyRows {
   View from, to;
 };
@@ -362,27 +362,27 @@ struct Scale {
   float factor = 1;
 };
 
-// The elements of a matrix of the files, or of some of its rows or columns, from the pieces that encode it
-// (spec/encoding.h); `out` is contiguous. Of 4-bit codes some rows begin at a multiple of kScaleBlock
-// elements, and for some columns all widths and the first are multiples of it. Formulas are bitsandbytes' in
-// fp32, rounded once: value of the code * scale of its block (a double scale: value of its code * scale of
-// the scales + their mean), or integer * scale of the row * fp32(1 / 127).
+// Dequantizes a matrix of the files, or some of its rows or columns, from its components (spec/encoding.h);
+// `out` is contiguous. With 4-bit codes a range of rows begins at a multiple of kScaleBlock elements, and for
+// a range of columns all widths and the first are multiples of it. Formulas are bitsandbytes' in fp32,
+// rounded once: value of the code * scale of its block (a double scale: value of its code * scale of the
+// scales + their mean), or integer * scale of the row * fp32(1 / 127).
 struct Materialise {
   EncodingKind kind = EncodingKind::kNf4;
   std::array<const std::byte*, kMostPieces> pieces = {};
   View out;
-  int64_t first = 0;    // element of the matrix that out begins with
+  int64_t first = 0;    // first element of the matrix in out
   int64_t columns = 0;  // of the matrix; 0: out's
 
   int64_t width() const { return columns > 0 ? columns : out.columns; }
 };
 
-// The other way, on the CPU: codes and fp32 scales of some of a matrix: of 4-bit codes `x` begins at a
-// multiple of kScaleBlock and ends at one or with the matrix; of 8-bit codes it is whole rows. A block's
+// Quantizes a part of a matrix, on the CPU, to codes and fp32 scales: for 4-bit codes `x` begins at a
+// multiple of kScaleBlock and ends at one or with the matrix; for 8-bit codes it is whole rows. A block's
 // scale is its largest magnitude; numbers are divided by it (multiplied by its reciprocal in whole blocks)
 // and become the nearest code.
 struct Quantise {
-  EncodingKind kind = EncodingKind::kNf4;  // of double scales: what quantise_scales begins with
+  EncodingKind kind = EncodingKind::kNf4;  // double quantization: the step before quantise_scales
   const void* x = nullptr;
   int64_t elements = 0, columns = 0;
   uint8_t* codes = nullptr;
@@ -390,8 +390,8 @@ struct Quantise {
   DType dtype = DType::kF32;
 };
 
-// Double scales: `codes` of all scales of a matrix, and in `nested` their mean (added in fp64) and the scales
-// of what they differ from it by.
+// Double quantization: `codes` of all scales of a matrix, and in `nested` their mean (summed in fp64) and the
+// scales of the differences from it.
 void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested);
 
 // The launchers of one device.
@@ -400,8 +400,8 @@ struct Kernels {
 #define LM_CPU_KERNEL LM_KERNEL
 #define LM_LIBRARY_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
-  ChunkSumsKernel chunk_sums = nullptr;  // null in the table that counts
-  // LibTorch's, too. Bytes that the call wants as its scratch.
+  ChunkSumsKernel chunk_sums = nullptr;  // null in the counting table
+  // Scratch bytes of a call; also for LibTorch's attention.
   int64_t (*attention_forward_scratch)(const AttentionForward&, StreamView) = nullptr;
   int64_t (*attention_backward_scratch)(const AttentionBackward&, StreamView) = nullptr;
 };
@@ -409,8 +409,8 @@ struct Kernels {
 // The table of a device; throws Error(12) for CUDA in an executable without it.
 const Kernels& kernels(DeviceType device);
 
-// CPU attention (GPUs have LibTorch's flash kernels). Scratch is what all threads of the stream need
-// together, the same on every machine.
+// CPU attention (GPUs have LibTorch's flash kernels). Scratch is for all threads of the stream together, the
+// same on every machine.
 void attention_forward_cpu(const AttentionForward& args, StreamView stream);
 void attention_backward_cpu(const AttentionBackward& args, StreamView stream);
 int64_t attention_forward_scratch_cpu(const AttentionForward& args, StreamView stream);

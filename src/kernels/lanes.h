@@ -177,12 +177,12 @@ LM_INLINE F32 fused(F32 a, F32 b, F32 c) {
   return c;
 }
 // (All-ones mask: as in mul_high.)
-// a * b + c, fused where the processor does that: for results that need not have the same bits everywhere.
+// a * b + c, fused if the processor can: for results that need not have the same bits everywhere.
 LM_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
   if constexpr (kNative > 4) return fused(a, b, c);
   return a * b + c;
 }
-// Added to a number it leaves the nearest integer in the low bits: 1.5 * 2^23.
+// 1.5 * 2^23: added to a number it leaves the nearest integer in the low bits.
 inline constexpr float kIntegerShift = 12582912.f;
 // 2^n, of n + kIntegerShift.
 LM_INLINE F32 power_of_two(F32 shifted) {
@@ -242,7 +242,7 @@ LM_INLINE U32 load_halves(const uint8_t* from) {
 #endif
   return r;
 }
-// The lanes of `table` that the lanes of `index`, below 16, number.
+// table[index] for each lane; indices are below 16.
 LM_INLINE F32 look_up(const F32& table, U32 index) {
   F32 r;
 #if defined(__AVX512F__)
@@ -263,13 +263,13 @@ LM_INLINE F32 look_up(const F32& table, U32 index) {
   return r;
 }
 
-// How many lanes a load or store touches.
+// The number of lanes of a load or store.
 struct Whole {};
 struct Part {
   int n;  // 1..15; the other lanes load as 0
 };
 
-// gcc 12 makes five instructions of a generic conversion between 16 and 32 bits; the processors have one.
+// gcc 12 emits five instructions for a generic conversion between 16 and 32 bits; the processors have one.
 LM_INLINE U32 load_u16(const uint16_t* from, Whole) {
   U32 r;
   for (int p = 0; p < kParts; ++p) {
@@ -299,7 +299,7 @@ LM_INLINE void store_u16(uint16_t* to, U32 a, Whole) {
     *reinterpret_cast<MemoryU16*>(to + p * kNative) = v;
   }
 }
-// Whole vectors alone. Each lane must be below 256.
+// Whole vectors only. Each lane must be below 256.
 LM_INLINE U32 load_u8(const uint8_t* from) {
   U32 r;
   for (int p = 0; p < kParts; ++p) {
@@ -401,11 +401,11 @@ LM_INLINE void store(float* to, F32 a, Part count) {
   memcpy(to, whole, sizeof(float) * static_cast<size_t>(count.n));
 }
 
-// bf16 bits of each lane, to nearest even, NaN as 0x7FC0, in the upper half; the lower one has anything.
+// bf16 bits of each lane, to nearest even, NaN as 0x7FC0, in the upper half; the lower one is undefined.
 LM_INLINE U32 rounded_upper(F32 a) {
   const U32 bits = bits_of(a);
 #if defined(__AVX512F__)
-  // With masks four operations instead of six: rounding is half of what a pass over bf16 does.
+  // With masks four operations instead of six: rounding is half of the work of a pass over bf16.
   const __m512i b = (__m512i)bits.part[0];
   const __mmask16 number = _mm512_cmp_ps_mask((__m512)a.part[0], (__m512)a.part[0], _CMP_ORD_Q);
   const __mmask16 odd = _mm512_mask_test_epi32_mask(number, b, _mm512_set1_epi32(0x10000));
@@ -433,7 +433,7 @@ LM_INLINE void store(Bf16* to, F32 a, Count count) {
   store_u16(&to->bits, bf16_bits(a), count);
 }
 
-// For values that are rounded already.
+// For values that are already rounded.
 template <class Count>
 LM_INLINE void store_rounded(Bf16* to, F32 a, Count count) {
   store_u16(&to->bits, bits_of(a) >> 16, count);
@@ -462,7 +462,7 @@ LM_INLINE void each_vector(int64_t n, const Body& body) {
   if (i < n) body(i, Part{static_cast<int>(n - i)});
 }
 
-// `a`, with `rest` in the lanes that a Part does not have.
+// `a`, with `rest` in the lanes outside of the Part.
 LM_INLINE F32 tail_or(F32 a, Part count, float rest) {
   float lane[kLanes];
   store(lane, a, Whole{});

@@ -1,5 +1,5 @@
-// The whole table of a device, for src/model: our kernels, and with them what LibTorch does: products of
-// matrices, attention on GPUs.
+// The whole table of a device, for src/model: our kernels, and LibTorch's: products of matrices, attention on
+// GPUs.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -13,7 +13,7 @@ const Kernels& library_kernels(DeviceType device);
 // Attention on GPUs by ATen (attention_cuda.cpp | no_attention_cuda.cpp, chosen by the executable).
 void attention_forward_cuda(const AttentionForward& args, StreamView stream);
 void attention_backward_cuda(const AttentionBackward& args, StreamView stream);
-// Its scratch: none forward, and backward a random state that nothing reads.
+// Its scratch: none for forward, and for backward a random state that is never read.
 inline int64_t attention_forward_scratch_cuda(const AttentionForward&, StreamView) {
   return 0;
 }

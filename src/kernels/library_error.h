@@ -1,4 +1,5 @@
-// LibTorch's exceptions in our words: what the rank's main prints instead of a C++ backtrace. Any thread.
+// Translates LibTorch's exceptions to Error, so that a worker prints that instead of a C++ backtrace. Any
+// thread.
 #pragma once
 
 #include <exception>
@@ -7,8 +8,8 @@
 
 namespace lm {
 
-// Error(30) where the GPU's memory ran out, with the bytes asked and free; Error(31) where the host's did;
-// else a bug of ours, Error(70).
+// Error(30) if GPU memory ran out, with the requested and the free bytes; Error(31) if host memory did;
+// otherwise a bug of ours, Error(70).
 Error library_error(const std::exception& error);
 
 }  // namespace lm

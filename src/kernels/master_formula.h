@@ -1,5 +1,5 @@
-// The forms in which an fp32 weight lives beside a bf16 one (MasterForm). U: unsigned integers of 32 bits, or
-// lanes of them. Both launchers and the tests' scalar reference use these lines.
+// The forms of fp32 masters of bf16 weights (MasterForm). U: unsigned integers of 32 bits, or lanes of them.
+// Both launchers and the tests' scalar reference use these lines.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +24,7 @@ LM_INLINE void with_form(MasterForm form, const Body& body) {
   }
 }
 
-// Split master: bits M, working weight (M + 0x8000) >> 16, and M & 0xFFFF beside it.
+// Split master: bits M, working weight (M + 0x8000) >> 16, and M & 0xFFFF stored separately.
 // split_rounded()'s high half is the weight.
 template <class U>
 LM_HOST_DEVICE U split_rounded(U master) {
@@ -43,8 +43,8 @@ LM_HOST_DEVICE U split_join(U weight, U low) {
   return ((weight - (low >> 15)) << 16) | low;
 }
 
-// Stochastic rounding to bf16 with the low 16 bits of a random number. NaN must be 0x7FC00000 already; it and
-// infinity have no low bits, so nothing carries into them.
+// Stochastic rounding to bf16 with the low 16 bits of a random number. NaN must already be 0x7FC00000; it and
+// infinity have no low bits, so that no carry changes them.
 template <class U>
 LM_HOST_DEVICE U stochastic_weight(U master, U random) {
   return (master + (random & U(0xFFFF))) >> 16;

@@ -8,7 +8,7 @@ namespace lm {
 inline constexpr int kGranuleElements = 4096;
 inline constexpr int kNormLanes = 64;
 
-// The tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN sum has one spelling.
+// The tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN sum has fixed bits.
 LM_HOST_DEVICE double add_norm_lanes(double (&lane)[kNormLanes]) {
   for (int step = kNormLanes / 2; step > 0; step /= 2) {
     for (int l = 0; l < step; ++l) lane[l] += lane[l + step];
@@ -20,7 +20,7 @@ LM_HOST_DEVICE double add_norm_lanes(double (&lane)[kNormLanes]) {
   return nan;
 }
 
-// What Normalise divides by, of the sum of all squares.
+// Normalise's divisor, for the sum of all squares.
 LM_HOST_DEVICE float norm_of(double squares, float least) {
   const float norm = round_as<Bf16>(root(static_cast<float>(squares)));
   const float clamp = round_as<Bf16>(least);

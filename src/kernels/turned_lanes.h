@@ -1,8 +1,8 @@
-// Sixty-four elements as four vectors, in an order of their own that is the same for arrays of bytes, of
-// halves and of words: for formulas that treat every element alike. With AVX-512 it is the one in which bytes
-// and halves part and join within 128 bits, vector v having in its l-th 128 bits elements 8 * l + 4 * (v % 2)
-// + 32 * (v / 2) and the three behind; widening 16 halves takes one operation in place of two, and joining
-// them one in place of three. Elsewhere it is the order in memory.
+// Sixty-four elements as four vectors, in a permuted ("turned") order that is the same for arrays of bytes,
+// of halves and of words: for elementwise formulas. With AVX-512 it is the order in which bytes and halves
+// unpack and pack within 128 bits, vector v having in its l-th 128 bits elements 8 * l + 4 * (v % 2) + 32 *
+// (v / 2) and the three behind; widening 16 halves takes one operation in place of two, and packing them one
+// in place of three. Otherwise it is the order in memory.
 //
 // Values only, as in lanes.h.
 #pragma once
@@ -61,7 +61,7 @@ LM_INLINE Wide load_turned(const Bf16* from) {
   const __m512i high[2] = {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 32)};
   return parted(zero, high);
 }
-// Of master_formula.h's split master, in 16 bits.
+// Loads split masters (master_formula.h) from their 16-bit halves.
 LM_INLINE Wide load_turned_split(const uint16_t* weight, const uint16_t* low) {
   __m512i below[2], above[2];
   LM_UNROLL

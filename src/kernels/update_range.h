@@ -1,4 +1,4 @@
-// What the CPU's updates share: the forms of a weight, and walking through streams. Included by a source of
+// Helpers of the CPU's updates: the forms of a weight, and loops over state tensors. Included by a source of
 // one instruction set.
 #pragma once
 
@@ -11,10 +11,10 @@
 namespace lm::LM_ISA {
 namespace {
 
-// The division and root of one vector fill the time of its cache misses, so the next ones are asked for
-// early. Of a same-traffic loop's speed, AdamW in fp32 / with a split master reaches on one thread of a Zen 5
-// 98 / 105 % with 64 to 96 ahead, 85 / 96 % with 128, 91 / 97 % with 256; a Zen 4 has 92 % (split) without
-// and 102 % with 128. A prefetch past the end of an array is harmless.
+// The division and root of one vector hide cache misses, so the next vectors are prefetched. Of a
+// same-traffic loop's speed, AdamW in fp32 / with a split master reaches on one thread of a Zen 5 98 / 105 %
+// with 64 to 96 ahead, 85 / 96 % with 128, 91 / 97 % with 256; a Zen 4 has 92 % (split) without and 102 %
+// with 128. A prefetch past the end of an array is harmless.
 inline constexpr int64_t kAhead = 80;
 template <class T>
 LM_INLINE void prefetch(const T* array, int64_t i) {
@@ -56,7 +56,8 @@ LM_INLINE void store_weight(const RuleUpdate& a, int64_t i, F32 p, U32 random, C
   }
 }
 
-// body(s) for s = 0, 1, ... n - 1, each a constant: what a loop would keep in an array stays in registers.
+// body(s) for s = 0, 1, ... n - 1, each a constant, so that values stay in registers where a loop would need
+// an array.
 template <int n, class Body>
 LM_INLINE void each_of(const Body& body) {
   const auto call = [&]<int... s>(std::integer_sequence<int, s...>) LM_BODY {
@@ -65,15 +66,14 @@ LM_INLINE void each_of(const Body& body) {
   call(std::make_integer_sequence<int, n>());
 }
 
-// Random numbers for elements [first, first + 64) of a range, of its stochastic rounding: word w for 16 of
-// them.
+// Random numbers for stochastic rounding of elements [first, first + 64) of a range: word w for 16 of them.
 LM_INLINE PhiloxWords<U32> rounding_numbers(const RuleUpdate& a, int64_t first) {
   const uint64_t call = static_cast<uint64_t>(a.first_index + first) / 4;
   return philox<U32>(a.rounding_key, lane_numbers() + U32(static_cast<uint32_t>(call)),
                      U32(static_cast<uint32_t>(call >> 32)), U32(0), U32(0));
 }
 
-// Stochastic rounding's numbers from any element on: those of two blocks of 64.
+// Random numbers for stochastic rounding from any element on: those of two blocks of 64.
 class Numbers {
  public:
   explicit Numbers(const RuleUpdate& a) : a_(a) {}

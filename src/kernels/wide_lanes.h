@@ -1,8 +1,7 @@
 // Four F32 (lanes.h) at once, for formulas with an exponential or a division in them. Such a formula is one
-// chain of some hundred cycles, and a processor looks only about three chains ahead: with each operation done
-// on four vectors before the next one there is always another chain to work at. SwiGLU takes 0.75 of the
-// time, its gradients 0.7, softmax's gradient 0.73 (AVX-512; AVX2: 0.77, 0.54, 0.79), and every element has
-// the bits that it has alone.
+// dependency chain of some hundred cycles, and a processor looks only about three chains ahead: interleaving
+// four vectors per operation gives it independent chains. SwiGLU takes 0.75 of the time, its gradients 0.7,
+// softmax's gradient 0.73 (AVX-512; AVX2: 0.77, 0.54, 0.79), and every element has the same bits as alone.
 //
 // Values only, as in lanes.h.
 #pragma once
@@ -58,8 +57,8 @@ LM_INLINE Wide select_less(Wide a, Wide b, Wide x, Wide y) {
 LM_INLINE Wide power_of_two(Wide shifted) {
   return wide_of([&](int i) LM_BODY { return power_of_two(shifted.of[i]); });
 }
-// rounded_upper() of what hardly ever is NaN: one look at all, then three operations for each vector where
-// five would round it.
+// rounded_upper() for vectors that rarely have a NaN: one test for all, then three operations per vector in
+// place of five.
 LM_INLINE Wide rounded_upper(Wide a) {
 #if defined(__AVX512F__)
   const auto nan = [&](int i) LM_BODY {
@@ -99,7 +98,7 @@ LM_INLINE Wide load(const Bf16* from, Whole4) {
 }
 LM_INLINE void store(Bf16* to, Wide a, Whole4) {
 #if defined(__AVX512BW__)
-  // The upper halves of two vectors by one operation, where a shift and a narrowing for each are six.
+  // Takes the upper halves of two vectors by one operation, where shifting and narrowing each would take six.
   typedef uint16_t Halves __attribute__((vector_size(64)));
   const Wide rounded = rounded_upper(a);
   LM_UNROLL
@@ -115,7 +114,7 @@ LM_INLINE void store(Bf16* to, Wide a, Whole4) {
 #endif
 }
 
-// a + b's vectors in order: the sum that each_vector makes one after the other.
+// a + b's vectors in order: the same sum as each_vector's, in order.
 LM_INLINE F32 add_in_order(F32 a, Wide b) {
   LM_UNROLL
   for (int i = 0; i < kWide; ++i) a = a + b.of[i];
@@ -128,7 +127,7 @@ LM_INLINE Wide tail_or(Wide a, Whole4, float) {
   return a;
 }
 
-// As each_vector, with body(first, Whole4) while there are as many elements.
+// Like each_vector, with body(first, Whole4) while enough elements are left.
 template <class Body>
 LM_INLINE void each_wide(int64_t n, const Body& body) {
   int64_t i = 0;

@@ -43,7 +43,7 @@ std::byte* Gradients::unit(int64_t u) const {
   if (through_slots(u)) return homes_.store->use(u);
   if (!in_slot(range.block)) return memory_[static_cast<size_t>(u)].data();
   LM_CHECK(slot_block_ == range.block,
-           fmt::format("the gradient of block {} is asked for, and block {}'s is in the slot", range.block,
+           fmt::format("the gradient of block {} is requested, but the slot has block {}'s", range.block,
                        slot_block_));
   return slot_memory_ + range.first * static_cast<int64_t>(dtype_size(dtype_));
 }
@@ -63,7 +63,7 @@ void Gradients::begin(int64_t u) {
   }
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   std::byte* const memory = unit(u);
-  int64_t end = range.first;  // elements so far; trainable tensors lie in ascending order
+  int64_t end = range.first;  // elements so far; trainable tensors are in ascending order
   const auto gap = [&](int64_t next) {
     zero_bytes(memory + (end - range.first) * size, (next - end) * size, stream_);
   };
@@ -124,7 +124,7 @@ void Gradients::exchange(int64_t u, Group& group, bool sharded, int machine_rank
   const StreamView stream = group.stream(stream_);
   if (machine_ranks > 1) {
     if (!levels_) levels_.emplace(group, machine_ranks, stream.device, partial_sum_bytes(stream.device));
-    levels_->exchange("exchange of gradients", all, ranges,
+    levels_->exchange("reduce_scatter of gradients", all, ranges,
                       {.element_bytes = size,
                        .inside =
                            [&](float* to, int64_t elements, std::span<const std::byte* const> from) {
@@ -135,12 +135,12 @@ void Gradients::exchange(int64_t u, Group& group, bool sharded, int machine_rank
                              add_into(own + first * size, elements, DType::kF32, from, stream);
                            }});
   } else {
-    group.exchange("exchange of gradients", all, ranges,
+    group.exchange("reduce_scatter of gradients", all, ranges,
                    [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
                      add_into(own + offset, bytes / size, dtype_, from, stream);
                    });
   }
-  if (!sharded) group.share("sums of gradients", all, ranges);
+  if (!sharded) group.share("all_gather of gradients", all, ranges);
   leave_to_compute(u, group);
 }
 
@@ -161,7 +161,7 @@ void Gradients::granule_norms(int64_t u, Group& group, bool sharded) {
   if (!sharded) return;
   std::vector<ByteRange> ranges = shard_bytes(range, group.ranks(), sizeof(double));
   for (ByteRange& one : ranges) one.begin /= kGranule, one.bytes /= kGranule;
-  group.share("norms of gradients", reinterpret_cast<std::byte*>(sums), ranges);
+  group.share("all_gather of gradient norms", reinterpret_cast<std::byte*>(sums), ranges);
 }
 
 int64_t Gradients::norm_bytes(const ModelLayout& layout) {
@@ -203,7 +203,7 @@ double Gradients::total_square() const {
 }
 
 std::optional<int64_t> Gradients::non_finite_block() const {
-  // What is no number spreads on its way back: it began in the last block that has it.
+  // Non-finite values spread in backward: they began in the last block that has them.
   for (int64_t b = std::ssize(layout_.blocks) - 1; b >= 0; --b) {
     if (non_finite_granule(b)) return b;
   }
@@ -244,7 +244,7 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
   const auto wrong =
       std::find_if(elements.rbegin(), elements.rend(), [](float x) { return !std::isfinite(x); });
   if (wrong == elements.rend())
-    return {"of " + layout_.name(*unit), "finite, with a norm that is not", false};
+    return {"of " + layout_.name(*unit), "finite, but with a norm that is not", false};
   const int64_t at = first + (elements.rend() - wrong) - 1;
   for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
     if (!place.frozen && at >= place.offset && at < place.offset + place.parameter.elements())

@@ -1,8 +1,8 @@
-// Gradients of one optimizer step: a flat array per unit (a block, or a segment of a cut head), laid out as
-// its weights, added up by the backward pass on the compute device; then the norm over all of them and what
-// clipping makes of it. Arrays that live in a store come back for every addition, so that the sums are
-// the same wherever they live. With updates inside backward blocks share one slot, as long as the longest of
-// them, in which a gradient is from its beginning to that of the next.
+// Gradients of one optimizer step: a flat array per unit (a block, or a segment of a vocabulary-chunked
+// head), laid out like its weights, accumulated by the backward pass on the compute device; then the norm
+// over all of them and the clip factor. Offloaded arrays are fetched for every accumulation, so that the sums
+// do not depend on the tier. With updates inside backward blocks share one slot, as long as the longest of
+// them, which a gradient occupies until the next one begins.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,18 @@
 
 namespace lm {
 
-// An element of a gradient that is no number.
+// A non-finite element of a gradient.
 struct NonFinite {
   std::string tensor;
   const char* kind;     // "nan" or "inf"
-  bool element = true;  // false: only its granule's norm says so, as the sum is on another rank
+  bool element = true;  // false: only its granule's norm is known, as the sum is on another rank
 };
 
-// Where gradients live that do not have memory of their own.
+// The placement of gradients without their own memory.
 struct GradientHomes {
-  Store* store = nullptr;       // borrowed; may be null. Units that it holds live there.
+  Store* store = nullptr;       // borrowed; may be null; has the gradients of units that it holds
   std::vector<char> in_slot;    // per block: it shares the slot; empty: none does
-  bool slot_elsewhere = false;  // memory for the slot comes from somebody else (lend_slot)
+  bool slot_elsewhere = false;  // the caller lends memory for the slot (lend_slot)
 };
 
 class Gradients {
@@ -42,54 +42,54 @@ class Gradients {
             std::span<std::byte> host_sums = {}, GradientHomes homes = {}, bool cut_head = false);
   static int64_t norm_bytes(const ModelLayout& layout);
 
-  // Memory for the slot, of the device, as long as a block that lies in it needs.
+  // Lends device memory for the slot, enough for the longest block in it.
   void lend_slot(std::byte* memory) { slot_memory_ = memory; }
 
   bool through_slots(int64_t u) const { return homes_.store != nullptr && homes_.store->holds(u); }
-  // Where a unit's gradient begins; of one in the store, in its slot. Throws Error(70) where the slot that
-  // blocks share has another's.
+  // The memory of a unit's gradient; of an offloaded one, its slot. Throws Error(70) if the shared slot has
+  // another block's gradient.
   std::byte* unit(int64_t u) const;
-  // The step's first addition to the unit comes next and overwrites it. What lies between tensors must be
-  // zero, and in a slot it is whatever was there before.
+  // Prepares for the step's first accumulation into the unit, which overwrites it. Zeros the padding between
+  // tensors, which is undefined in a slot.
   void begin(int64_t u);
   DType dtype() const { return dtype_; }
-  int64_t bytes() const;  // of memory that is theirs
-  // The same for a unit that is added to in places.
+  int64_t bytes() const;  // of its own memory
+  // The same for a unit that is accumulated sparsely.
   void zero(int64_t u);
 
-  // Every rank's gradient of the unit has come to its end: the sum over all of them, in the order of ranks,
-  // where `machine_ranks` > 1 of so many at a time and then of these sums (comm/two_levels.h), in fp32. Of a
-  // rank's own shard where `sharded`, else of the whole unit. With a group of GPUs in its stream, as the
-  // norms that follow: who reads either waits for it (Group::end_before).
+  // Reduces the unit's final gradients over all ranks (reduce_scatter), in fp32 and in the order of ranks;
+  // with `machine_ranks` > 1 first over so many at a time and then over these sums (comm/two_levels.h). The
+  // result is the rank's own shard if `sharded`, else the whole unit. With a group of GPUs it runs in the
+  // group's stream, as do the norms after it: a reader of either waits for that (Group::end_before).
   void exchange(int64_t u, Group& group, bool sharded, int machine_ranks);
-  // The unit's gradient is final: its granule norms are enqueued; where each rank has its shard alone, those
-  // of the others come from them.
+  // Enqueues the granule norms of the unit's final gradient; with sharded gradients the ranks exchange theirs
+  // by all_gather.
   void granule_norms(int64_t u, Group& group, bool sharded);
   // Squared norm of block b: granules in index order, in fp64. Waits for the stream.
   double block_square(int64_t b) const;
-  // Of all blocks, in two steps, so that one wait serves this and other results: send, wait for the stream,
-  // then read.
+  // The total over all blocks, in two steps, so that one wait serves this and other results: send, wait for
+  // the stream, then read.
   void send_squares() const;
   double total_square() const;
-  // Once norms were read: the block that backward reached first of those whose norm is not finite.
+  // After reading norms: the first block in the order of backward whose norm is not finite.
   std::optional<int64_t> non_finite_block() const;
-  // A tensor that makes the norm of this block so, wherever the gradient lives. Waits. None where the norm is
-  // finite.
+  // A tensor with the non-finite value in this block, on any tier. Waits. nullopt if the norm is finite.
   std::optional<NonFinite> find_non_finite(int64_t b) const;
 
  private:
-  // Granule norms [first, first + count) to host memory, in stream order.
+  // Copies granule norms [first, first + count) to host memory, in stream order.
   void send(int64_t first, int64_t count) const;
   double sum(int64_t b) const;
   std::span<const double> sums(int64_t b) const;  // of its granules
   std::optional<int64_t> non_finite_granule(int64_t b) const;
-  // to[0, elements) = the sum of ranks, or of machines, in fp32.
+  // to[0, elements) = the sum over ranks, or over machines, in fp32.
   void add_up(float* to, int64_t elements, DType from_dtype, std::span<const std::byte* const> from,
               StreamView stream) const;
   // The same, rounded once to the gradient's type.
   void add_into(std::byte* to, int64_t elements, DType from_dtype, std::span<const std::byte* const> from,
                 StreamView stream);
-  // For the group's stream; afterwards, compute does not touch the unit before that is done with it.
+  // The unit's memory for the group's stream; leave_to_compute keeps compute off the unit until that stream
+  // is done with it.
   std::byte* unit_in_group(int64_t u) const;
   void leave_to_compute(int64_t u, Group& group) const;
   NonFinite find_in_granule(int64_t b, int64_t granule) const;
@@ -97,7 +97,7 @@ class Gradients {
     return static_cast<size_t>(block) < homes_.in_slot.size() &&
            homes_.in_slot[static_cast<size_t>(block)] != 0;
   }
-  // Bytes of a unit's gradient into host memory, wherever it lives. Waits.
+  // Reads bytes of a unit's gradient into host memory, from any tier. Waits.
   void read(int64_t u, int64_t offset, std::span<std::byte> out) const;
 
   const ModelLayout& layout_;
@@ -106,18 +106,18 @@ class Gradients {
   StreamView stream_;
   GradientHomes homes_;
   std::vector<Unit> units_;
-  std::vector<Memory> memory_;          // of each unit; empty where it is off the device or in a slot
-  Memory slot_;                         // that blocks share: one after another, laid out as the block
-  std::byte* slot_memory_;              // the same, or what was lent
-  int64_t slot_block_ = -1;             // whose gradient is in it
+  std::vector<Memory> memory_;          // per unit; empty if it is offloaded or in a slot
+  Memory slot_;                         // shared by blocks in turn, laid out as the current block
+  std::byte* slot_memory_;              // the same, or the lent memory
+  int64_t slot_block_ = -1;             // the block whose gradient is in it
   Memory sums_;                         // fp64 [granules of all blocks]
-  double* host_sums_;                   // the same where the host reads them
+  double* host_sums_;                   // their copy for the host
   std::vector<int64_t> first_granule_;  // of each block
-  Memory sum_;                          // fp32, of ranks' bf16 gradients, of some granules
-  std::optional<TwoLevels> levels_;     // of the group, from the first exchange that needs them
+  Memory sum_;                          // fp32 sums of ranks' bf16 gradients, for some granules
+  std::optional<TwoLevels> levels_;     // of the group, from the first reduce_scatter that needs them
 };
 
-// The factor that clipping gives a gradient of this norm: min(1, limit / (norm + 1e-6)), in fp32.
+// The clip factor for a gradient of this norm: min(1, limit / (norm + 1e-6)), in fp32.
 float clip_factor(double norm, double limit);
 
 }  // namespace lm

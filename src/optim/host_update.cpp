@@ -29,7 +29,7 @@ HostUpdate::~HostUpdate() {
     down_.synchronize();
     up_.synchronize();
   } catch (const Error&) {
-    // Whoever needed the bytes has been told.
+    // The caller that needed the bytes got the error.
   }
 }
 
@@ -55,7 +55,7 @@ void HostUpdate::copy(DeviceClock::Kind kind, void* to, const void* from, int64_
   clock_->end(span, way);
 }
 
-// One slot stays behind: its weights are on their way back.
+// One slot is left out: its weights are being copied back.
 void HostUpdate::stage_ahead() {
   for (; staged_ < std::min(given_ + kSlots - 1, ranges_.size()); ++staged_) {
     const Range& range = ranges_[staged_];
@@ -69,7 +69,7 @@ void HostUpdate::stage_ahead() {
 }
 
 HostUpdate::Range HostUpdate::next() {
-  LM_CHECK(given_ < ranges_.size(), "a tile that its block's update did not name");
+  LM_CHECK(given_ < ranges_.size(), "a tile that begin() did not list");
   stage_ahead();
   Slot& slot = slots_[given_ % kSlots];
   slot.arrived.synchronize();

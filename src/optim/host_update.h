@@ -1,9 +1,9 @@
-// The update of state that lives in host memory beside a GPU, by the CPU: a tile's gradient and weights come
-// to host memory, the CPU's kernel works on them and on the state where it lies, and the new weights go back.
+// The update by the CPU of state in host memory, in a run on a GPU: a tile's gradient and weights are copied
+// to host memory, the CPU kernel updates them and the state in place, and the new weights are copied back.
 // The state itself never crosses the link. Same formula and order as on the GPU, hence the same bits.
 //
-// A block's tiles take turns in a few staging slots, so that copies run ahead of the kernel and behind it.
-// The compute thread calls and does the CPU's work; what it has enqueued for the GPU before runs meanwhile.
+// A block's tiles rotate through a few staging slots, so that copies overlap with the kernel on both sides.
+// The compute thread calls this and does the CPU's work; the GPU executes earlier enqueued work meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -18,28 +18,29 @@ namespace lm {
 
 class HostUpdate {
  public:
-  static constexpr int64_t kSlots = 3;  // one on its way in, one in work, one on its way out
+  static constexpr int64_t kSlots = 3;  // one being copied in, one being updated, one being copied out
   // `staging` is borrowed pinned host memory for kSlots tiles, each with its gradients and weights; `compute`
-  // is the stream that gradients and weights are made on. `clock` (may be null) is told of copies, and of
-  // compute's wait for the last of them.
+  // is the stream that writes gradients and weights. `clock` (may be null) records copies, and compute's wait
+  // for the last of them.
   HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype, DType weight_dtype,
              DeviceClock* clock = nullptr);
   ~HostUpdate();  // nothing is in flight afterwards
 
-  // A run of a block's elements on the device.
+  // A range of a block's elements on the device.
   struct Range {
     const std::byte* gradients = nullptr;
     std::byte* weights = nullptr;
     int64_t elements = 0;
   };
-  // The ranges that next() will give one after another. With `ready` gradients and weights are complete on
-  // the device; else what compute has enqueued so far is waited for.
+  // Sets the ranges that next() returns in order. With `ready` gradients and weights are complete on the
+  // device; else copies wait for compute's work so far.
   void begin(std::vector<Range> ranges, bool ready);
-  // What begin() named and next() has not given is not asked for any more.
+  // Cancels the ranges that next() has not returned yet.
   void abandon();
   // The same elements in host memory; waits for them.
   Range next();
-  // Weights of what next() gave go back: what compute enqueues after the last of them finds the new ones.
+  // Copies the weights of next()'s range back: compute's work enqueued after the last of them sees the new
+  // ones.
   void send();
 
  private:
@@ -59,7 +60,7 @@ class HostUpdate {
   int64_t gradient_size_, weight_size_;
   std::vector<Slot> slots_;
   std::vector<Range> ranges_;
-  size_t staged_ = 0, given_ = 0;  // of the ranges
+  size_t staged_ = 0, given_ = 0;  // counts of ranges
 };
 
 }  // namespace lm

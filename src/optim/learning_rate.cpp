@@ -16,7 +16,7 @@ constexpr double kPolynomialEnd = 1e-7;  // absolute learning rate at the end
 constexpr double kDecayShare = 0.1;      // of all steps, for warmup_stable_decay
 constexpr int64_t kInverseSqrtTimescale = 10000;
 
-// In which warmup_stable_decay falls.
+// The decay steps of warmup_stable_decay.
 int64_t decay_steps(int64_t total) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(total) * kDecayShare));
 }
@@ -75,9 +75,9 @@ void check_schedule(const OptimizerConfig& config, int64_t total) {
   const bool decays = config.schedule == LrSchedule::kWarmupStableDecay;
   const int64_t decay = decays ? decay_steps(total) : 0;
   if (warmup + decay <= total) return;
-  const std::string last = decays ? fmt::format(" and the {} in which warmup_stable_decay falls", decay) : "";
+  const std::string last = decays ? fmt::format(" plus {} of decay (warmup_stable_decay)", decay) : "";
   throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = fmt::format("optimizer.warmup is {} steps{}, and the run has {} in all",
+                              .what = fmt::format("optimizer.warmup is {} steps{}, but the run has {} in all",
                                                   warmup, last, total),
                               .place = "optimizer.warmup",
                               .next = "lower optimizer.warmup, or train for more epochs or steps",

@@ -1,7 +1,7 @@
-// A tile of optimizer state outside of a step (saving, export), wherever it lives: of the device, of host
-// memory or through a slot of its store. It is read there and stays as it is; a store's is dropped when this
-// ends, so one at a time, and none while a schedule has slots filled (TrainStep::flush empties them). The
-// compute thread.
+// A tile of optimizer state outside of a step (saving, export), on any tier: device memory, host memory, or a
+// slot of its store. It is only read; a store's slot is freed at the end of this object, so only one at a
+// time, and none while a schedule has slots filled (TrainStep::flush empties them). Used by the compute
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,36 @@
 
 namespace lm {
 
-// Elements of a block's flat array that a tile has.
+// A tile's elements of a block's flat array.
 struct TileRange {
   int64_t first = 0, elements = 0;
   int64_t end() const { return first + elements; }
 };
 
-// Split masters: what bf16 weights, and the low halves beside them, are in fp32.
+// Split masters: joins bf16 weights and their low halves to fp32 values.
 void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out);
 
 class OpenTile {
  public:
-  // `data`: its memory (`host`: the host's, else the stream's device's), or null: `array` of the store.
+  // `data`: its memory (host memory if `host`, else of the stream's device), or null: `array` of the store.
   OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
            const std::byte* data, bool host, Store* store, int64_t array);
   ~OpenTile();
   OpenTile(const OpenTile&) = delete;
   OpenTile& operator=(const OpenTile&) = delete;
 
-  // No update has touched it yet: zeros, but an fp32 master is what the working weights say.
+  // No update has touched it yet: zeros, except an fp32 master, which equals the working weights.
   bool fresh() const { return data_ == nullptr; }
-  // Of a stream for the block's elements [from, to).
+  // Size of a state tensor for the block's elements [from, to).
   int64_t bytes(size_t stream, int64_t from, int64_t to) const {
     return streams_[stream].bytes(block_.count(from, to));
   }
-  // A stream's values of the block's elements [from, to), which lie in the tile: take(offset, bytes of host
-  // memory) until all have been given. `weights`: the working weights of these elements; only of a fresh one.
+  // Reads a state tensor for the block's elements [from, to), which are in the tile: calls take(offset, bytes
+  // of host memory) until all are passed. `weights`: the working weights of these elements; only used by a
+  // fresh one.
   void read(size_t stream, int64_t from, int64_t to, const std::byte* weights, Staging& staging,
             const Staging::Take& take) const;
-  // The fp32 value of the same elements, whatever its form, into `out` (host memory); complete on return.
+  // Reads the fp32 masters of the same elements, in any form, into `out` (host memory); complete on return.
   void read_master(int64_t from, int64_t to, const std::byte* weights, float* out, Staging& staging) const;
 
  private:
@@ -53,7 +54,7 @@ class OpenTile {
   TileRange range_;
   const std::byte* data_;
   bool host_;
-  Store* store_;  // null where `data` was given, or nothing was ever written
+  Store* store_;  // null if `data` was given, or nothing was ever written
   int64_t array_;
 };
 

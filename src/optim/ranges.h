@@ -1,4 +1,4 @@
-// What a rule updates at once: elements of a block's flat array for which one set of settings counts.
+// The range of one update call of a rule: elements of a block's flat array with the same settings.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@ struct RuleRange {
   int64_t first = 0, elements = 0;
   bool decay = false;
   double lr_scale = 1;                  // of the learning rate
-  const TensorPlace* tensor = nullptr;  // of a rule that asks for whole tensors: the one that this is
+  const TensorPlace* tensor = nullptr;  // the tensor, for rules that need whole tensors
 };
 
-// body(range) for elements [from, to) of the block, in order. Whole tensors come without the padding behind
-// them, and none may begin or end outside.
+// body(range) for elements [from, to) of the block, in order. Whole tensors exclude the padding after them,
+// and none may begin or end outside.
 template <class Body>
 void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_tensors, const Body& body) {
   for (const DecayRange& range : block.ranges) {
@@ -33,7 +33,7 @@ void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_t
       const int64_t past = place.offset + place.parameter.elements();
       if (place.offset >= end || past <= begin) continue;
       LM_CHECK(place.offset >= begin && past <= end,
-               place.parameter.name + " is cut, and its rule wants it whole");
+               place.parameter.name + " is split, but its rule needs it whole");
       out.first = place.offset;
       out.elements = place.parameter.elements();
       out.tensor = &place;

@@ -184,7 +184,7 @@ bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& t
   constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
   ChunkChecks* const checks = tiles_.store->chunk_checks();
   const auto array = static_cast<int64_t>(i);
-  // Each stream's bytes of the tile's elements [first, end).
+  // Visits each state tensor's bytes for the tile's elements [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
     for (size_t k = 0; k < streams_.size(); ++k) {
       const int64_t begin = streams_.offset(k, {tile.elements});
@@ -213,7 +213,7 @@ bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& t
   return !damaged;
 }
 
-// The same for streams of which a granule's part is no whole number of chunks.
+// The same for state tensors whose part of a granule is not a whole number of chunks.
 bool ShardedOptimizer::update_at_once(int64_t block, size_t i, const Tile& tile, bool unchecked,
                                       const UpdateInputs& inputs, StreamView stream) {
   constexpr int64_t kAtOnce = 16 * kChecksumChunk;
@@ -282,7 +282,7 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, const RuleRange& r
   if (!is_coded(config_.name)) {
     for (size_t s = 0; s < count; ++s) args.state[s] = reinterpret_cast<float*>(at(s));
   } else {
-    // Codes, scales, and what small tensors have instead.
+    // Codes, scales, and the fp32 state of small tensors.
     for (size_t s = 0; s < count / 3; ++s) {
       if (coded) args.codes[s] = reinterpret_cast<uint8_t*>(at(3 * s));
       args.state[s] = reinterpret_cast<float*>(at(3 * s + (coded ? 1 : 2)));
@@ -320,7 +320,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
 
 void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const RuleRange& range,
                                         const UpdateInputs& inputs, StreamView stream) const {
-  LM_CHECK(stream.device == scratch_.device(), "products have other bits on another device");
+  LM_CHECK(stream.device == scratch_.device(), "matrix products have other bits on another device");
   range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
     RuleRange matrix = range;
     matrix.first = first;

@@ -1,4 +1,4 @@
-// Every rank's part of a unit's flat array in bytes, as groups of ranks take it. Pure.
+// Every rank's shard of a unit's flat array in bytes, as comm::Group takes it. Pure.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace lm {
 
-// Of elements of `size` bytes; from the unit's first on.
+// For elements of `size` bytes; relative to the unit's first.
 inline std::vector<ByteRange> shard_bytes(const Unit& unit, int ranks, int64_t size) {
   std::vector<ByteRange> out;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -16,7 +16,7 @@ Decoder::Decoder(const Context& context, int64_t positions)
 
 std::span<const float> Decoder::logits(TrainStep& step, std::span<const int32_t> text) {
   LM_CHECK(!text.empty() && std::ssize(text) <= positions(), fmt::format("{} tokens", text.size()));
-  // What both texts begin with is there; the last token has to pass for its logits.
+  // The common prefix is cached; the last token must run for its logits.
   const auto differ = std::mismatch(text.begin(), text.end() - 1, text_.begin(), text_.end());
   text_.erase(differ.second, text_.end());
   cache_.set_tokens(std::ssize(text_));
@@ -28,7 +28,8 @@ std::span<const float> Decoder::logits(TrainStep& step, std::span<const int32_t>
             .first(static_cast<size_t>(std::min(std::ssize(text) - std::ssize(text_), kPromptTokens)));
     step.extend(cache_, some, out);
     text_.insert(text_.end(), some.begin(), some.end());
-    if (std::ssize(text_) < std::ssize(text)) synchronize(context_.stream);  // what was uploaded is used
+    if (std::ssize(text_) < std::ssize(text))
+      synchronize(context_.stream);  // the upload buffer has been read
   }
   copy_bytes(host_logits_.data(), out.data, out.bytes(), context_.stream);
   synchronize(context_.stream);

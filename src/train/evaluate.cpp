@@ -20,9 +20,9 @@ std::optional<EvalResult> evaluate_unless(Rank& rank, const std::vector<Batch>& 
   Group& group = rank.group();
   const auto count = std::ssize(batches);
   const auto first = [&](int64_t r) { return count * r / group.ranks(); };
-  rank.step().flush();  // by every rank, also one that has no batch
+  rank.step().flush();  // by every rank, even one without a batch
   std::vector<double> sums(batches.size());
-  // Every rank passes the model as often as the others; whoever has nothing left passes a batch once more.
+  // Every rank runs the same number of forward passes; one without batches left repeats a batch.
   for (int64_t i = first(group.rank()), round = 0; round < ceil_div(count, group.ranks()); ++round, ++i) {
     if (stopped()) return std::nullopt;
     const double sum = rank.step().evaluate(batches[static_cast<size_t>(std::min(i, count - 1))]);

@@ -1,4 +1,4 @@
-// The loss on held-out batches, with the weights as the last step left them. One thread, the rank's.
+// The loss on the eval set, with the weights after the last step. Called by the rank's thread.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace lm {
 
-// Over the held-out set: the sum of weight * nll divided by that of the targets' weights, as in training.
+// Over the eval set: the sum of weight * nll divided by that of the targets' weights, as in training.
 struct EvalResult {
   double loss = 0;
   int64_t target_tokens = 0;
 };
 EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches);
 
-// The same, unless it is to stop: nothing then. `stopped` is asked before each batch, and gives the same
-// answer on all ranks.
+// The same, or nullopt if it is stopped. `stopped` is called before each batch, and returns the same on all
+// ranks.
 std::optional<EvalResult> evaluate_unless(Rank& rank, const std::vector<Batch>& batches,
                                           const std::function<bool()>& stopped);
 

@@ -63,7 +63,8 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Readers go through a directory by name, which begins with the second: later than any that is there.
+// Readers process a directory in the order of names, which begin with the time in seconds: must exceed all
+// existing ones.
 int64_t next_number(const fs::path& directory) {
   auto number = static_cast<int64_t>(wall_time());
   std::error_code ignored;

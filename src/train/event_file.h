@@ -1,8 +1,8 @@
-// A run's curves as TensorBoard reads them: an event file in the run's directory tensorboard/, with the tags
-// that Transformers' TensorBoardCallback writes (train/loss, train/grad_norm, train/learning_rate,
-// train/epoch, train/train_tokens_per_second, eval/loss). Each start of a run writes a file of its own, which
-// sorts behind the earlier ones. A copy for viewing: where it cannot be written the run says so once and goes
-// on. One thread.
+// A run's curves for TensorBoard: an event file in the run's directory tensorboard/, with the tags of
+// Transformers' TensorBoardCallback (train/loss, train/grad_norm, train/learning_rate, train/epoch,
+// train/train_tokens_per_second, eval/loss). Each start of a run writes its own file, which sorts after the
+// earlier ones. It is only a copy for viewing: if it cannot be written the run logs that once and continues.
+// One thread.
 //
 //   file   = record*
 //   record = length (8 bytes), checksum of the length (4), Event (length bytes), checksum of the Event (4)
@@ -33,12 +33,12 @@ class EventFile {
   EventFile& operator=(const EventFile&) = delete;
 
   void write(int64_t step, std::span<const Scalar> scalars);
-  // The run goes on after `step`: what was written of later steps is forgotten.
+  // The run resumes after `step`: readers drop later steps written before.
   void go_on_after(int64_t step);
 
  private:
   void write_event(int64_t step, const std::string& what);
-  void give_up(const std::string& what);  // errno says why
+  void give_up(const std::string& what);  // the reason is in errno
 
   std::string path_;
   std::FILE* file_ = nullptr;

@@ -42,7 +42,7 @@ void LiveState::read_tile(int64_t block, int64_t tile, std::span<const StateEntr
   }
 }
 
-// What the other ranks have is theirs to give.
+// Reads only this rank's shard: other ranks read theirs.
 void LiveState::read_shard(const StateEntry& entry, const Take& take) {
   const Unit& unit = weights_.units()[static_cast<size_t>(entry.unit)];
   const int64_t begin = (entry.first - unit.first) * static_cast<int64_t>(dtype_size(weights_.dtype()));
@@ -55,7 +55,7 @@ void LiveState::read_shard(const StateEntry& entry, const Take& take) {
 }
 
 const std::byte* LiveState::weights(int64_t unit, int64_t element) {
-  LM_CHECK(!weights_.in_shards(unit), "a fresh tile beside weights in shards");
+  LM_CHECK(!weights_.in_shards(unit), "a fresh tile with sharded weights");
   if (!open_ || open_->unit() != unit) {
     open_.reset();
     open_.emplace(weights_.open(unit, false));

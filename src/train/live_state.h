@@ -1,6 +1,6 @@
-// What lives in a rank's memory and stores, as a source of state (plan/state_catalogue.h). Reading is done on
-// the stream that owns the bytes and leaves no trace. Borrows everything for its life, in which no step runs;
-// the compute thread.
+// A rank's memory and stores as a source of state (plan/state_catalogue.h). Reads on the stream that owns the
+// bytes and changes nothing. Borrows everything for its lifetime, in which no step runs; used by the compute
+// thread.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace lm {
 
 class LiveState : public StateSource {
  public:
-  // `optimizer` may be null: weights alone.
+  // `optimizer` may be null: only weights.
   LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream)
       : weights_(weights), optimizer_(optimizer), staging_(stream) {}
   void read(std::span<const StateEntry> entries, const Take& take) override;
@@ -22,7 +22,7 @@ class LiveState : public StateSource {
  private:
   void read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries, const Take& take);
   void read_shard(const StateEntry& entry, const Take& take);
-  // Working weights from that element of their block on.
+  // The unit's working weights from that element of the block on.
   const std::byte* weights(int64_t unit, int64_t element);
 
   WeightStore& weights_;
@@ -30,7 +30,7 @@ class LiveState : public StateSource {
   static constexpr int64_t kReadAtOnce = int64_t{4} << 20;
   Staging staging_;
   std::vector<std::byte> shard_;
-  std::optional<OpenUnit> open_;  // one at a time: off-device units pass through one slot
+  std::optional<OpenUnit> open_;  // one at a time: offloaded units share one slot
 };
 
 }  // namespace lm

@@ -34,7 +34,7 @@ double hidden_pct(double busy_seconds, double wait_seconds) {
 
 namespace {
 
-// Of whole rows; 0 where the last is none of ours.
+// The step of the last of these complete rows; 0 if it is not one of ours.
 int64_t last_step(const std::string& rows) {
   const size_t begin = rows.rfind('\n', rows.size() - 2) + 1;  // npos: the first row
   const nlohmann::json row = nlohmann::json::parse(rows.substr(begin), nullptr, false);
@@ -117,7 +117,7 @@ void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_toke
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
   write_line(
       nlohmann::ordered_json{{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}}.dump());
-  // As Transformers names the losses of a dictionary of data sets.
+  // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
   if (events_ != nullptr) events_->write(step, std::array{Scalar{tag, eval_loss}});
 }

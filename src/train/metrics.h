@@ -1,5 +1,5 @@
 // metrics.jsonl: one object per optimizer step, numbers with enough digits to round-trip, flushed row by row;
-// the process's resident memory, which plan and metrics mean by host_bytes; and what it has of the GPU's.
+// the process's resident memory, which is host_bytes of plan and metrics; and its GPU memory.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace lm {
 
-// What the batches of a step really ask for: rows without a target do not pass the head, and attention sees
-// no other document.
+// The necessary work of a step's batches: rows without a target skip the head, and attention stays inside a
+// document.
 StepWork work_of(const StepBatches& batches);
 
 struct StepRow {
@@ -24,34 +24,34 @@ struct StepRow {
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;
-  std::string fault;  // of a skipped step, for the log
+  std::string fault;  // the reason of a skipped step, for the log
   int64_t target_tokens = 0;
   int64_t tokens = 0;
   double step_ms = 0;
   double tokens_per_s = 0;
-  double sol_pct = 0;  // share of the speed of light: necessary FLOP of the step at peak rate / measured time
-  int64_t device_bytes = 0;  // device_bytes(), the most so far
+  double sol_pct = 0;        // utilization: time of the step's necessary FLOP at peak rate / measured time
+  int64_t device_bytes = 0;  // device_bytes(), the peak so far
   int64_t host_bytes = 0;
-  int64_t disk_bytes = 0;  // of state that lives on disks
-  // Since the row before, by offloading: from and to disks, and by copies to and from a GPU; and by this rank
-  // to others.
+  int64_t disk_bytes = 0;  // of state on disks
+  // Since the previous row, by offloading: from and to disks, and by copies to and from a GPU; and sent by
+  // this rank to others.
   int64_t read_bytes = 0, written_bytes = 0;
   int64_t to_device_bytes = 0, from_device_bytes = 0;
   int64_t sent_bytes = 0, between_machines_bytes = 0;
-  // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
-  // what was over at the step's check; the rest counts for the next row.
+  // Percentage of the time of that I/O (and, on a GPU, of copies to and from it) hidden behind compute. On a
+  // GPU it covers transfers finished at the step's check; the others count in the next row.
   double hidden_pct = 100;
-  double disk_seconds = 0;  // in which some transfer of a disk was under way; not in the file
-  double wait_seconds = 0;  // in which compute waited for transfers; not in the file
+  double disk_seconds = 0;  // with a disk transfer in flight; not in the file
+  double wait_seconds = 0;  // of compute waiting for transfers; not in the file
 };
 
-// Share of I/O's time that compute did not wait for; 100 when nothing moved.
+// Percentage of I/O time during which compute did not wait; 100 without I/O.
 double hidden_pct(double busy_seconds, double wait_seconds);
 
 class MetricsFile {
  public:
-  // "": a rank that leaves its rows to another. Throws Error(21) when it cannot be written. The same numbers
-  // go to `events`, which may be null.
+  // "": this rank writes no rows, another one does. Throws Error(21) if it cannot be written. The same
+  // numbers go to `events`, which may be null.
   explicit MetricsFile(std::string path, EventFile* events = nullptr);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -59,25 +59,25 @@ class MetricsFile {
 
   void write(const StepRow& row);
   void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
-  // `set`: of several evaluation sets the name, else "".
+  // `set`: the name of the evaluation set if there are several, else "".
   void write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set = "");
-  // Keeps the first `bytes`, rows of an earlier start, and goes on behind them. Where fewer are left (a power
-  // cut) the whole rows of these stay.
+  // Keeps the first `bytes`, rows of an earlier start, and appends to them. If fewer are left (a power cut),
+  // keeps the complete rows.
   void keep(int64_t bytes);
-  // Its length, which is on the disk when this returns.
+  // Makes the file durable and returns its length.
   int64_t sync();
 
  private:
   void write_line(const std::string& line);
-  [[noreturn]] void fail(const std::string& what) const;  // errno says why
+  [[noreturn]] void fail(const std::string& what) const;  // the reason is in errno
   std::string path_;
   std::FILE* file_ = nullptr;
   EventFile* events_;
 };
 
-// GPU memory that this process has allocated now, by itself and by LibTorch's allocator (what that holds,
-// used or not). The plan's device bytes mean the same and more: its reserve also covers the driver's context
-// and what libraries keep there, which is not in here. 0 on the CPU.
+// GPU memory that this process has allocated now, itself and by LibTorch's allocator (its reserved memory,
+// used or not). The plan's device bytes include more: its reserve also covers the driver's context and memory
+// of libraries, which are not counted here. 0 on the CPU.
 int64_t device_bytes();
 // Resident memory of this process now, and at its peak.
 int64_t resident_bytes();

@@ -14,9 +14,9 @@
 namespace lm {
 namespace {
 
-static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
+static_assert(kSlotAlignment == kChecksumChunk, "plan and store count the same bytes");
 
-// Bytes of the arrays that pass through slots, 0 for the others.
+// Bytes of the arrays that are fetched into slots, 0 for the others.
 std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& shape) {
   std::vector<int64_t> bytes = pool.bytes;
   for (size_t a = 0; a < bytes.size(); ++a) {
@@ -25,7 +25,7 @@ std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& 
   return bytes;
 }
 
-// Of the arrays off the device: those that live in host memory.
+// Per array: whether it is offloaded to host memory.
 std::vector<char> in_host(const PoolPlan& pool) {
   std::vector<char> out(pool.bytes.size(), 0);
   for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
@@ -43,7 +43,8 @@ std::vector<ByteRange> frozen_shards(int64_t bytes, int ranks) {
 
 std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool) {
   const PlacementPlan& placement = setup.placement;
-  LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards, "ranks of shards");
+  LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards,
+           "the number of ranks with shards");
   const std::vector<Unit> units = setup.layout.units(placement.head_segments() > 0);
   const bool weights = pool == Pool::kWeights, frozen = weights && placement.frozen_weights;
   const int ranks = placement.pool(pool).shards;
@@ -119,8 +120,7 @@ void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
     warn_not_registered("transfers", bytes, refusal);
 }
 
-// The GPU reads it in place, which it can only where the memory is registered and has the same address for
-// both.
+// The GPU reads it in place, which requires registered memory with the same address for host and GPU.
 void OffDeviceState::place_embedding(const PlacementPlan& placement) {
   std::string reason;
   if (placement.device == DeviceType::kCuda && !pinned_->used_in_place(&reason)) {

@@ -1,6 +1,6 @@
-// What a rank keeps off its device: swap space, pinned memory, the ring and its thread, and a store for each
-// pool of which something passes through slots. Built once, before the first weight; nothing of it grows
-// afterwards. The rank owns it, its compute thread uses it.
+// A rank's offloaded state: swap space, pinned memory, the I/O engine and its thread, and a store for each
+// pool with arrays that are fetched into slots. Built once, before the weights; never grows afterwards. Owned
+// by the rank, used by its compute thread.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace lm {
 
-// Replaces the engine that the plan names, for tests.
+// Replaces the plan's I/O engine, for tests.
 using EngineFactory = std::function<std::unique_ptr<IoEngine>(const EngineSetup&)>;
 // Replaces the store of a pool, for tests.
 using StoreFactory = std::function<std::unique_ptr<Store>(Pool, const LocalStoreSetup&)>;
@@ -24,46 +24,46 @@ struct OffDeviceSetup {
   const PlacementPlan& placement;
   const ModelLayout& layout;
   std::vector<SwapPath> paths;
-  StreamView stream = {};  // compute's; its threads check and stamp
-  bool training = true;    // false: weights alone
-  int64_t staging = 0;     // bytes of update_staging, where training
+  StreamView stream = {};  // compute's; its threads verify and stamp
+  bool training = true;    // false: only weights
+  int64_t staging = 0;     // bytes of update_staging, for training
   EngineFactory engine = {};
   StoreFactory store = {};
-  bool slots_on_device = false;  // tests: even where that is the CPU
-  Trace* trace = nullptr;        // transfers are told to it
-  Group* group = nullptr;  // of the ranks that have shards, for the device's memory; null: there are none
+  bool slots_on_device = false;  // tests: even if that is the CPU
+  Trace* trace = nullptr;        // records transfers
+  Group* group = nullptr;        // of the ranks with shards, for device memory; null: no shards
 };
 
 class OffDeviceState {
  public:
-  // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
+  // Throws Error(12, 20, 21, 31): an unusable path, a disk too full, memory that cannot be allocated.
   explicit OffDeviceState(const OffDeviceSetup& setup);
-  // Nothing is under way afterwards, unless a disk hangs: what its requests use then stays to the process's
-  // end.
+  // Nothing is in flight afterwards, unless a disk hangs: memory of its requests is then leaked until the
+  // process ends.
   ~OffDeviceState();
 
-  // Null where nothing of the pool passes through slots.
+  // Null if no array of the pool is fetched into slots.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
-  // Pinned memory for the embedding's weights where the plan puts them there; else null.
+  // Pinned memory of the embedding's weights if the plan places them there; else null.
   std::byte* embedding() const { return embedding_.data(); }
-  // Pinned, for updates by the CPU beside a GPU; empty where there are none.
+  // Pinned, for updates by the CPU in a run on a GPU; empty if there are none.
   std::span<std::byte> update_staging() const { return staging_.bytes(); }
   IoCounters counters() const;
-  // That arrays have on disks, of the space that was reserved for them; 0 where nothing lives there.
+  // Disk space allocated by arrays, of the reserved space; 0 if nothing is on disk.
   int64_t disk_bytes() const;
-  // Lets copies between host memory and the device go on (Store::poll).
+  // Continues copies between host memory and the device (Store::poll).
   void poll() const;
-  // That disks and each way of the link to a GPU have been busy, and that compute has waited for them. On a
-  // GPU as its clock has collected it.
+  // The time that disks and each direction of the link to a GPU have been busy, and that compute has waited
+  // for them. On a GPU as collected by its clock.
   double busy_seconds() const;
   double wait_seconds() const;
   // Null on the CPU.
   DeviceClock* clock() const { return clock_.get(); }
-  // After an error that ended a step: nothing is under way, and every array is as if it was never written.
-  // Throws Error(21) where a disk hangs.
+  // After an error that ended a step: nothing is in flight, and every array is as if it was never written.
+  // Throws Error(21) if a disk hangs.
   void reset();
   bool hangs() const { return queue_ != nullptr && queue_->hangs(); }
-  // For the log: engine, paths, what was chosen instead of what and why.
+  // For the log: engine, paths, and fallbacks with their reasons.
   const std::string& description() const { return description_; }
 
  private:

@@ -9,10 +9,10 @@
 namespace lm {
 namespace {
 
-// A nucleus has seldom more tokens: as many are put in order first, then eight times as many.
+// A nucleus seldom has more tokens: so many are sorted first, then eight times as many.
 constexpr int64_t kFirstSorted = 256, kMoreSorted = 8;
 
-// The tokens in falling order of their logits, of which `order` has the first.
+// The tokens in descending order of their logits, sorted on demand; `order` has the first ones.
 class Order {
  public:
   explicit Order(std::span<const float> logits) : logits_(logits), tokens_(logits.size()) {
@@ -55,7 +55,7 @@ std::vector<Candidate> candidates(const Sampling& sampling, std::span<const floa
   const auto weight = [&](double x) { return std::exp((x - top) / sampling.temperature); };
   int64_t kept = order.size();
   if (sampling.top_k > 0 && sampling.top_k < kept) {
-    // What equals the last of the k stays, too.
+    // Ties with the k-th token are kept, too.
     const double least = logit(sampling.top_k - 1);
     for (kept = sampling.top_k; kept < order.size() && logit(kept) == least;) ++kept;
   }

@@ -1,6 +1,5 @@
-// The choice of the next token from the model's logits: temperature, then the k likeliest, then the fewest
-// that hold a share p of the probability, as transformers has them. Pure: a seed and the token's place in the
-// answer give the same choice everywhere.
+// Sampling of the next token from the model's logits: temperature, top-k, then top-p, as in transformers.
+// Pure: a seed and the token's position in the answer give the same choice everywhere.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,10 @@ struct Sampling {
 
 struct Candidate {
   int32_t token = 0;
-  double weight = 0;  // its probability, before they are divided by their sum
+  double weight = 0;  // its unnormalised probability
 };
-// What `sampling` leaves of the vocabulary, likeliest first (of equals the first token). Temperature above 0.
+// The tokens that pass `sampling`'s filters, likeliest first (ties: the lowest id first). Temperature above
+// 0.
 std::vector<Candidate> candidates(const Sampling& sampling, std::span<const float> logits);
 
 // The answer's token number `place`.

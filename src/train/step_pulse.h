@@ -1,4 +1,4 @@
-// Where the compute thread is in a step's list of operations, for the thread that watches over it
+// Progress counter of the compute thread in a step's list of operations, for the watchdog thread
 // (train/watchdog.h). The compute thread writes, any thread reads.
 #pragma once
 
@@ -15,7 +15,7 @@ class StepPulse {
   struct Beat {
     uint64_t count = 0;           // operations begun so far
     int64_t step = 0;             // 0: before the first
-    std::optional<Operation> at;  // nothing: no list is being walked
+    std::optional<Operation> at;  // nullopt: no list is being executed
   };
 
   void begin_step(int64_t step) {
@@ -42,7 +42,7 @@ class StepPulse {
   Beat beat_;
 };
 
-// While a list is walked; of no pulse it does nothing.
+// Scope in which a list is executed; a no-op without a progress counter.
 class WalkedList {
  public:
   explicit WalkedList(StepPulse* pulse) : pulse_(pulse) {}

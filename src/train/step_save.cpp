@@ -32,7 +32,7 @@ StepSave::StepSave(const StepSaveSetup& setup, const State& state)
   compute_seconds_ += monotonic_seconds() - start;
 }
 
-// What comes when: what must be read now is, and what stays until the check is lent.
+// Sorts the state: reads what must be read now, and lends what does not change until the check.
 void StepSave::take_in() {
   const StateCatalogue& catalogue = setup_.catalogue;
   LiveState live(state_.weights, &state_.optimizer, state_.stream);
@@ -48,7 +48,7 @@ void StepSave::take_in() {
     const auto u = static_cast<size_t>(first.unit);
     const ScheduleUnit& unit = state_.units[u];
     const bool weights = first.state == StateClass::kWeights;
-    // Tiles without an update to come are not read beside the step, which fills their slots.
+    // Tiles without a pending update are not read during the step, which fills their slots.
     const bool now = !state_.rides || (unit.off_device && !state_.pending);
     if (now) {
       read(live, entries);
@@ -67,7 +67,7 @@ void StepSave::take_in() {
 StepSave::~StepSave() {
   {
     const std::lock_guard lock(mutex_);
-    // With everything there the commit goes on.
+    // If everything has been lent, the commit continues.
     if (expected_ > 0) given_up_ = true;
   }
   changed_.notify_all();
@@ -84,8 +84,8 @@ void StepSave::read(LiveState& live, Entries entries) {
   });
 }
 
-// A piece of the oldest, without the lock. It stays in its queue until the sink has all of it. Slots are in
-// demand: what is lent from them comes first, and finds few writes before its own.
+// Writes a piece of the oldest lent state, without the lock. It stays in its queue until the sink has all of
+// it. Slots are scarce: state lent from them goes first, and few writes are queued ahead of it.
 void StepSave::hand_on(Staging& staging, std::unique_lock<std::mutex>& lock) {
   constexpr size_t kAhead = 8;
   std::deque<Lent>& queue = in_slots_.empty() ? lasting_ : in_slots_;
@@ -139,7 +139,7 @@ void StepSave::run() {
   changed_.notify_all();
 }
 
-// With the exception at hand.
+// Called in a catch block.
 void StepSave::fail() {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = std::current_exception();
@@ -158,7 +158,7 @@ void StepSave::try_on_compute(const std::function<void()>& body) {
   compute_seconds_ += monotonic_seconds() - start;
 }
 
-// Or until the save has ended.
+// Waits for the condition, or until the save has ended.
 void StepSave::wait_until(const std::function<bool()>& condition) {
   const double start = monotonic_seconds();
   std::unique_lock lock(mutex_);
@@ -166,10 +166,10 @@ void StepSave::wait_until(const std::function<bool()>& condition) {
   compute_seconds_ += monotonic_seconds() - start;
 }
 
-// Slots are few, and needed long before a disk has what they hold: a copy frees them. On the CPU all threads
-// of compute make it together: a copying thread beside them would take a core from one of them, and the
-// others would wait for that one. (benchmarks/save.py, state on disk: a save makes a step of 5 s 0.25 s
-// longer. With a copying thread it is 0.4 s; without copies the compute thread waits 1.2 s for slots.)
+// Slots are few, and needed long before a disk has written their bytes: a copy frees them. On the CPU all
+// compute threads copy together: a separate copying thread would take a core from one of them, and the others
+// would wait for that one. (benchmarks/save.py, state on disk: a save makes a step of 5 s 0.25 s longer. With
+// a copying thread it is 0.4 s; without copies the compute thread waits 1.2 s for slots.)
 void StepSave::lend(const Lent& lent) {
   if (lent.slot && state_.stream.device == DeviceType::kCpu)
     return setup_.sink.write_by(state_.stream.threads, *lent.entry, lent.offset, lent.bytes);
@@ -209,7 +209,7 @@ void StepSave::updated(int64_t unit, int64_t tile, int64_t step) {
   });
 }
 
-// Of several ranks each has its shard to save.
+// With several ranks each saves its shard.
 void StepSave::lend_tile(Entries entries, int64_t block, int64_t tile) {
   const std::optional<int64_t> array = state_.optimizer.array(block, tile);
   const std::optional<Slot> slot = array ? std::optional(Slot(Pool::kOptimizer, *array)) : std::nullopt;
@@ -238,7 +238,7 @@ void StepSave::used(int64_t unit, const std::byte* weights) {
   });
 }
 
-// Those of an adapter are on the device.
+// An adapter's weights are on the device.
 void StepSave::lend_weights(Entries entries, const std::byte* weights) {
   const int64_t unit = entries.front().unit;
   const bool slot = state_.weights.trained_through_slots(unit);
@@ -256,7 +256,7 @@ void StepSave::lend_weights(Entries entries, const std::byte* weights) {
 
 void StepSave::wait_beside() {
   wait_until([&] { return in_slots_.empty() && lasting_.empty(); });
-  // On failure the memory may change under what is still under way: nobody will read it.
+  // On failure the memory may change under writes in flight: the file is never read.
   try_on_compute([&] { setup_.sink.wait(std::exchange(writes_, {})); });
 }
 

@@ -1,5 +1,5 @@
-// The step's operations as a trace shows them: on the host when they were carried out or handed to the GPU,
-// and by the GPU's clock when it did them.
+// The step's operations in a trace: on the host when they were executed or enqueued for the GPU, and by the
+// GPU's clock when it executed them.
 #include <fmt/format.h>
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace lm {
 namespace {
 
-// What only hands something over is no work.
+// Whether the operation computes, rather than only acquires or releases.
 bool works(OperationKind kind) {
   switch (kind) {
     case OperationKind::kAcquire:
@@ -38,7 +38,7 @@ void TrainStep::execute(const Operation& operation) {
   const int64_t end = steady_ns();
   const int64_t wait_end =
       std::min(end, start + static_cast<int64_t>((off_device_.wait_seconds() - waited) * 1e9));
-  constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
+  constexpr int64_t kShownWait = 1000;  // ns; a shorter one is only the query
   if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
   if (works(operation.kind) || operation.kind == OperationKind::kWriteBack)
     trace_->add(TraceRow::kCompute, name(operation), std::max(arrived_ns_, wait_end), end);

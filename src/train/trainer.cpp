@@ -69,7 +69,7 @@ bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
   if (!hooks.evaluate || !evaluation_due()) return false;
   const int64_t step = state_.step;
   const double loss = hooks.evaluate(step);
-  // What a warm-up reaches says nothing of the full rate.
+  // Losses during warm-up say nothing about the full rate.
   const bool warm = step > warmup_steps(config_.optimizer, options_.total_steps);
   if (warm && config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) plateau_.observe(loss);
   return state_.observe(loss, config_.train.early_stopping_threshold);
@@ -100,7 +100,7 @@ StepRow Trainer::step_once() {
   state_.tokens += row.tokens;
   state_.seconds += seconds;
   if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(work_of(batches), seconds);
-  // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
+  // We allocate nothing within a step, and LibTorch frees nothing: the value between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
   row.disk_bytes = rank_.off_device().disk_bytes();
@@ -199,7 +199,7 @@ TrainerState parse_trainer_state(const Json& json, const std::string& place) {
     return s;
   } catch (const std::exception& error) {
     throw Error(Exit::kInput, {.area = "CKPT-07",
-                               .what = std::string("where the trainer stands: ") + error.what(),
+                               .what = std::string("the trainer's state: ") + error.what(),
                                .place = place,
                                .next = "use another checkpoint",
                                .kept = "the checkpoint"});

@@ -1,5 +1,5 @@
-// The loop over optimizer steps: next batches, learning rate, the step, its row of metrics, evaluation when
-// due, and an orderly stop. Borrows everything; one thread.
+// The loop over optimizer steps: next batches, learning rate, the step, its metrics row, evaluation when due,
+// and an orderly stop. Borrows everything; one thread.
 #pragma once
 
 #include <functional>
@@ -15,47 +15,47 @@ namespace lm {
 
 struct TrainerOptions {
   int64_t total_steps = 0;
-  // The share of the speed of light that so much work in so many seconds is; empty: not known.
+  // The utilization for so much work in so many seconds; empty: unknown.
   std::function<double(const StepWork&, double seconds)> sol_share;
 };
 
-// What the launcher hangs into the loop; any may be empty.
+// Training-loop callbacks; all optional.
 struct TrainerHooks {
-  std::function<bool()> stop_requested;  // asked between steps
-  std::function<void()> before_row;      // a step is computed, and its row not yet written
+  std::function<bool()> stop_requested;  // called between steps
+  std::function<void()> before_row;      // after a step's compute, before its row is written
   std::function<void(const StepRow&)> on_step;
-  std::function<double(int64_t step)> evaluate;  // held-out loss; called every eval_every steps
-  std::function<void(int64_t step)> sample;      // answers to train.sample_prompts; called then, too
-  // A step and what was due after it are done: the place to save. `best`: its evaluation gave the least loss
-  // so far.
+  std::function<double(int64_t step)> evaluate;  // returns the eval loss; called every eval_every steps
+  std::function<void(int64_t step)> sample;      // logs samples for train.sample_prompts; called then, too
+  // Called when a step and its due evaluation are done: saves checkpoints. `best`: the evaluation had the
+  // lowest loss so far.
   std::function<void(bool best)> after_step;
 };
 
 struct TrainerResult {
   int64_t steps = 0;     // done
   bool stopped = false;  // on request, before total_steps
-  bool early = false;    // the held-out loss has ended it, before total_steps
-  double seconds = 0;    // in steps
+  bool early = false;    // early stopping, before total_steps
+  double seconds = 0;    // spent in steps
   int64_t tokens = 0;
   int64_t device_bytes = 0;  // at the peak (metrics.h)
 };
 
-// What a resumed run must know besides the rank's state.
+// The state that a resumed run needs besides the rank's.
 struct TrainerState {
-  int64_t step = 0, skipped = 0, skipped_in_row = 0;  // steps done, and skipped of them
+  int64_t step = 0, skipped = 0, skipped_in_row = 0;  // steps done, and how many of them were skipped
   int64_t tokens = 0;                                 // seen so far
   double seconds = 0;                                 // in steps so far
-  std::optional<double> best_eval;                    // the least held-out loss, and after which step
+  std::optional<double> best_eval;                    // the lowest eval loss, and its step
   int64_t best_step = 0;
-  int64_t no_lower = 0;  // evaluations in a row that gave no lower loss, as early stopping counts
+  int64_t no_lower = 0;  // consecutive evaluations without a lower loss, for early stopping
   PlateauRate::State plateau;
   LoaderPosition data;
 
-  // After an evaluation: whether its loss is the least so far, which one that is not finite never is. To
-  // count as lower it has to be by more than `threshold`.
+  // Records an evaluation; returns whether its loss is the lowest so far (false if not finite). For early
+  // stopping a loss counts as lower only if the decrease exceeds `threshold`.
   bool observe(double held_out_loss, double threshold);
 };
-// As an object of a checkpoint's manifest, and back. Throws Error(11) for what we have not written.
+// To an object of a checkpoint's manifest, and back. Throws Error(11) for an invalid object.
 Json state_json(const TrainerState& state);
 TrainerState parse_trainer_state(const Json& json, const std::string& place);
 
@@ -67,25 +67,25 @@ class Trainer {
   TrainerResult run(const TrainerHooks& hooks);
 
   int64_t steps() const { return state_.step; }  // done
-  // The held-out loss has not fallen for as many evaluations as train.early_stopping_patience allows.
+  // The eval loss has not decreased for train.early_stopping_patience evaluations.
   bool patience_is_over() const {
     const int64_t patience = config_.train.early_stopping_patience;
     return patience > 0 && state_.no_lower >= patience;
   }
-  // False while a step is at work: an error that ends it leaves weights of which some are new.
+  // False during a step: an error that ends it leaves some weights updated.
   bool between_steps() const { return between_steps_; }
 
-  // Where the run stands, beside the rank's state (Rank::catalogue).
+  // The trainer's state, which complements the rank's (Rank::catalogue).
   TrainerState state() const;
   void restore(const TrainerState& state);
 
  private:
   StepRow step_once();
   bool evaluation_due() const;
-  // Whether the evaluation gave the least loss so far.
+  // Returns whether the evaluation had the lowest loss so far.
   bool evaluate_if_due(const TrainerHooks& hooks);
   void count_skipped(const StepRow& row);
-  // What has passed each link since the last row.
+  // Counts the bytes moved over each link since the last row.
   void count_moved(StepRow& row);
   double epoch() const;
 
@@ -94,10 +94,10 @@ class Trainer {
   const Config& config_;
   TrainerOptions options_;
   MetricsFile& metrics_;
-  TrainerState state_;  // but for plateau and data, which their owners know
+  TrainerState state_;  // except plateau and data, which their owners have
   bool between_steps_ = true;
   PlateauRate plateau_;
-  IoCounters disks_;  // at the last row, as what follows
+  IoCounters disks_;  // at the last row, like the next members
   double busy_ = 0, waited_ = 0;
   int64_t to_device_ = 0, from_device_ = 0, sent_ = 0, sent_between_ = 0;
   int64_t device_peak_ = 0;

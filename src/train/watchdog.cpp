@@ -12,8 +12,8 @@
 namespace lm {
 namespace {
 
-constexpr size_t kRemembered = 63;  // steps; enough for a median that an odd one does not move
-constexpr int kLooks = 64;          // within the least time
+constexpr size_t kRemembered = 63;  // steps; enough for a median that is robust to outliers
+constexpr int kLooks = 64;          // polls within the minimum limit
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

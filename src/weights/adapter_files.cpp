@@ -51,8 +51,8 @@ std::string text(const Json& config, const char* key, const std::string& missing
   return it->get<std::string>();
 }
 
-// "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Whether
-// every layer has its tensors is checked when they are loaded.
+// "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Loading
+// checks that every layer has its tensors.
 std::string without_layer(std::string path) {
   for (const std::string prefix : {"base_model.model.", "model.", "layers."}) {
     if (path.starts_with(prefix)) path.erase(0, prefix.size());
@@ -72,7 +72,7 @@ std::vector<std::string> read_targets(const Json& config, const NameMap* model, 
       names.push_back(without_layer(name.get<std::string>()));
     }
   } else if (it != config.end() && it->is_string()) {
-    // A pattern: what it matched is what the file holds.
+    // A pattern: the modules that it matched are those in the file.
     constexpr std::string_view kEnd = ".lora_A.weight";
     const ModelFiles files(directory, kAdapterWeights);
     for (const ModelFiles::Tensor& tensor : files.tensors()) {
@@ -107,8 +107,7 @@ void refuse_what_is_set(const Json& config, const std::string& place) {
     fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM", place);
   const std::string bias = text(config, "bias", "none", place);
   if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
-  // These initialisations changed the base weights as well, so the stored A and B do not fit the published
-  // base.
+  // These initialisations also changed the base weights, so the stored A and B do not fit the published base.
   const auto init = config.find("init_lora_weights");
   if (init != config.end() && init->is_string() && *init != "gaussian" && *init != "orthogonal" &&
       *init != "eva") {

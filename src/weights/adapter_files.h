@@ -15,20 +15,19 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 struct AdapterConfig {
   AdapterSpec spec;
   std::string base_model;          // base_model_name_or_path, may be empty
-  std::string base_class;          // "LlamaForCausalLM", as auto_mapping has it; may be empty
-  std::string base_revision = {};  // of the hub; "": not said
+  std::string base_class;          // "LlamaForCausalLM", from auto_mapping; may be empty
+  std::string base_revision = {};  // on the hub; "": unknown
 };
 
-// `names`: of the model that it is for; null: that is not known, and targets stay as the file has them.
+// `names`: those of its base model; null: unknown, and targets stay as in the file.
 AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names);
 
-// `layout` was made with this adapter's spec; every tensor of the adapter in it is loaded, none may be left
-// over.
+// `layout` was made with this adapter's spec; loads every tensor of the adapter in it, and the file may have
+// no others.
 int64_t load_adapter(const std::string& directory, const ModelLayout& layout, const FindTarget& target,
                      const LoadOptions& options);
 
-// Compares the adapter's targets, names, shapes and types with the model that it is for, without reading
-// data.
+// Compares the adapter's targets, names, shapes and types with its base model, without reading data.
 void check_adapter(const std::string& directory, const ModelSpec& base);
 
 }  // namespace lm

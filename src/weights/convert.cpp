@@ -10,7 +10,7 @@ namespace lm {
 namespace {
 
 // Without branches, so that it vectorises: normal numbers by shifting the exponent (infinities and NaNs keep
-// all ones, because 2^112 is taken off by a multiplication), subnormal ones by subtracting the implicit bit.
+// all ones, because a multiplication removes 2^112), subnormal ones by subtracting the implicit bit.
 float from_fp16(uint16_t h) {
   const uint32_t wide = static_cast<uint32_t>(h) << 16;
   const uint32_t sign = wide & 0x80000000u, twice = wide + wide;

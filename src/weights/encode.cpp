@@ -15,13 +15,13 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kChunkElements = int64_t{1} << 18;  // of a thread: 1 MiB of fp32
+constexpr int64_t kChunkElements = int64_t{1} << 18;  // per thread: 1 MiB of fp32
 
 StreamView here(int threads) {
   return {DeviceType::kCpu, nullptr, threads};
 }
 
-// Elements that are quantised at once: whole blocks, or whole rows.
+// Elements quantized at once: whole blocks, or whole rows.
 int64_t chunk_of(const EncodedMatrix& matrix) {
   if (matrix.encoding->kind != EncodingKind::kInt8) return kChunkElements;
   return std::max<int64_t>(kChunkElements / matrix.columns, 1) * matrix.columns;

@@ -23,7 +23,8 @@ double unit(uint32_t word) {
   return (static_cast<double>(word) + 1.0) / 4294967296.0;
 }
 
-// Numbers of a key with second counter word `a`, in runs of 64: a call of Philox gives one to each sixteen.
+// Numbers of a key with second counter word `a`, in blocks of 64: each Philox call produces one for each
+// sixteen.
 class Numbers {
  public:
   Numbers(uint64_t key, uint32_t a) : key_(key), a_(a) {}
@@ -48,7 +49,7 @@ class Numbers {
   uint32_t words_[64];
 };
 
-// Of element `index` of the tensor.
+// The initial value of element `index` of the tensor.
 float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
   switch (parameter.role) {
     case TrainableRole::kLoraA:

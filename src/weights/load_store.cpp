@@ -17,7 +17,7 @@
 namespace lm {
 namespace {
 
-// Fresh elements of part `part` of a tensor.
+// Initial elements of part `part` of a tensor.
 MatrixElements drawn(const TensorPlace& place, size_t part, uint64_t seed, DType dtype) {
   const int64_t before = place.parameter.parts[part].first * place.parameter.columns;
   return [&place, seed, dtype, before](int64_t first, int64_t n, std::byte* to) {
@@ -25,13 +25,13 @@ MatrixElements drawn(const TensorPlace& place, size_t part, uint64_t seed, DType
   };
 }
 
-// Units opened for filling, and the way there.
+// The units open for writing, and the staging buffer for them.
 class Filling {
  public:
   Filling(const LoadSetup& setup, WeightStore& store)
       : setup_(setup), store_(store), staging_(setup.stream) {}
 
-  // Where the unit has the tensor.
+  // The tensor's memory in the unit.
   LoadTarget target(int64_t unit, const TensorPlace& place) {
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
@@ -49,7 +49,7 @@ class Filling {
     });
   }
 
-  // All elements of a parameter.
+  // Writes all elements of a parameter.
   void put(const Parameter& parameter, const std::vector<float>& values, const LoadTarget& target) {
     by_rows(parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
       const float* const from = values.data() + row * parameter.columns;
@@ -58,7 +58,7 @@ class Filling {
     });
   }
 
-  // Calls make(row, rows, memory for them) for the target's rows, some at a time.
+  // Calls make(row, rows, memory for them) for the target's rows, in chunks.
   template <class Make>
   void by_rows(const Parameter& parameter, const LoadTarget& target, const Make& make) {
     const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
@@ -83,12 +83,12 @@ class Filling {
     }
   }
 
-  // Units go home: what was sent to them is in front of that in the stream.
+  // Starts the units' write-backs, which the stream orders after the copies into them.
   void close() {
     for (OpenUnit& open : open_) open.close();
     open_.clear();
   }
-  // Everything is where it belongs.
+  // Waits until all weights are on their tier.
   void finish() {
     close();
     staging_.finish();
@@ -101,8 +101,8 @@ class Filling {
   std::vector<OpenUnit> open_;
 };
 
-// Calls read(wanted) for all blocks on the device at once, in the order of the files, then for each
-// other block and each segment of a cut head by itself, since these pass through one slot.
+// Calls read(wanted) for all blocks on the device together, in the order of the files, then for each other
+// block and each segment of a vocabulary-chunked head separately, since these share one slot.
 void by_home(const WeightStore& store, const std::function<void(const std::function<bool(int64_t)>&)>& read) {
   const auto by_itself = [&](int64_t unit) {
     return store.through_slots(unit) || store.units()[static_cast<size_t>(unit)].segment();

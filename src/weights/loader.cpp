@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{4} << 20;  // per thread; larger reads are no faster from a page cache
 constexpr size_t kMostDifferences = 20;
 
-// One read: a piece of a tensor and where it goes.
+// One read: a range of a tensor and its destination.
 struct Chunk {
   ModelFiles::Tensor tensor;
   int64_t offset = 0;  // bytes into the tensor in the file
@@ -40,7 +40,7 @@ std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const Fi
   return items;
 }
 
-// What the tensors of files are compared with, and what to do where they differ.
+// For messages: the source of the expected tensors, and the advice if the files differ.
 struct Description {
   const char* source;
   const char* next;
@@ -72,10 +72,10 @@ class Differences {
   size_t count_ = 0;
 };
 
-// Extra tensors that are no difference, by name.
+// Extra tensors that are allowed, by name.
 using AllowedExtra = std::function<bool(const std::string& name)>;
 
-// Every part is there with its shape, and nothing else is.
+// Checks that the files have every part with its shape and nothing else.
 void check(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
            const Description& description) {
   Differences differences;
@@ -124,13 +124,13 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
       if (!is_weight_type(tensor.entry->dtype)) {
         throw Error(Exit::kInput,
                     {.area = "FILE-23",
-                     .what = part.name + " is quantised, and is wanted as elements",
+                     .what = part.name + " is quantized, but must be unquantized here",
                      .place = tensor.file->path(),
                      .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32"});
       }
       const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
       const int64_t most = kChunkBytes / file_size;
-      // Elements of the part, as far as they are wanted.
+      // The requested elements of the part.
       const int64_t begin = (std::max(part.first, first_row) - part.first) * columns;
       const int64_t end = (std::min(part.first + part.rows, end_row) - part.first) * columns;
       for (int64_t first = begin; first < end; first += most) {
@@ -142,7 +142,7 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
       }
     }
   }
-  // File order: what read-ahead expects.
+  // In file order, for read-ahead.
   std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
     if (a.tensor.file != b.tensor.file) return a.tensor.file->path() < b.tensor.file->path();
     return a.tensor.entry->begin + a.offset < b.tensor.entry->begin + b.offset;
@@ -172,8 +172,8 @@ void read_by_threads(std::span<const Chunk> chunks, int threads) {
                  [&](int64_t i, int64_t) { read_chunk(chunks[static_cast<size_t>(i)]); });
 }
 
-// As many of the chunks as fit into a half of the staging buffer, read into it and sent on; while they are
-// copied the next ones are read. Returns how many.
+// Reads as many chunks as fit into a half of the staging buffer and enqueues their copies, which overlap with
+// the next reads. Returns their number.
 size_t read_piece(std::span<const Chunk> chunks, Staging& staging, int threads) {
   std::byte* const half = staging.next();
   std::vector<Chunk> piece;
@@ -187,7 +187,7 @@ size_t read_piece(std::span<const Chunk> chunks, Staging& staging, int threads) 
   }
   LM_CHECK(!piece.empty(), "a chunk is larger than half of the staging buffer");
   read_by_threads(piece, threads);
-  // Neighbours in the half that are neighbours at their target, too, are one copy.
+  // Chunks that are contiguous both in the half and at their target are one copy.
   for (size_t i = 0; i < piece.size();) {
     int64_t run = 0;
     const size_t first = i;
@@ -212,7 +212,7 @@ int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
   return bytes;
 }
 
-// Quantises the encoded ones, each matrix of the files by itself. Returns the bytes read.
+// Quantizes each matrix with a quantization format, one at a time. Returns the bytes read.
 int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items,
                      const LoadOptions& options) {
   int64_t bytes = 0;
@@ -233,8 +233,8 @@ int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items
   return bytes;
 }
 
-// A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json
-// describes another model than the weights.
+// A stored head with a tied embedding is accepted if it is the same matrix; a different one means that
+// config.json does not describe these weights.
 void check_tied_head(const ModelFiles& files, const NameMap& names) {
   const std::string head_name = names.head + std::string(".weight");
   const std::string embedding_name = names.embedding + std::string(".weight");
@@ -259,7 +259,7 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
 
 AllowedExtra allowed_for(const ModelSpec& spec) {
   return [tied = spec.tied, head = spec.names.head + std::string(".weight")](const std::string& name) {
-    // The first: what old files carry and no model uses.
+    // rotary_emb.inv_freq: in old files, unused.
     return name.ends_with(".rotary_emb.inv_freq") || (tied && name == head);
   };
 }
@@ -278,7 +278,7 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
                    const FindTarget& target, const LoadOptions& options) {
   const std::vector<LoadItem> items = items_of(layout, false, target);
   check(files, items, allowed_for(spec), kOfModel);
-  // Once, by the call that reads the embedding.
+  // Checked once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
   return read_chunks(chunks_of(files, items), options) + read_encoded(files, items, options);
 }

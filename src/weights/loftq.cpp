@@ -10,7 +10,7 @@
 namespace lm {
 namespace {
 
-// Elements as fp32, some at a time.
+// Reads elements as fp32, in chunks.
 void read_floats(const MatrixElements& elements, DType dtype, int64_t first, std::span<float> out) {
   static thread_local std::vector<std::byte> raw;
   raw.resize(out.size() * dtype_size(dtype));
@@ -18,8 +18,7 @@ void read_floats(const MatrixElements& elements, DType dtype, int64_t first, std
   convert_elements(raw.data(), dtype, reinterpret_cast<std::byte*>(out.data()), DType::kF32, std::ssize(out));
 }
 
-// Inputs that are hardly ever there still count a little, or what makes up for the loss at the others could
-// be as large as it likes in their columns.
+// Inputs near zero keep a small weight; otherwise the approximation would be unbounded in their columns.
 void settle_sizes(std::vector<float>& sizes) {
   constexpr double kLeast = 0.05;  // of their root mean square
   double squares = 0;
@@ -84,7 +83,7 @@ std::vector<float> LoftqBlock::input_sizes(const TensorPlace& weight) const {
   fail_check("a mixer's matrix", __FILE__, __LINE__, weight.parameter.name);
 }
 
-// Means of values, each head's of the key-value head that it reads.
+// The sizes of the values, for each head those of its key-value head.
 std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention) const {
   const std::vector<float> values = row_sizes("attn.qkv", attention.q_rows() + attention.kv_rows(),
                                               attention.kv_rows(), gains(AttentionSpec::kNorm));
@@ -132,9 +131,9 @@ void LoftqBlock::start(const TensorPlace& weight, size_t part, uint64_t seed, st
   const auto rank = static_cast<size_t>(std::ssize(b) / rows);
   const LowRank near = low_rank(lost(weight, part, sizes), rows, weight.parameter.columns,
                                 static_cast<int64_t>(rank), seed, setup_.threads);
-  // The two halves share the scale as they share the strength of a direction: half of it is in what A makes
-  // of inputs of their size. (So A learns as fast as in a fresh adapter: with as many steps the loss falls
-  // further than with halves that are as large as each other whatever the inputs are.)
+  // A and B share the scale and the singular value of a direction equally, measured by A's output for inputs
+  // of their size. (So A learns as fast as in a fresh adapter: with as many steps the loss falls further than
+  // if A and B have equal norms regardless of the inputs.)
   const auto share = static_cast<float>(1 / std::sqrt(setup_.scale));
   for (size_t k = 0; k < rank; ++k) {
     if (near.strengths[k] == 0) continue;

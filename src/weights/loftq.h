@@ -1,7 +1,7 @@
-// Where adapters of a quantised model begin (Li et al., "LoftQ: LoRA-Fine-Tuning-Aware Quantization", one
-// step of it): with the matrix of rank r that is nearest to what quantising lost, W - Q(W). Near is what
-// changes a layer's output least: columns count by how large the layer's inputs are there. No data is needed
-// for it; the sizes follow from the norms' gains and from the matrices that make the inputs.
+// Initial adapters of a quantized model (Li et al., "LoftQ: LoRA-Fine-Tuning-Aware Quantization", one step of
+// it): the best rank-r approximation of the quantization error W - Q(W). The approximation minimises the
+// change of the layer's output: columns are weighted by the size of the layer's inputs. No data is needed;
+// the sizes follow from the norms' gains and from the matrices that produce the inputs.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace lm {
 
-// Elements of a tensor of the files, part `part` of `place`, before it is quantised.
+// Unquantized elements of part `part` of `place`, from the files.
 using PartElements = std::function<MatrixElements(const TensorPlace& place, size_t part)>;
 
 struct LoftqSetup {
@@ -21,34 +21,34 @@ struct LoftqSetup {
   double scale = 1;  // of the adapter's output
   DType dtype = DType::kBF16;
   int threads = 1;
-  PartElements elements;  // of `dtype`, which codes are made of
+  PartElements elements;  // of `dtype`, from which codes are computed
 };
 
-// A transformer block, whose matrices are encoded. One thread calls; `setup`, `layer` and `block` are the
+// A transformer block with quantized matrices. One thread calls; `setup`, `layer` and `block` are the
 // caller's and outlive it.
 class LoftqBlock {
  public:
   LoftqBlock(const LoftqSetup& setup, const LayerSpec& layer, const BlockLayout& block)
       : setup_(setup), layer_(layer), block_(block) {}
 
-  // The adapter of part `part` of `weight`: lora_A [r, in], which comes in as a fresh one, and lora_B [out,
-  // r]. A rank that the loss has no more for stays fresh: its row of A as it was, its column of B 0. At work
-  // this holds the part's matrix once in fp32, and its codes.
+  // The adapter of part `part` of `weight`: lora_A [r, in], initialised as a fresh one by the caller, and
+  // lora_B [out, r]. A rank beyond that of the error stays fresh: its row of A unchanged, its column of B 0.
+  // While running this holds the part's matrix once in fp32, and its codes.
   void start(const TensorPlace& weight, size_t part, uint64_t seed, std::span<float> a,
              std::span<float> b) const;
 
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
-  // How large the inputs of the matrix's columns are, as root mean squares.
+  // The sizes of the inputs of the matrix's columns, as root mean squares.
   std::vector<float> input_sizes(const TensorPlace& weight) const;
-  // Of the mixer's matrix that does not read the norm's output.
+  // For the sublayer's matrix that does not read the norm's output.
   std::vector<float> inner_sizes(const AttentionSpec& attention) const;
   std::vector<float> inner_sizes(const GatedMlpSpec& mlp) const;
-  std::vector<float> gains(const char* norm) const;  // without their sign
-  // Of rows [first, first + rows) of a matrix whose inputs' columns are of these sizes.
+  std::vector<float> gains(const char* norm) const;  // absolute values
+  // Sizes of the outputs of rows [first, first + rows) of a matrix with inputs of these sizes.
   std::vector<float> row_sizes(const char* matrix, int64_t first, int64_t rows,
                                const std::vector<float>& inputs) const;
-  // The matrix less what its codes stand for, each column times its size.
+  // The quantization error of the matrix, each column times its size.
   std::vector<float> lost(const TensorPlace& place, size_t part, const std::vector<float>& sizes) const;
 
   const LoftqSetup& setup_;

@@ -12,10 +12,10 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kMore = 16;     // directions that are followed beside those that are asked for
+constexpr int64_t kMore = 16;     // oversampling: directions beyond the requested rank
 constexpr int kIterations = 4;    // each multiplies the ratio of two singular values with its square
-constexpr int64_t kLanes = 32;    // directions that are worked on at once, in registers
-constexpr int64_t kColumns = 64;  // of the matrix, whose sums a thread keeps in its nearest cache
+constexpr int64_t kLanes = 32;    // directions processed at once, in registers
+constexpr int64_t kColumns = 64;  // of the matrix; their sums fit a thread's L1 cache
 
 // n vectors of `width` numbers, a multiple of kLanes; vector after vector.
 struct Directions {
@@ -59,8 +59,8 @@ struct Directions {
   }
 }
 
-// The same, compiled for AVX2 without fused operations: the bits are the same. (Not by target_clones, whose
-// choice is made before a thread sanitizer is ready for it.)
+// The same, compiled for AVX2 without fused operations: the bits are the same. (Not by target_clones, which
+// dispatches before a thread sanitizer is ready for it.)
 #if defined(__x86_64__)
 #define LM_AVX2 [[gnu::target("avx2")]]
 #else
@@ -75,7 +75,7 @@ LM_AVX2 void columns_of_product_avx2(const float* matrix, int64_t rows, int64_t 
   columns_of_product(matrix, rows, columns, in, out, begin, end);
 }
 
-// Symmetric [n, n] -> its eigenvalues, falling, and their vectors as columns of [n, n]; cyclic Jacobi.
+// Symmetric [n, n] -> its eigenvalues, descending, and their vectors as columns of [n, n]; cyclic Jacobi.
 struct Eigen {
   std::vector<double> values, vectors;
 };
@@ -101,7 +101,7 @@ Eigen eigen(std::vector<double> a, int64_t n) {
       for (int64_t q = p + 1; q < n; ++q) {
         const double apq = a[static_cast<size_t>(p * n + q)];
         if (apq == 0) continue;
-        // Square roots and not hypot, whose last bit each C library has its own way: theta * theta may be
+        // Square roots and not hypot, whose last bit differs between C libraries: theta * theta may be
         // infinite, then t is 0.
         const double theta =
             (a[static_cast<size_t>(q * n + q)] - a[static_cast<size_t>(p * n + p)]) / (2 * apq);
@@ -159,13 +159,13 @@ void turn_by(Directions& y, const std::vector<double>& turn) {
   }
 }
 
-// Replaced by an orthonormal basis of the same space: directions that are not there become 0. A second pass
-// mends what fp32 lost in the first.
+// Replaced by an orthonormal basis of the same space: missing directions become 0. A second pass corrects the
+// fp32 rounding of the first.
 void make_orthonormal(Directions& y, int passes) {
   const int64_t width = y.width;
   for (int pass = 0; pass < passes; ++pass) {
     Eigen e = eigen(products(y), width);
-    constexpr double kNothing = 1e-12;  // of the largest: fp32 knows no such direction
+    constexpr double kNothing = 1e-12;  // of the largest: below fp32's precision
     for (int64_t q = 0; q < width; ++q) {
       const double value = e.values[static_cast<size_t>(q)];
       const double factor = value > kNothing * e.values.front() ? 1 / std::sqrt(value) : 0;
@@ -212,7 +212,7 @@ LowRank low_rank(std::span<const float> matrix, int64_t rows, int64_t columns, i
   }
   forth();
   make_orthonormal(left, 2);
-  back();  // the matrix is nearly left * transpose(right) now
+  back();  // the matrix is now approximately left * transpose(right)
   const Eigen e = eigen(products(right), width);
   turn_by(left, e.vectors);
   turn_by(right, e.vectors);

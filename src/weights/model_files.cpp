@@ -23,7 +23,7 @@ constexpr int64_t kMostParts = 10'000;
   throw Error(Exit::kInput, {.area = area, .what = what, .place = place, .next = next});
 }
 
-// Also true for a dangling link or a link loop: these must be refused with their reason, not passed over.
+// Also true for a dangling link or a link loop: these must be refused with their reason, not ignored.
 bool exists(const std::string& path) {
   std::error_code error;
   return fs::symlink_status(path, error).type() != fs::file_type::not_found;
@@ -63,7 +63,7 @@ ModelFiles::ModelFiles(const std::string& directory, const std::string& single) 
             [](const Tensor& a, const Tensor& b) { return a.entry->name < b.entry->name; });
   for (size_t i = 1; i < tensors_.size(); ++i) {
     if (tensors_[i].entry->name == tensors_[i - 1].entry->name) {
-      fail("FILE-23", "tensor \"" + short_text(tensors_[i].entry->name) + "\" stands in two files",
+      fail("FILE-23", "tensor \"" + short_text(tensors_[i].entry->name) + "\" is in two files",
            tensors_[i].file->path(), "the directory mixes two models: get it again");
     }
   }
@@ -131,7 +131,7 @@ std::optional<ModelFiles::Tensor> ModelFiles::find(const std::string& name) cons
 void write_model_files(const std::string& directory, const std::vector<TensorInfo>& tensors,
                        const std::function<void(const std::string&, const TensorSink&)>& fill,
                        int64_t part_bytes) {
-  // Tensors stay in the given order (the model's), so a part holds neighbouring layers.
+  // Tensors stay in the given order (the model's), so that a part holds neighbouring layers.
   std::vector<std::vector<TensorInfo>> parts(1);
   int64_t total = 0, filled = 0;
   for (const TensorInfo& tensor : tensors) {

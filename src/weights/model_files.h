@@ -1,7 +1,7 @@
 // The tensors of a model directory, over a single model.safetensors or the parts that
 // model.safetensors.index.json names. Every name inside a file is data, never a path: parts are plain names
 // of regular files in the directory itself (links as in the hub's cache are fine). Owns the open files;
-// reading is safe from many threads. Errors are Error(11), "FILE-22" for what an index may not say.
+// reading is safe from many threads. Errors are Error(11), "FILE-22" for an invalid index.
 #pragma once
 
 #include <functional>
@@ -41,7 +41,7 @@ class ModelFiles {
 };
 
 // Writes `tensors` below `directory` as model.safetensors or, past `part_bytes`, as parts with an index.
-// `fill` is called once per tensor and hands its bytes to the sink, in pieces of any size. `directory` must
+// `fill` is called once per tensor and passes its bytes to the sink, in chunks of any size. `directory` must
 // exist.
 using TensorSink = std::function<void(std::span<const std::byte>)>;
 inline constexpr int64_t kPartBytes = 5'000'000'000;

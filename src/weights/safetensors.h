@@ -1,6 +1,6 @@
 // Safetensors files: a reader that checks the whole header when it opens the file and reads by pread, and a
-// writer that streams tensors in order and gives the file its name only when it is complete and on the disk.
-// The caller owns all memory; reading is safe from many threads, writing belongs to one. Sizes in bytes.
+// writer that streams tensors in order and renames the file only when it is complete and durable. The caller
+// owns all memory; reading is safe from many threads, writing from one. Sizes in bytes.
 #pragma once
 
 #include <map>
@@ -36,23 +36,24 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  int64_t bytes() const;  // throws Error(70) on overflow: shapes of ours never do
+  int64_t bytes() const;  // throws Error(70) on overflow: our shapes never do
 };
 
-// The beginning of a file with these tensors in this order, one behind the other: length and JSON, filled up
-// with blanks to a multiple of `alignment`.
+// The beginning of a file with these tensors in this order, contiguous: length and JSON, padded with blanks
+// to a multiple of `alignment`.
 std::string safetensors_beginning(std::span<const TensorInfo> tensors,
                                   const std::map<std::string, std::string>& metadata, int64_t alignment = 8);
 
 class SafetensorsWriter {
  public:
-  // Writes the header for `tensors`; "format": "pt" is what other readers ask for.
+  // Writes the header for `tensors`; other readers require "format": "pt".
   SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-  // The order in which data must come: falling element size, then name, so that every tensor is aligned.
+  // The order in which data must be written: descending element size, then name, so that every tensor is
+  // aligned.
   const std::vector<TensorInfo>& order() const { return tensors_; }
-  // The next bytes of tensor `name`, in pieces of any size; a tensor must be complete before the next begins.
+  // The next bytes of tensor `name`, in chunks of any size; a tensor must be complete before the next begins.
   void write(const std::string& name, std::span<const std::byte> bytes);
   // Every tensor must be complete. Flushes and renames.
   void commit();

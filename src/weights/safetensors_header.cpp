@@ -20,7 +20,7 @@ std::string in_quotes(const std::string& name) {
   return "\"" + (name.size() > 200 ? name.substr(0, 200) + "…" : name) + "\"";
 }
 
-// The text as a stream that knows how many bytes were taken from it.
+// The text as a stream that counts the bytes read.
 class Stream {
  public:
   Stream(const HeaderText& next, const std::string& place) : next_(next), place_(place) { refill(); }
@@ -45,7 +45,7 @@ class Stream {
   int64_t position_ = 0;
 };
 
-// What the library reads from: single-pass, all copies share the stream.
+// The library's input iterator: single-pass, all copies share the stream.
 class StreamIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -66,8 +66,8 @@ class StreamIterator {
   Stream* stream_;
 };
 
-// Fills the entries while the text is read: no document is built, so a header costs its own size plus the
-// result. The grammar has exactly three levels; `state_` is where we are in it.
+// Fills the entries while it reads the text: no document is built, so a header costs its own size plus the
+// result. The grammar has exactly three levels; `state_` is the position in it.
 class Parser : public nlohmann::json_sax<Json> {
  public:
   Parser(const Stream& stream, const std::string& place) : stream_(stream), place_(place) {}
@@ -77,7 +77,9 @@ class Parser : public nlohmann::json_sax<Json> {
   bool null() override { fail_value("null"); }
   bool boolean(bool) override { fail_value("true or false"); }
   bool binary(binary_t&) override { fail_value("binary"); }
-  bool number_float(number_float_t, const string_t&) override { fail_value("a number that is no integer"); }
+  bool number_float(number_float_t, const string_t&) override {
+    fail_value("a number that is not an integer");
+  }
   bool number_integer(number_integer_t) override { fail_value("a negative number"); }
   bool number_unsigned(number_unsigned_t value) override;
   bool string(string_t& value) override;
@@ -183,7 +185,7 @@ bool Parser::key(string_t& name) {
       fail(fmt::format("a name of {} bytes, at most {} are accepted", name.size(), kMostNameBytes));
     }
     if (name == "__metadata__") {
-      if (metadata_seen_) fail("__metadata__ stands twice");
+      if (metadata_seen_) fail("__metadata__ appears twice");
       state_ = State::kMetadata;
       return true;
     }
@@ -196,7 +198,8 @@ bool Parser::key(string_t& name) {
     return true;
   }
   if (state_ == State::kMetadata) {
-    if (header_.metadata.contains(name)) fail("the key " + in_quotes(name) + " stands twice in __metadata__");
+    if (header_.metadata.contains(name))
+      fail("the key " + in_quotes(name) + " appears twice in __metadata__");
     metadata_key_ = std::move(name);
     return true;
   }
@@ -208,7 +211,7 @@ bool Parser::key(string_t& name) {
     state_ = State::kOffsets;
   } else {
     const bool known = name == "dtype" || name == "shape" || name == "data_offsets";
-    fail_tensor("the key " + in_quotes(name) + (known ? " stands twice" : " is unknown"));
+    fail_tensor("the key " + in_quotes(name) + (known ? " appears twice" : " is unknown"));
   }
   return true;
 }
@@ -251,7 +254,7 @@ bool Parser::end_array() {
                              .next = "the file is damaged: get it again"});
 }
 
-// The bytes of the shape agree with the offsets, and these lie inside the data.
+// Checks that the shape's bytes match the offsets and that these are inside the data.
 void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::string& place) {
   const std::string offsets = fmt::format("data_offsets [{}, {}]", entry.begin, entry.end);
   if (entry.begin > entry.end) fail_entry(entry, offsets + " are not in order", place);
@@ -304,7 +307,7 @@ SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_
   std::sort(entries.begin(), entries.end(),
             [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
   for (size_t i = 1; i < entries.size(); ++i) {
-    if (entries[i].name == entries[i - 1].name) fail_entry(entries[i], "the name stands twice", place);
+    if (entries[i].name == entries[i - 1].name) fail_entry(entries[i], "the name appears twice", place);
   }
   return header;
 }

@@ -1,7 +1,7 @@
-// The header of a safetensors file as a value, read from bytes that nobody vouches for and checked
-// completely: names once, shapes without overflow, data without hole, overlap or trailing bytes. Pure
-// functions, no I/O (the fuzzer calls the parser directly); errors are Error(11) "FILE-21". Offsets in bytes
-// from the start of the data.
+// The header of a safetensors file as a value, read from untrusted bytes and checked completely: unique
+// names, shapes without overflow, data without hole, overlap or trailing bytes. Pure functions, no I/O (the
+// fuzzer calls the parser directly); errors are Error(11) "FILE-21". Offsets in bytes from the start of the
+// data.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace lm {
 
 // The format's own cap, and ours: past these a file is hostile, not large. (Depth needs no cap: the grammar
-// has three levels and anything else is refused where it begins.)
+// has three levels, and a fourth is refused at once.)
 inline constexpr int64_t kMostHeaderBytes = 100'000'000;
 inline constexpr int64_t kMostTensors = 1'000'000;
 inline constexpr int64_t kMostDimensions = 8;
@@ -37,14 +37,14 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// `next` gives the JSON (padding included) piece by piece, an empty piece at its end: the text is never held
-// as a whole, so a header of n bytes costs less than 2n. `data_bytes` is what follows it in the file, `place`
+// `next` returns the JSON (padding included) in chunks, an empty one at its end: the text is never whole in
+// memory, so a header of n bytes costs less than 2n. `data_bytes` is the size of the data after it, `place`
 // the path.
 using HeaderText = std::function<std::string_view()>;
 SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_bytes,
                                            const std::string& place);
 
-// "BF16", "F32", ...: the spelling in the file; the inverse gives false for types that we do not have.
+// "BF16", "F32", ...: the spelling in the file; the inverse returns false for unsupported types.
 const char* safetensors_dtype(DType type);
 bool parse_safetensors_dtype(std::string_view text, DType* type);
 

@@ -15,7 +15,7 @@ namespace lm {
 namespace {
 
 constexpr int64_t kMostStateBytes = 1 << 16;
-constexpr float kMapError = 1e-6F;  // older releases made the maps in another precision
+constexpr float kMapError = 1e-6F;  // older releases computed the maps in another precision
 
 [[noreturn]] void fail(const ModelFiles::Tensor& tensor, const std::string& what) {
   throw Error(
@@ -27,7 +27,7 @@ constexpr float kMapError = 1e-6F;  // older releases made the maps in another p
                "version"});
 }
 
-// What a matrix is checked with.
+// Checks the tensors of one matrix.
 class Reader {
  public:
   Reader(const ModelFiles& files, const ModelFiles::Tensor& codes) : files_(files), codes_(codes) {}
@@ -39,7 +39,7 @@ class Reader {
     names.push_back(name);
     if (tensor->entry->dtype != dtype || tensor->entry->elements() != elements) {
       fail(*tensor,
-           fmt::format("is {} {}, and this matrix needs {} [{}]", safetensors_dtype(tensor->entry->dtype),
+           fmt::format("is {} {}, but this matrix needs {} [{}]", safetensors_dtype(tensor->entry->dtype),
                        shape_text(tensor->entry->shape), safetensors_dtype(dtype), elements));
     }
     return *tensor;
@@ -51,7 +51,7 @@ class Reader {
     tensor.file->read(*tensor.entry, 0, std::as_writable_bytes(std::span(values)));
     for (size_t i = 0; i < values.size(); ++i) {
       if (std::abs(values[i] - expected[i]) <= kMapError) continue;
-      fail(tensor, fmt::format("entry {} is {:f}, and the type has {:f}", i, values[i], expected[i]));
+      fail(tensor, fmt::format("entry {} is {:f}, but the type has {:f}", i, values[i], expected[i]));
     }
   }
 
@@ -62,7 +62,7 @@ class Reader {
   const ModelFiles::Tensor& codes_;
 };
 
-// The JSON that says how codes are to be read.
+// The JSON with the format of the codes.
 class State {
  public:
   explicit State(const ModelFiles::Tensor& tensor) : tensor_(tensor) {
@@ -136,7 +136,7 @@ StoredMatrix find_eight_bits(const ModelFiles& files, const ModelFiles::Tensor& 
   const std::string& name = codes.entry->name;
   if (codes.entry->shape != std::vector<int64_t>{rows, columns})
     fail(codes, "is " + shape_text(codes.entry->shape) + ", the model needs " + shape_text({rows, columns}));
-  if (!name.ends_with(".weight")) fail(codes, "is I8, and no weight of a linear layer");
+  if (!name.ends_with(".weight")) fail(codes, "is I8, but not the weight of a linear layer");
   const std::string module = name.substr(0, name.size() - std::string(".weight").size());
   Reader reader(files, codes);
   StoredMatrix out{.kind = EncodingKind::kInt8, .codes = codes};

@@ -25,7 +25,7 @@ void WeightsHash::add(const void* bytes, size_t n) {
 }
 
 void WeightsHash::add(int64_t value) {
-  add(&value, sizeof value);  // little-endian, as every machine here
+  add(&value, sizeof value);  // little-endian, like every supported machine
 }
 
 // Length first, so that no two lists of strings give the same bytes.

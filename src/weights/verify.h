@@ -1,5 +1,5 @@
-// One hash of a model's weights, and whether its files are whole. The hash is XXH3-128 over the tensors in
-// name order (name, type, shape, bytes), so it does not depend on how a model is split into files. One
+// A hash of a model's weights, and a check that its files are complete. The hash is XXH3-128 over the tensors
+// in name order (name, type, shape, bytes), so it does not depend on how a model is split into files. One
 // thread; the errors of a damaged model are in the result, not thrown.
 #pragma once
 
@@ -28,16 +28,17 @@ struct VerifyResult {
   Exit code = Exit::kDone;  // the error's
 };
 
-// The model that an adapter calls its base; nothing where that is not at hand.
+// The spec of an adapter's base model; nullopt if it is not available.
 using FindBase = std::function<std::optional<ModelSpec>(const std::string& name)>;
 
 // Reads every byte. `directory` holds a model, which is checked against its config.json, or a PEFT adapter,
-// which is checked against its base where `find_base` knows that.
+// which is checked against its base if `find_base` finds it.
 VerifyResult verify_model(const std::string& directory, const FindBase& find_base = {});
 
 std::string weights_hash(const ModelFiles& files);
 
-// The same hash out of other places: tensors in name order, the bytes of each after its name, in any pieces.
+// The same hash from other sources: tensors in name order, the bytes of each after its name, in chunks of any
+// size.
 class WeightsHash {
  public:
   WeightsHash();

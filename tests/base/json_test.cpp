@@ -45,7 +45,7 @@ TEST(Json, SizeIsCappedBeforeAnythingIsRead) {
 
 TEST(Json, AKeyTwiceIsRefusedWithItsByte) {
   const std::string message = refusal("{\"a\":1,\"b\":{\"a\":2},\"a\":3}");
-  EXPECT_NE(message.find("\"a\" stands twice"), std::string::npos) << message;
+  EXPECT_NE(message.find("\"a\" appears twice"), std::string::npos) << message;
   // The parser has read the second key and nothing after it.
   EXPECT_NE(message.find("some.json, byte 22"), std::string::npos) << message;
   EXPECT_NE(refusal("{\"a\":1,\"\\u0061\":3}").find("twice"), std::string::npos);

@@ -179,7 +179,7 @@ def test_a_transfer_that_is_cut_goes_on_in_the_same_fetch(hub, tmp_path):
 def test_a_hub_that_always_cuts_ends_the_fetch(hub, tmp_path):
     hub.cuts = [0] * 100
     error = refused(hub, tmp_path)
-    assert error["exit"] == 21 and "was cut after 0 of" in error["what"] and "goes on there" in error["kept"]
+    assert error["exit"] == 21 and "was cut after 0 of" in error["what"] and "resumes there" in error["kept"]
     hub.cuts = []
     fetch(hub, tmp_path)
     assert is_whole(hub, tmp_path)

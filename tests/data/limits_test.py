@@ -112,7 +112,7 @@ def test_a_long_conversation_has_more_steps(run, model_dir, tmp_path, monkeypatc
 def test_a_template_that_is_compiled_without_end_is_refused(run, model_dir, tmp_path):  # noqa: F811
     for template in ("{{ " + "-(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 500 + "{% endif %}" * 500):
         error = refused(with_template(run, model_dir, tmp_path, template), [{"messages": PLAIN_CHAT}], "chatml")
-        assert "not understood" in error.what and error.place.endswith("chat_template.jinja"), error.what
+        assert "cannot be parsed" in error.what and error.place.endswith("chat_template.jinja"), error.what
 
 
 def test_a_file_of_gigabytes_is_refused_unread(run, model_dir, tmp_path):  # noqa: F811

@@ -140,7 +140,7 @@ def test_empty_answers_are_counted_and_named(run):
     rows = [PAIR, {"prompt": "hello", "completion": " "}, {"messages": PLAIN_CHAT[:1] + [{"role": "assistant", "content": ""}]}]
     _, summary = run([rows[0], rows[1]], "chatml")
     assert summary["notes"] == ["1 of 2 examples have an empty answer (first: " + os.path.join(str(run.dir), "data.jsonl") +
-                                ":2): there the model learns to say nothing"]
+                                ":2): from these the model learns empty answers"]
     assert "1 of 2" in run([{"messages": PLAIN_CHAT}, rows[2]], "chatml")[1]["notes"][0]
     assert run([{"messages": TOOL_CHAT, "tools": TOOLS}], "qwen")[1]["notes"] == []  # a call is no empty answer
 
@@ -374,7 +374,7 @@ def test_a_preparation_that_is_killed_goes_on_and_ends_with_the_same_file(run, t
     with open(request["out"], "ab") as file:  # what it had written after the last save, and more than is still to come
         file.write(b"junk" * len(expected))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "tokenising goes on after" in done.stderr
+    assert "tokenising resumes after" in done.stderr
     assert open(request["out"], "rb").read() == expected
     assert not any(os.path.exists(request["out"] + suffix) for suffix in BESIDE)
 

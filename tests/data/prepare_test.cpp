@@ -216,7 +216,7 @@ TEST_F(Prepare, ATemplateIsToldTheDate) {
     const TokenFile file(prepared.path);
     EXPECT_EQ(file.example(0, 0, file.length(0), buffer).tokens.back(), last);
     ASSERT_FALSE(prepared.notes.empty());
-    EXPECT_NE(prepared.notes.back().find(std::string("it is told ") + date), std::string::npos);
+    EXPECT_NE(prepared.notes.back().find(std::string("it gets ") + date), std::string::npos);
   }
 }
 

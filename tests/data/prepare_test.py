@@ -237,7 +237,7 @@ def test_the_template_file_wins_over_the_config(model_dir, tmp_path):
     assert template.render(PLAIN_CHAT, TOOLS) == "with tools"
 
 
-@pytest.mark.parametrize("text,what", [("{% for %}", "not understood"), ("{% unknown_tag %}", "not understood")])
+@pytest.mark.parametrize("text,what", [("{% for %}", "cannot be parsed"), ("{% unknown_tag %}", "cannot be parsed")])
 def test_a_template_that_is_not_understood_is_named_with_its_line(text, what, model_dir, tmp_path):
     (tmp_path / "tokenizer.json").write_text(open(model_dir("chatml") + "/tokenizer.json").read())
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}\n" + text)
@@ -393,7 +393,7 @@ def test_tokenised_rows_pass_through_without_padding(run):
             {"input_ids": [4, 5]}]
     assert run(rows, "chatml")[0] == [([1, 2, 3], [0, 1, 1]), ([4, 5], [1, 1])]
     assert "a label is 9" in refused(run, [{"input_ids": [1, 2], "labels": [1, 9]}], "chatml").what
-    assert "no token id" in refused(run, [{"input_ids": [1, -2]}], "chatml").what
+    assert "not a token id" in refused(run, [{"input_ids": [1, -2]}], "chatml").what
 
 
 def test_tokenised_rows_need_no_tokenizer(run, tmp_path):

@@ -66,14 +66,14 @@ TEST(Prompts, AConversationKeepsItsOwnSystemMessage) {
 TEST(Prompts, ARowThatCannotBeAskedIsNamedWithItsLine) {
   const std::string good = "{\"prompt\": \"a\"}\n";
   EXPECT_NE(refusal(good + "{\"text\": \"a\"}").find("bad.jsonl:2"), std::string::npos);
-  EXPECT_NE(refusal("{\"prompt\": 5}").find("\"prompt\" is no text"), std::string::npos);
-  EXPECT_NE(refusal("{\"prompt\": \"a\", \"messages\": []}").find("stand in one row"), std::string::npos);
-  EXPECT_NE(refusal("{\"messages\": []}").find("no list of messages"), std::string::npos);
-  EXPECT_NE(refusal("{\"messages\": [{\"role\": \"user\"}]}").find("\"content\" is no text"),
+  EXPECT_NE(refusal("{\"prompt\": 5}").find("\"prompt\" is not a string"), std::string::npos);
+  EXPECT_NE(refusal("{\"prompt\": \"a\", \"messages\": []}").find("are in one row"), std::string::npos);
+  EXPECT_NE(refusal("{\"messages\": []}").find("not a list of messages"), std::string::npos);
+  EXPECT_NE(refusal("{\"messages\": [{\"role\": \"user\"}]}").find("\"content\" is not a string"),
             std::string::npos);
   EXPECT_NE(refusal(R"({"messages": [{"role": "assistant", "content": "a"}]})").find("the model's own"),
             std::string::npos);
-  EXPECT_NE(refusal("[1]").find("no JSON object"), std::string::npos);
+  EXPECT_NE(refusal("[1]").find("not a JSON object"), std::string::npos);
   EXPECT_NE(refusal("\n\n").find("no prompt"), std::string::npos);
 }
 

@@ -189,7 +189,7 @@ def test_the_recorded_date_gives_the_same_tokens_next_month(run, oracle):  # noq
     assert ids == oracle("llama3").apply_chat_template(TWO)["input_ids"]
     summary = run([row], "llama3", date="2019-01-01")[1]
     assert run([row], "llama3", date="2019-01-01")[0][0][0] != ids
-    assert any("asks for the date: it is told 2019-01-01" in note and "tokenizer_config.json" in note for note in summary["notes"])
+    assert any("uses the date: it gets 2019-01-01" in note and "tokenizer_config.json" in note for note in summary["notes"])
     assert run([row], "chatml", date=DATE)[0] == run([row], "chatml", date="2019-01-01")[0]
     for rows, name in (([row], "chatml"), ([{"text": "fox"}], "llama3")):  # that do not ask
         assert not any("date" in note for note in run(rows, name, date=DATE)[1]["notes"])
@@ -207,7 +207,7 @@ REFUSED = {
     "a part that is an image": ({"messages": [user([IMAGE]), said()]}, "'image'", "data.bad_rows"),
     "a text with an image": ({"messages": [user([{**text("x")[0], "image_url": "x"}]), said()]}, "'image_url'", "data.bad_rows"),
     "a part of another type": ({"messages": [user([{"type": "input_audio", "input_audio": {}}]), said()]}, "'input_audio'", "data.bad_rows"),
-    "a part without a text": ({"messages": [user([{"type": "text"}]), said()]}, "no text", "write parts"),
+    "a part without a text": ({"messages": [user([{"type": "text"}]), said()]}, "is not text", "write parts"),
     "a message's images": ({"messages": [user(images=["a.png"]), said()]}, "'images'", "data.bad_rows"),
     **{f"a column {name}": ({"messages": TWO, name: ["x"]}, f"column '{name}' is not empty", "data.bad_rows")
        for name in ("image", "images", "audio", "video", "videos")},

@@ -154,7 +154,7 @@ def test_what_llama_cpp_does_not_know_is_refused_by_name(tmp_path):
         return done.stderr
 
     path.write_text(json.dumps({**file, "pre_tokenizer": {"type": "Whitespace"}}))
-    assert "how it splits text has no name there" in refused("--gguf", "f16") and "Whitespace" in refused("--gguf", "f16")
+    assert "its pre-tokenizer has no name there" in refused("--gguf", "f16") and "Whitespace" in refused("--gguf", "f16")
     path.write_text(json.dumps({**file, "model": {**file["model"], "type": "WordPiece"}}))
     assert "WordPiece" in refused("--gguf", "f16")
     path.write_text(json.dumps(file))

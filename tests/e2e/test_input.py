@@ -170,7 +170,7 @@ def test_a_model_without_a_template_says_so_and_the_result_has_the_one_that_was_
         shutil.copytree(chats / "model", chats / "bare", ignore=shutil.ignore_patterns("chat_template*"))
     name = f"bare_{method}"
     lmlaunch(config(chats, name, model__path="bare", data__train=["chats.jsonl"], data__eval=[], train__steps=1, train__method=method), cwd=chats)
-    assert "the model has no chat template: conversations are written in the manner of Alpaca" in (chats / "runs" / name / "log.txt").read_text()
+    assert "the model has no chat template: conversations are formatted in Alpaca style" in (chats / "runs" / name / "log.txt").read_text()
     template = jinja2.Environment().from_string((chats / "runs" / name / "model" / "chat_template.jinja").read_text())
     text = template.render(messages=[{"role": "user", "content": "w0 w5"}, {"role": "assistant", "content": "w1 w6 w7"}], eos_token="<eos>")
     assert text.endswith("### Instruction:\nw0 w5\n\n### Response:w1 w6 w7<eos>") and text.startswith("Below is an instruction")
@@ -232,7 +232,7 @@ def test_a_start_that_is_killed_goes_on_tokenising_and_trains_the_same(words):
     process.communicate(timeout=60)  # its rank and the interpreter go with it, and their ends of the pipe
     examples = int((words / "saved").read_text())
     done = lmlaunch(toml, cwd=words)
-    assert 128 < examples < 400 and f"tokenising goes on after {examples} examples" in done.stderr, done.stderr
+    assert 128 < examples < 400 and f"tokenising resumes after {examples} examples" in done.stderr, done.stderr
     assert losses(words, "killed") == losses(words, "unkilled") and len(losses(words, "killed")) == 4
 
 
@@ -266,7 +266,7 @@ def test_a_template_is_told_the_day_on_which_the_run_was_begun(chats):
     told = lmlaunch(config(chats, "dated", **common), cwd=chats).stderr
     day = (chats / "runs" / "dated" / "date.txt").read_text().strip()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
-    assert f"the chat template dated.jinja asks for the date: it is told {day}, when this run began" in told
+    assert f"the chat template dated.jinja uses the date: it gets {day}, the day of this run's first start" in told
     # A start of a year ago, that did not come to its first step.
     (chats / "runs" / "past").mkdir()
     (chats / "runs" / "past" / "date.txt").write_text("2019-01-23\n")

@@ -107,7 +107,7 @@ def test_a_plateau_follows_the_evaluations_after_its_warmup(work):
 def test_a_warmup_that_does_not_end_is_refused(work):
     done = lmlaunch(config(work, "cold", train__steps="auto", train__epochs=1, optimizer__schedule="linear", optimizer__warmup=500),
                     cwd=work, check=False)
-    assert done.returncode == 10 and "optimizer.warmup is 500 steps, and the run has 8 in all" in done.stderr
+    assert done.returncode == 10 and "optimizer.warmup is 500 steps, but the run has 8 in all" in done.stderr
 
 
 @pytest.fixture(scope="module")

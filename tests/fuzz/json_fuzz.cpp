@@ -1,4 +1,4 @@
-// Any bytes as JSON: refused with Error(11), or the document equals the library's own, no key stands twice,
+// Any bytes as JSON: refused with Error(11), or the document equals the library's own, no key appears twice,
 // the nesting is bounded, and it survives its text; as a file, and within smaller limits, it is the same or
 // refused; its whole numbers of 64 bits are told from the others.
 #include "base/json.h"

@@ -292,7 +292,7 @@ TEST_F(TamperedRuns, ARunThatIsResetAndGivenItsStateEndsAsIfNothingHadHappened) 
         } catch (const Error& error) {
           ASSERT_EQ(error.code(), Exit::kIntegrity) << error.report();
           ASSERT_TRUE(training.rank().can_reset(error));
-          EXPECT_NE(error.text().kept.find("can go on from there"), std::string::npos);
+          EXPECT_NE(error.text().kept.find("can resume from there"), std::string::npos);
           held = std::max(held, training.rank().arena().mark());
           training.restore(copy);
           ASSERT_EQ(training.rank().arena().mark(), 0) << run.text();

@@ -1,6 +1,6 @@
 """The local cache as huggingface_hub lays it out: REPOSITORY/blobs/HASH holds a file, snapshots/COMMIT/NAME links to it,
-refs/REVISION holds the commit that a branch or a tag was at. A file is under its name once it is whole, compared and on the disk;
-config.json gets its name last of a snapshot, the ref after it."""
+refs/REVISION holds the commit that a branch or a tag was at. A file gets its name once it is complete, verified and durable; in a
+snapshot config.json gets its name last, and then the ref is written."""
 
 import contextlib
 import fcntl
@@ -9,7 +9,7 @@ import re
 import sys
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-PARTIAL = ".lmlaunch.incomplete"  # not the library's own: two programs never write into one file
+PARTIAL = ".lmlaunch.incomplete"  # not the library's suffix: two programs never write to one file
 
 
 def sync_directory(path):
@@ -38,7 +38,7 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self):
-        """Of several fetches of one repository one works and the others wait for it."""
+        """A lock: one of several fetches of a repository works, and the others wait for it."""
         os.makedirs(self.locks, exist_ok=True)
         with open(os.path.join(self.locks, "lmlaunch.lock"), "a") as file:
             try:
@@ -54,7 +54,7 @@ class Cache:
 
     def publish(self, files, revision):
         folders = {self.snapshot}
-        for file in files:  # in their order: the one that makes a model of the directory comes last
+        for file in files:  # in order: the file that makes the directory a model comes last
             path = os.path.join(self.snapshot, file.name)
             folders.add(os.path.dirname(path))
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -66,7 +66,7 @@ class Cache:
             os.makedirs(os.path.dirname(ref), exist_ok=True)
             self._replace(ref, self._write_ref)
             sync_directory(os.path.dirname(ref))
-        for name in os.listdir(self.blobs):  # of files that this revision does not have
+        for name in os.listdir(self.blobs):  # partial files that this revision does not have
             if name.endswith(PARTIAL):
                 os.unlink(os.path.join(self.blobs, name))
 
@@ -80,6 +80,6 @@ class Cache:
     def _replace(path, make):
         new = os.path.join(os.path.dirname(path), f".lmlaunch-{os.path.basename(path)}")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)  # of a process that was killed
+            os.unlink(new)  # left by a killed process
         make(new)
         os.replace(new, path)

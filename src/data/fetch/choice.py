@@ -1,5 +1,5 @@
-"""Which files of a repository are fetched: of a model safetensors, tokenizer, configuration and templates; of a data set its
-data. Names come from the hub, so each part of a path is checked before it becomes one here."""
+"""Selects the files of a repository to fetch: of a model safetensors, tokenizer, configuration and templates; of a data set its
+data. Names come from the hub, so each part of a path is checked before it is used."""
 
 import json
 import re
@@ -24,8 +24,8 @@ def _refuse(request, what, next):
 
 
 def _weights(names, request, content):
-    """`content`: gives the bytes of a file; None where the weights are not to be asked for yet."""
-    if WHOLE in names:  # read in place of the index where both are there
+    """`content`: returns the bytes of a file; None if the weights must not be requested yet."""
+    if WHOLE in names:  # read in place of the index if both exist
         return {WHOLE}
     if INDEX in names:
         if content is None:

@@ -9,10 +9,10 @@ prints one JSON line: {name, kind, revision: the commit, directory: its snapshot
 model, files: [{name, size, hash}]}, or {"error": {exit, area, what, place, next, kept}} with that exit code. Progress goes to
 stderr.
 
-The library huggingface_hub is not used for the transfer: it gives a file its name in the cache without comparing its hash, it
-sends requests of its own (telemetry, update checks, a registry of agents), and the internals that one would have to replace
-differ from version to version. Three addresses are enough: the list of a revision's files with sizes and hashes
-(/api/models/NAME/revision/REVISION?blobs=true), each file (/NAME/resolve/COMMIT/FILE), and where that redirects to.
+The library huggingface_hub is not used for the transfer: it names a file in the cache without verifying its hash, it sends other
+requests (telemetry, update checks, a registry of agents), and the internals to replace differ from version to version. Three
+addresses are enough: the list of a revision's files with sizes and hashes (/api/models/NAME/revision/REVISION?blobs=true), each
+file (/NAME/resolve/COMMIT/FILE), and the target of its redirect.
 """
 
 import errno
@@ -20,7 +20,7 @@ import json
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # an isolated interpreter leaves it out
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # an isolated interpreter omits it
 
 from cache import Cache  # noqa: E402
 from choice import chosen  # noqa: E402
@@ -30,7 +30,7 @@ from transfer import Progress, Transfer  # noqa: E402
 
 
 def _base_of(path):
-    """The model that an adapter is for, as it names it."""
+    """The name of an adapter's base model."""
     try:
         with open(path, encoding="utf-8") as file:
             base = json.load(file).get("base_model_name_or_path")
@@ -46,7 +46,7 @@ def fetch(request):
     with cache.lock():
         transfer = Transfer(hub, cache, Progress(request.get("progress", 2)))
         transfer.make_room(chosen(revision, request, None))
-        # Which weights there are is known once the index is here.
+        # The list of weights is known once the index has been fetched.
         files = chosen(revision, request, lambda index: transfer.content(index))
         transfer.make_room(files)
         transfer.progress.total = sum(file.size for file in files)
@@ -70,7 +70,7 @@ def main():
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         failure = FetchError(NO_SPACE if full else 21, os.strerror(error.errno) if error.errno else str(error), error.filename or "",
                              "free space there, or set HF_HOME to a directory on another disk",
-                             "what has been fetched so far: started again, it goes on there")
+                             "what has been fetched so far: the next start resumes there")
     print(json.dumps({"error": {"area": AREA, **failure.as_json()}}))
     return failure.exit
 

@@ -1,4 +1,4 @@
-"""Requests to the hub. The token goes to the hub alone: where a redirect leads to another host, it stays behind."""
+"""Requests to the hub. The token is sent only to the hub: not on a redirect to another host."""
 
 import email.utils
 import http.client
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from errors import INPUT, INTEGRITY, IO, FetchError
 
 TIMEOUT = 30        # seconds without a byte
-MOST_TRIES = 5      # of one request, without progress in between
+MOST_TRIES = 5      # per request, without progress in between
 MOST_PAUSE = 60     # seconds
-LONGEST_WAIT = 300  # seconds that the hub may ask for
+LONGEST_WAIT = 300  # seconds, the limit of the hub's Retry-After
 MOST_REDIRECTS = 5
 MOST_LIST_BYTES = 64 << 20
-KEPT = "what has been fetched so far: started again, it goes on there"
+KEPT = "what has been fetched so far: the next start resumes there"
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Revision:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_):
-        return None  # the caller follows, and leaves the token behind
+        return None  # the caller follows it without the token
 
 
 class Retry(Exception):
-    """A failure that may pass; `wait` in seconds, None: not said; `answered`: the network is fine."""
+    """A transient failure; `wait` in seconds, None: unknown; `answered`: the network works."""
 
     def __init__(self, what, wait=None, answered=False):
         super().__init__(what)
@@ -56,7 +56,7 @@ def _origin(url):
 
 
 def _context():
-    """The system's certificates, and those of the environment where there are none."""
+    """The system's certificates, or those of the environment if there are none."""
     context = ssl.create_default_context()
     try:
         import certifi
@@ -83,12 +83,12 @@ class Hub:
         self.token, self.token_from = request.get("token", ""), request.get("token_from", "")
         self.pause = request.get("pause", 1)
         if _origin(self.endpoint)[0] not in ("http", "https") or not _origin(self.endpoint)[1]:
-            raise FetchError(10, "HF_ENDPOINT is no address of a hub", self.endpoint, "set it to https://HOST, or unset it")
+            raise FetchError(10, "HF_ENDPOINT is not the address of a hub", self.endpoint, "set it to https://HOST, or unset it")
         self.opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=_context()))
         self.page = f"{self.endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
 
     def open(self, url, headers=None):
-        """The answer to a GET, after redirects. Raises Retry for what may pass."""
+        """The response to a GET, after redirects. Raises Retry for transient failures."""
         for _ in range(MOST_REDIRECTS + 1):
             sent = {"User-Agent": "lmlaunch", "Accept-Encoding": "identity", **(headers or {})}
             if self.token and _origin(url) == _origin(self.endpoint):
@@ -146,7 +146,7 @@ class Hub:
         return FetchError(IO, f"the hub answers {error.code}", url, "try again later", KEPT)
 
     def repeat(self, action, progress=lambda: 0):
-        """`action`, again after failures that may pass; those in a row without `progress` are counted."""
+        """Runs `action`, retried after transient failures; counts consecutive ones without `progress`."""
         tries, before = 0, progress()
         while True:
             try:
@@ -182,14 +182,14 @@ class Hub:
             commit = listed["sha"]
             files = [self._file(entry) for entry in listed["siblings"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise FetchError(INTEGRITY, "the hub's list of files is none", url, "look at HF_ENDPOINT") from None
+            raise FetchError(INTEGRITY, "the hub's list of files is invalid", url, "look at HF_ENDPOINT") from None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
             raise FetchError(INTEGRITY, "the hub's list of files names no commit", url, "look at HF_ENDPOINT")
         return Revision(commit, [file for file in files if file])
 
     @staticmethod
     def _file(entry):
-        """None for a file without a hash: it is not chosen, or missed by name."""
+        """None for a file without a hash: it is not selected, or reported as missing."""
         name, large = entry["rfilename"], entry.get("lfs")
         size, digest = (large["size"], large["sha256"]) if large else (entry.get("size"), entry.get("blobId"))
         good = isinstance(name, str) and isinstance(size, int) and size >= 0 and isinstance(digest, str)

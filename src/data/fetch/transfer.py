@@ -1,5 +1,5 @@
-"""Moves files into the cache. What is there already, and what a killed process has left half done, is read and compared like what
-comes over the network: a file gets its name when its size and its hash are those of the hub's list."""
+"""Moves files into the cache. Existing files, and partial ones of a killed process, are read and verified like bytes from the
+network: a file gets its name when its size and its hash match the hub's list."""
 
 import hashlib
 import http.client
@@ -69,10 +69,10 @@ class Transfer:
     def __init__(self, hub, cache, progress):
         self.hub, self.cache, self.progress = hub, cache, progress
         self.fetched = 0    # bytes over the network
-        self.done = set()   # hashes of files that are whole, compared in this process
+        self.done = set()   # hashes of complete files, verified in this process
 
     def make_room(self, files):
-        """Throws before anything is fetched that does not fit."""
+        """Raises an error before the fetch if the files do not fit."""
         missing = sum(max(file.size - self._there(file), 0) for file in files if file.hash not in self.done)
         disk = os.statvfs(self.cache.blobs)
         free = disk.f_bavail * disk.f_frsize
@@ -92,7 +92,7 @@ class Transfer:
             partial = self.cache.partial(file)
             resumed = self._there(file) > 0
             content = self.hub.repeat(lambda: self._go_on(file, partial), lambda: self.fetched)
-            if not content.whole() and resumed:  # what was left may be damaged: a power cut leaves zeros
+            if not content.whole() and resumed:  # the partial file may be damaged: a power cut leaves zeros
                 os.unlink(partial)
                 self.progress.done -= content.size
                 content = self.hub.repeat(lambda: self._go_on(file, partial), lambda: self.fetched)
@@ -109,7 +109,7 @@ class Transfer:
         return 0
 
     def _named_already(self, file):
-        """Also by another program, which may not have compared it."""
+        """Checks a cached file, possibly of another program that did not verify it."""
         path = self.cache.blob(file)
         if not os.path.isfile(path):
             return False
@@ -130,7 +130,7 @@ class Transfer:
                 self.progress.add(len(piece), False)
 
     def _go_on(self, file, path):
-        """Raises Retry where the transfer is cut; what came stays."""
+        """Raises Retry if the transfer is interrupted; received bytes stay."""
         content, before = Content(file), self.progress.done
         if os.path.exists(path) and os.path.getsize(path) > file.size:
             os.unlink(path)
@@ -161,7 +161,7 @@ class Transfer:
 
     @staticmethod
     def _goes_on(answer, offset):
-        """Whether the hub sends what was asked for; a whole file (200) is taken from its beginning."""
+        """Whether the hub sends the requested range; a whole file (200) is read from its beginning."""
         match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
         return answer.status == 206 and match is not None and int(match[1]) == offset
 

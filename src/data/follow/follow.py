@@ -1,4 +1,4 @@
-"""Sends a run's rows to trackers, and its start and end to a webhook: a process of its own, which `lmlaunch` starts beside the ranks.
+"""Sends a run's rows to trackers, and its start and end to a webhook: a separate process, started by `lmlaunch` beside the workers.
 Reads one JSON line from stdin, either
 
   {"check": ["wandb", ...]}: prints {"missing": [those that cannot be imported]}, or
@@ -7,9 +7,9 @@ Reads one JSON line from stdin, either
 and then, once the run has ended, a second line with its final status. Stdin that ends without one means that lmlaunch was killed:
 then status.json has the end.
 
-This process only keeps watch. Each target has a worker process, so that none can hold up another. A worker that dies is one line on
-stdout, for lmlaunch to print; what the libraries print goes to stderr, DIR/follow/log.txt. `end_seconds` after the run's end, or
-`gone_seconds` after lmlaunch was killed, workers that are still there are killed.
+This process only monitors. Each target has its own process, so that none can delay another. One that dies is reported by one line
+on stdout, for lmlaunch to print; the libraries' output goes to stderr, DIR/follow/log.txt. `end_seconds` after the run's end, or
+`gone_seconds` after lmlaunch was killed, the remaining ones are killed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def missing(names):
-    """A folder of that name on the path is no library: such a spec has no origin."""
+    """A folder with that name on the path is not a library: its spec has no origin."""
     def here(name):
         try:
             spec = importlib.util.find_spec(name)
@@ -40,8 +40,8 @@ def missing(names):
 
 
 def yield_to_the_run():
-    """A third of a core where the run wants all of it (with less, importing a library beside it would take minutes); first to be killed
-    where memory runs out. A limit that forbids it is no reason to stop."""
+    """Lowers the priority to a third of a busy core (with less, importing a library would take minutes), and makes this process the
+    first victim if memory runs out. Continues if a limit forbids it."""
     with contextlib.suppress(OSError):
         os.nice(5)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -49,7 +49,7 @@ def yield_to_the_run():
 
 
 class Worker:
-    """A forked process that follows for one target. `end` passes the run's last line on."""
+    """A forked process that serves one target. `end` passes the run's last line to it."""
 
     def __init__(self, target, request, others):
         read, self.pipe = os.pipe()
@@ -60,7 +60,7 @@ class Worker:
             try:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 for pipe in [self.pipe, 0, *(other.pipe for other in others)]:
-                    os.close(pipe)  # an open one would hide the end of the others
+                    os.close(pipe)  # an inherited one would hide the end of the others
                 os.open("/dev/null", os.O_RDONLY)  # takes the place of stdin
                 os.dup2(2, 1)
                 if os.getppid() == keeper:
@@ -82,7 +82,7 @@ class Worker:
         os.close(self.pipe)
 
     def reap(self):
-        """What became of it; "" for a good end."""
+        """How it ended; "" for success."""
         _, status = os.waitpid(self.pid, 0)
         os.close(self.handle)
         code = os.waitstatus_to_exitcode(status)
@@ -90,12 +90,12 @@ class Worker:
 
 
 def say(target, text):
-    with contextlib.suppress(OSError):  # nobody is left to read it
+    with contextlib.suppress(OSError):  # no reader is left
         os.write(1, f"{target} {text}\n".encode())
 
 
 def trim_log():
-    """A library that prints without end must not fill the run's disk."""
+    """Truncates the log: a library that prints endlessly must not fill the run's disk."""
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > MOST_LOG_BYTES:
             os.ftruncate(2, 0)
@@ -136,7 +136,7 @@ def keep_watch(request):
 
 
 def first_line():
-    """Byte by byte: what follows it on stdin is read with os.read."""
+    """Read byte by byte, since the rest of stdin is read with os.read."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

@@ -1,4 +1,4 @@
-"""Where a target has got to: a small JSON file in the run's directory, replaced atomically. {"id": the tracker's name for the run,
+"""The progress of a target: a small JSON file in the run's directory, replaced atomically. {"id": the tracker's name for the run,
 "step": of the last row that was sent, "parts": which rows of that step were sent}."""
 
 import json
@@ -16,7 +16,7 @@ class Place:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"{path} cannot be read ({error}): beginning anew", flush=True)
+            print(f"{path} cannot be read ({error}): starting over", flush=True)
 
     def sent(self, row):
         return row.step < self.step or (row.step == self.step and row.part in self.parts)

@@ -1,17 +1,17 @@
-"""The rows of a metrics.jsonl as it grows, and is cut back where a resumed run repeats steps."""
+"""Reads the rows of a metrics.jsonl as it grows, and is truncated when a resumed run repeats steps."""
 
 import json
 import re
 
 MOST_READ = 8 << 20  # bytes at once
 
-# As Transformers calls them; every other number of a row is under run/.
+# Transformers' names; every other number of a row is under run/.
 TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate", "epoch": "train/epoch",
         "tokens_per_s": "train/train_tokens_per_second"}
 
 
 class Row:
-    """`part`: which of the rows of its step it is. Step and part stay the same when a resumed run repeats the step."""
+    """`part`: distinguishes the rows of a step. Step and part stay the same when a resumed run repeats the step."""
 
     def __init__(self, values, part):
         self.step, self.values, self.part = values["step"], values, part
@@ -20,7 +20,7 @@ class Row:
         return "prompt" in self.values
 
     def scalars(self):
-        """{tag: number} for a tracker; a number that is not finite is null in the file, and left out."""
+        """{tag: number} for a tracker; a non-finite number is null in the file, and omitted."""
         evaluation = any(key.startswith("eval_loss") for key in self.values)
         out = {}
         for key, value in self.values.items():
@@ -42,10 +42,10 @@ class Tail:
         self.offset, self.last, self.step, self.samples = 0, b"", None, 0
 
     def new(self):
-        """The rows that were not given yet. After a cut all of them are given again."""
+        """The new rows. After a truncation all rows are returned again."""
         try:
             with open(self.path, "rb") as file:
-                # The last line that was read is compared: the file may have been cut and have grown past this place since.
+                # Compares the last line read: the file may have been truncated and have grown past this offset since.
                 if self.last:
                     file.seek(self.offset - len(self.last))
                     if file.read(len(self.last)) != self.last:

@@ -1,5 +1,6 @@
-"""The trackers' libraries, each with the few calls that a run needs. Project, server and login are what the library's own variables
-say (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID, ...). A library is imported where it is used: only the target's."""
+"""The trackers' libraries, each with the few calls that a run needs. Project, server and login come from the library's own
+variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID, ...). Only the target's library is imported, where it
+is used."""
 
 import inspect
 import os
@@ -23,7 +24,7 @@ def as_text(prompt, answer):
 
 class Wandb:
     def __init__(self, request, place):
-        # Not this process's output, code, folder and load: they are not the run's.
+        # Disables capturing this process's output, code, folder and load: they are not the run's.
         for name, value in {"WANDB_PROJECT": PROJECT, "WANDB_NAME": request["name"], "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true",
                             "WANDB_DISABLE_CODE": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
                             "WANDB_DIR": os.path.join(request["run"], "follow")}.items():
@@ -70,7 +71,7 @@ class Mlflow:
 
 
 class Trackio:
-    """A run is found again by its name, which therefore has to be its own."""
+    """A run is resumed by its name, which therefore must be unique."""
 
     def __init__(self, request, place):
         import trackio

@@ -1,6 +1,6 @@
 """POSTs one JSON object at a run's start and at its end: {event: "start" | "end" | "failure", run, host, time, step, and of an end
-state, exit_code, reason, message: the last error of log.txt}. `text` and `content` say it in a sentence, which Slack, Mattermost and
-Discord show. Nothing of the data or the model is sent, and redirects are not followed."""
+state, exit_code, reason, message: the last error of log.txt}. `text` and `content` are a sentence for Slack, Mattermost and
+Discord. Nothing of the data or the model is sent, and redirects are not followed."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _context():
-    """The system's certificates, and certifi's where there are none."""
+    """The system's certificates, or certifi's if there are none."""
     context = ssl.create_default_context()
     try:
         import certifi
@@ -54,7 +54,7 @@ class Webhook:
         self.begin = os.path.getsize(self.log) if os.path.exists(self.log) else 0
 
     def start(self):
-        """Where it cannot be said, the end is tried all the same."""
+        """If this fails, the end is still sent."""
         self._post("start", f"lmlaunch: {self.name} has started on {os.uname().nodename}", {})
 
     def end(self, status):
@@ -75,7 +75,7 @@ class Webhook:
                 with self.opener.open(request, timeout=TIMEOUT):
                     return
             except (OSError, ValueError, http.client.HTTPException) as error:
-                # Not the address: it is a secret, and this is a file of the run.
+                # Omits the address: it is a secret, and this is a file of the run.
                 print(f"webhook: {event}: {getattr(error, 'code', '') or type(error).__name__}", file=sys.stderr, flush=True)
                 if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429:
                     break

@@ -1,4 +1,4 @@
-"""One target of a run: new rows go to it once per second, until the run has ended."""
+"""Serves one target of a run: sends new rows once per second, until the run has ended."""
 
 import fcntl
 import json
@@ -12,18 +12,18 @@ from trackers import TRACKERS
 from webhook import Webhook
 
 LOOK_SECONDS = 1
-STATUS_SECONDS = 10  # after lmlaunch was killed, until somebody has written how the run has ended
-PLACE_ROWS = 200     # between two writes of the place, in a long file
+STATUS_SECONDS = 10  # after lmlaunch was killed, wait for the run's final status
+PLACE_ROWS = 200     # between two saves of the progress, in a long file
 
 
 class End:
-    """How the run ends, read from the pipe of the process that keeps watch."""
+    """The end of the run, read from the monitoring process's pipe."""
 
     def __init__(self, pipe, run):
         self.pipe, self.run, self.text = pipe, run, b""
 
     def wait(self, seconds):
-        """The final status; None while the run goes on."""
+        """The final status; None while the run continues."""
         if not select.select([self.pipe], [], [], seconds)[0]:
             return None
         while data := os.read(self.pipe, 65536):
@@ -51,7 +51,7 @@ def follow(target, request, pipe):
         while (status := end.wait(LOOK_SECONDS)) is None:
             pass
         return hook.end(status)
-    # Of a start that was killed a worker may still be at its last rows.
+    # A worker of a killed start may still be sending its last rows.
     with open(os.path.join(request["run"], "follow", target + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         follow_rows(target, request, end)

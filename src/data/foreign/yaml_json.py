@@ -1,7 +1,6 @@
-"""YAML on standard input, the same as JSON on standard output: `lmlaunch init --from` reads configurations of other trainers with it.
-
-Only what JSON can say passes: tags for Python objects are refused, dates become text, and a file whose aliases would
-grow it beyond all use is refused. An error is an object {"error": {"what", "place", "next"}}.
+"""Converts YAML on standard input to JSON on standard output: `lmlaunch init --from` reads configurations of other trainers with
+it. Only JSON's types pass: tags for Python objects are refused, dates become text, and a file that its aliases expand excessively
+is refused. An error is an object {"error": {"what", "place", "next"}}.
 """
 
 import json
@@ -17,7 +16,7 @@ class Refused(Exception):
 
 
 def plain(value, count):
-    """As JSON has it. Aliases share objects: each use counts."""
+    """Converts to JSON's types. Aliases share objects: each use counts."""
     count[0] += 1
     if count[0] > MOST_VALUES:
         raise Refused(f"more than {MOST_VALUES} values, aliases counted", next="write the values out, without aliases")

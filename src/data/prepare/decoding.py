@@ -1,12 +1,12 @@
-"""A text's tokens back to text, one by one."""
+"""Streaming decoding of tokens to text."""
 
 UNFINISHED = "\ufffd"
 
 
 class Decoder:
-    """What is certain with each token: a character may consist of several, and while the text ends with a replacement character
-    it waits for more. Tokens [start, told) gave the text that was told last: what new ones add is seen beside them, since a decoder
-    may treat a text's first token in its own way."""
+    """Returns the complete text with each token: a character may consist of several tokens, so text that ends with a replacement
+    character waits for more. Tokens [start, told) gave the text returned last: new tokens are decoded after them, since a decoder
+    may treat a text's first token differently."""
 
     def __init__(self, tokenizer, skip_special_tokens=True):
         self.tokenizer, self.skip = tokenizer, skip_special_tokens
@@ -17,7 +17,7 @@ class Decoder:
         return self._tell(lambda text: not text.endswith(UNFINISHED))
 
     def end(self):
-        """The rest."""
+        """The remaining text."""
         return self._tell(lambda text: True)
 
     def _tell(self, certain):

@@ -1,8 +1,8 @@
-"""The one family of errors of the preparation: main turns it into JSON for the program that called."""
+"""The one family of errors of the preparation: main turns it into JSON for the calling program."""
 
 
 class InputError(Exception):
-    """`area` is the failure's tag, `place` a file:line, `next` what to do about it, `kept` what is not lost."""
+    """`area` is the failure's tag, `place` a file:line, `next` the remedy, `kept` what is not lost."""
 
     def __init__(self, what, place="", next="", area="DATA-24", kept=""):
         super().__init__(what)
@@ -13,4 +13,4 @@ class InputError(Exception):
 
 
 class LimitError(InputError):
-    """A chat template or a tokenizer takes more than any honest one: no row is to blame, and none is left out for it."""
+    """A chat template or a tokenizer exceeds every plausible limit: not the fault of a row, so none is skipped for it."""

@@ -1,4 +1,4 @@
-"""From a row to an example: which columns mean what. An example is one of
+"""Converts a row to an example, by the meaning of its columns. An example is one of
 
   Text(text)                           plain text, all of it trained
   Pair(prompt, completion)             plain text, the completion trained (data.render = "chat" makes a Chat of it)
@@ -51,12 +51,12 @@ def example(name, row, place):
 
 
 def is_plain_pair(name, row):
-    """Whether the row is a plain prompt and completion, which data.render is about."""
+    """Whether the row is a plain prompt and completion, to which data.render applies."""
     return name == "prompt-completion" and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
 
 
 def as_chat(row):
-    """Such a row with the prompt as the user's message; the completion is the answer to it."""
+    """Converts such a row: the prompt becomes the user's message, the completion the answer."""
     return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
@@ -108,14 +108,14 @@ def _ids(row, place):
     if not isinstance(ids, list) or not isinstance(labels, list) or len(labels) != len(ids):
         raise InputError("'input_ids' and 'labels' are not lists of one length", place, "correct or remove this row")
     if not all(type(t) is int and 0 <= t < 1 << 31 for t in ids) or not all(type(t) is int for t in labels):
-        raise InputError("'input_ids' or 'labels' hold something that is no token id", place,
+        raise InputError("'input_ids' or 'labels' contain a value that is not a token id", place,
                          "correct or remove this row")
     for token, label in zip(ids, labels):
         if label not in (token, -100):
             raise InputError(f"a label is {label} where the token is {token}", place,
-                             "labels repeat input_ids, or are -100 where nothing is learnt")
+                             "labels repeat input_ids, or are -100 where nothing is trained")
     mask = decoded(row.get("attention_mask"))
-    if mask is not None:  # padding is dropped: we need none
+    if mask is not None:  # padding is dropped
         if not isinstance(mask, list) or len(mask) != len(ids):
             raise InputError("'attention_mask' has another length than 'input_ids'", place, "correct this row")
         kept = [i for i, m in enumerate(mask) if m]
@@ -133,7 +133,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def without_reasoning(example):
-    """What assistants thought goes, be it a key of the message or the beginning of its text."""
+    """Removes the assistants' reasoning, whether a key of the message or the beginning of its text."""
     def spoken(text):
         return re.sub(r"^\s*<think>.*?</think>\s*", "", text, flags=re.DOTALL)
 
@@ -153,8 +153,8 @@ def without_reasoning(example):
 
 
 def chats(chat, answers):
-    """`answers` is data.answers: the conversation as it is, with its last answer trained alone, or cut after each answer,
-    which alone is trained: so a template shows each as it will when the model has to write it."""
+    """`answers` is data.answers: the whole conversation, only its last answer trained, or split after each answer, which alone is
+    trained, so that a template renders each as it will when the model generates it."""
     spoken = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first]
     if answers == "all" or not spoken:
         return [chat]
@@ -182,7 +182,7 @@ def without_parts(chat):
 
 
 def check_flags(chat, loss_on, place):
-    """What messages say of being trained, and what the configuration says."""
+    """Checks the messages' training flags against the configuration."""
     if loss_on == "completion":
         check_trained(chat.messages, chat.first, place)
     elif any(flag_of(message) is False for message in chat.messages):
@@ -191,7 +191,7 @@ def check_flags(chat, loss_on, place):
 
 
 def check_tools(chat, text, place):
-    """`text` is what the template made of the conversation: a template that knows no tools leaves them out."""
+    """`text` is the rendered conversation: a template without support for tools drops them."""
     def name(tool):
         inner = tool.get("function", tool)
         return inner.get("name") if isinstance(inner, dict) else None

@@ -1,10 +1,10 @@
-"""From columns to a format. Where the columns allow two readings, the user is asked; what stands for examples that are not to be
-learnt, or holds no text, is refused; what nobody reads is counted."""
+"""Detects the format from columns. If the columns are ambiguous, the user must choose; columns for examples that must not be
+learned, or without text, are refused; unread columns are counted."""
 
 from errors import InputError
 from messages import MEDIA, TEXT_ALONE, WITHOUT, decoded
 
-# What a format needs, in the order of detection; the last column is what is learnt.
+# The required columns of a format, in the order of detection; the last column is trained.
 COLUMNS = {
     "tokens": ("input_ids",),
     "chat": ("messages",),
@@ -13,17 +13,17 @@ COLUMNS = {
     "alpaca": ("instruction", "output"),
     "text": ("text",),
 }
-# What a format may have beside these.
+# The optional columns of a format.
 MORE_COLUMNS = {"tokens": ("labels", "attention_mask"), "chat": ("tools", "system"), "sharegpt": ("tools", "system"),
                 "prompt-completion": ("tools", "system"), "alpaca": ("input", "system", "history"), "text": ()}
 
 TRUTHS = {True: True, False: False, -1: False, "true": True, "false": False, "1": True, "0": False, "-1": False}
-LISTED = 20       # columns that nobody reads, by name
-NAME_LENGTH = 60  # of one
+LISTED = 20       # unread columns, by name
+NAME_LENGTH = 60  # of a name
 
 
 def renamed(row, columns, place):
-    """`columns` maps our names to the files' names."""
+    """`columns`: maps our names to the files' names."""
     for ours, theirs in columns.items():
         if theirs not in row:
             raise InputError(f"data.columns takes {ours!r} from column {theirs!r}, which is not here; found "
@@ -45,7 +45,7 @@ def _ask(names, place):
 
 
 def detect(row, place, columns=()):
-    """`columns` are those that data.columns names: the format is one that has them."""
+    """`columns`: those in data.columns, which the format must have."""
     _refuse_preferences(row, place, columns)
     names = [name for name, needed in COLUMNS.items() if set(columns) <= {*needed, *MORE_COLUMNS[name]}]
     filled = [name for name in names if _filled(row, name)]
@@ -60,7 +60,7 @@ def detect(row, place, columns=()):
 
 
 def check_row(row, name, detected, place, columns=()):
-    """Every row, since a file's first one decides for all. `detected`: nobody has named the format."""
+    """Checked for every row, since a file's first one decides for all. `detected`: the format was not configured."""
     for column in MEDIA:
         if row.get(column):
             raise InputError(f"column {column!r} is not empty, and {TEXT_ALONE}", place, WITHOUT)
@@ -74,7 +74,7 @@ def check_row(row, name, detected, place, columns=()):
 
 
 def unread(row, name):
-    """Columns that hold something and that the format does not know."""
+    """Non-empty columns that the format does not use."""
     known = {*COLUMNS[name], *MORE_COLUMNS[name]}
     return [str(column)[:NAME_LENGTH] for column, value in row.items() if column not in known and value not in (None, "", [])]
 
@@ -83,10 +83,10 @@ PREFERENCES = "this is preference data ({}), and lmlaunch trains on examples of 
 
 
 def _refuse_preferences(row, place, columns):
-    """What is made for DPO looks like examples, and half of it is what a model should not write."""
+    """Refuses DPO data: it looks like examples, but half of its answers are rejected ones."""
     if "chosen" in row and "rejected" in row and not {"messages", "text"}.intersection(columns):
         chosen = decoded(row["chosen"])
-        # Answers that are lists of messages have the question in them, unless that is such a list itself.
+        # Answers that are lists of messages include the question, unless the prompt is such a list itself.
         whole = isinstance(chosen, list) and not isinstance(decoded(row.get("prompt")), list)
         ours = "messages" if whole else "completion" if "prompt" in row else "text"
         raise InputError(PREFERENCES.format("columns chosen and rejected"), place,
@@ -94,7 +94,7 @@ def _refuse_preferences(row, place, columns):
 
 
 def _refuse_labels(row, name, place):
-    """And what is made for KTO, whose rows say whether they are right."""
+    """Refuses KTO data, whose rows have a label for good or bad."""
     label = row.get("label")
     label = label.strip().lower() if isinstance(label, str) else label
     truth = isinstance(label, (bool, int, float, str)) and label in TRUTHS

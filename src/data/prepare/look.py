@@ -1,5 +1,5 @@
-"""Looks at the first rows of training data, as prepare.py reads them, before anything is tokenised: so that what could not be trained
-is said when a configuration is written. Reads one JSON request from stdin:
+"""Samples the first rows of training data, as prepare.py reads them, so that unusable data is reported when a configuration is
+written. Reads one JSON request from stdin:
 
   {"files": [...], "model_dir": ""}  ->  {"rows": how many were looked at, "formats": ["chat", ...], of each file,
                                           "examples": how many of them became tokens, "length": tokens that 99.5 % of
@@ -19,19 +19,19 @@ from errors import InputError  # noqa: E402
 from sources import Inputs, parsed  # noqa: E402
 
 MOST_ROWS = 1000          # of a file
-MOST_EXAMPLES = 5000      # of all that become tokens: about a second
+MOST_EXAMPLES = 5000      # tokenised in all: about a second
 MOST_BYTES = 8 << 20      # of their tokens, 4 each: about two seconds
-SHARE = 995               # of 1000 examples are not cut
+SHARE = 995               # of 1000 examples that are not cut
 
 
 class Lengths:
-    """Of examples, as training will have them."""
+    """The lengths of examples, as in training."""
 
     def __init__(self, model_dir):
         self.directory, self.model, self.found, self.bytes, self.texts = model_dir, None, [], 0, 0
 
     def of(self, name, rows):
-        """`rows`: a Rows whose rows can be trained."""
+        """`rows`: a Rows with usable rows."""
         if not self.directory or len(self.found) >= MOST_EXAMPLES or self.bytes >= MOST_BYTES:
             return
         if self.model is None:
@@ -50,7 +50,7 @@ class Lengths:
 
     def told(self):
         ordered = sorted(self.found)
-        least = -(-len(ordered) * SHARE // 1000)  # the nearest rank, rounded up
+        least = -(-len(ordered) * SHARE // 1000)  # nearest-rank quantile, rounded up
         return {"examples": len(ordered), "length": ordered[least - 1] if ordered else 0,
                 "longest": ordered[-1] if ordered else 0, "texts": self.texts}
 

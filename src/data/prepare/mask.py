@@ -1,11 +1,11 @@
-"""Which tokens are trained. First in characters (spans of the rendered text), then in tokens."""
+"""The training mask: first as spans of characters in the rendered text, then as tokens."""
 
 from bisect import bisect_right
 
 from errors import InputError
 from messages import is_answer
 
-# End-of-turn tokens that are not always named in a model's files.
+# End-of-turn tokens that are not always listed in a model's files.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "</s>",
               "<|endoftext|>", "<|return|>", "<|call|>")
 
@@ -13,7 +13,7 @@ SENTINEL = "\u2983lmlaunch answer\u2984"
 
 
 def chat_spans(template, chat, place):
-    """Renders a conversation: (text, spans of the assistant's text from message chat.first on that is trained)."""
+    """Renders a conversation: (text, trained spans of the assistant's text from message chat.first on)."""
     text, spans = template.render_marked(chat.messages, chat.tools)
     answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first]
     trained = [i for i in answers if is_answer(chat.messages[i], i, chat.first)]
@@ -31,8 +31,8 @@ def _span(template, chat, index, text, place):
 
 
 def _by_prefix(template, chat, index, text):
-    """From the prompt that asks for this answer to the end of the conversation cut after it. None when either is
-    no prefix of the whole (templates that treat the last turn differently)."""
+    """The span from the end of this answer's prompt to the end of the conversation cut after it. None if either is not a prefix of
+    the whole (templates that treat the last turn differently)."""
     try:
         start = template.render(chat.messages[:index], chat.tools, True)
         end = text if index + 1 == len(chat.messages) else template.render(chat.messages[: index + 1], chat.tools)
@@ -46,7 +46,7 @@ def _by_prefix(template, chat, index, text):
 
 
 def _by_sentinel(template, chat, index, text, place):
-    """Renders with another answer in its place: what lies between the two texts' common ends is the answer."""
+    """Renders with a sentinel in place of the answer: the answer is between the common prefix and suffix of the two texts."""
     message = chat.messages[index]
     other = list(chat.messages)
     parts = isinstance(message.get("content"), list)
@@ -56,19 +56,19 @@ def _by_sentinel(template, chat, index, text, place):
     tail = marked[at + len(SENTINEL):]
     if (at < 0 or message.get("content") is None or not text.startswith(marked[:at])
             or not text.endswith(tail) or at + len(tail) > len(text)):
-        raise InputError("cannot tell the answers from the rest in what the chat template writes", place,
+        raise InputError("cannot locate the answers in the chat template's output", place,
                          'mark them with {% generation %} in the template, or set data.loss_on = "all"', "DATA-23")
     return at, len(text) - len(tail)
 
 
 def mark_tokens(ids, offsets, text, spans, end_ids):
-    """1 for every token that shares a character with a span, and for the end token that follows it at once. What a
-    span has after its own end token is no answer unless it is text (templates write a line break there)."""
+    """1 for every token that shares a character with a span, and for an end token right after it. Tokens in a span after its own
+    end token are not trained unless they are text (templates write a line break there)."""
     marks = [0] * len(ids)
     starts = [offset[0] for offset in offsets]
     for begin, end in spans:
         i = max(bisect_right(starts, begin) - 1, 0)
-        while i > 0 and offsets[i - 1][1] > begin:  # several tokens may spell one character
+        while i > 0 and offsets[i - 1][1] > begin:  # several tokens may encode one character
             i -= 1
         inside = []
         while i < len(ids) and offsets[i][0] < end:
@@ -86,7 +86,7 @@ def mark_tokens(ids, offsets, text, spans, end_ids):
 
 
 def shares_a_token(offsets, spans):
-    """Whether a token spells the end of what stands before a span and the beginning of the span."""
+    """Whether one token covers the end of the text before a span and the beginning of the span."""
     starts = [offset[0] for offset in offsets]
     for begin, _ in spans:
         i = bisect_right(starts, begin - 1) - 1  # the last token that begins before the span

@@ -1,4 +1,4 @@
-"""Conversations as rows have them: roles, text in parts, calls of tools, and the flags that say which messages are trained."""
+"""Conversations in rows: roles, text in parts, tool calls, and the flags that select trained messages."""
 
 import json
 
@@ -8,7 +8,7 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
          "system": "system", "observation": "tool", "tool": "tool", "function_call": "function_call",
          "developer": "developer"}
 
-# Columns, keys of messages and types of parts that hold what is no text.
+# Columns, keys of messages and types of parts without text.
 MEDIA = ("image", "images", "audio", "audios", "video", "videos", "image_url", "input_image", "input_audio", "audio_url", "video_url")
 TEXT_ALONE = "lmlaunch trains on text alone"
 
@@ -17,7 +17,7 @@ FLAGS = ("weight", "train", "loss")
 
 
 def decoded(value):
-    """CSV and many Parquet files carry lists as JSON text."""
+    """CSV and many Parquet files have lists as JSON text."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -59,7 +59,7 @@ WITHOUT = 'remove it, or the row (data.bad_rows = "skip" leaves such rows out)'
 
 
 def _part(part, column, place):
-    """One of a content list: {"type": "text", "text": ...}. Null keys are those that other parts of a Parquet file have."""
+    """A part of a content list: {"type": "text", "text": ...}. Null keys are those of other parts in a Parquet file."""
     kept = {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else {}
     other = next((key for key in MEDIA if kept.get(key)), None)
     if kept.get("type") == "text" and isinstance(kept.get("text"), str) and other is None:
@@ -67,17 +67,17 @@ def _part(part, column, place):
     kind = other or kept.get("type")
     if isinstance(kind, str) and kind != "text":
         raise InputError(f"a message in {column!r} has a part of type {kind!r}, and {TEXT_ALONE}", place, WITHOUT)
-    raise InputError(f"a message in {column!r} has a part that is no text", place, 'write parts as {"type": "text", "text": ...}')
+    raise InputError(f"a message in {column!r} has a part that is not text", place, 'write parts as {"type": "text", "text": ...}')
 
 
 def text_of(message):
-    """Of content that is a string or parts; None where there is none."""
+    """The text of content that is a string or parts; None if there is none."""
     content = message.get("content")
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def joined(messages):
-    """For templates that take no parts."""
+    """For templates without support for parts."""
     return [{**m, "content": text_of(m)} if isinstance(m.get("content"), list) else m for m in messages]
 
 
@@ -116,7 +116,7 @@ def flag_of(message):
 
 
 def check_trained(messages, first, place):
-    """Only an assistant's messages from `first` on can be trained: another that asks for it is not passed over in silence."""
+    """Only an assistant's messages from `first` on can be trained: a flag on any other message is an error."""
     for index, message in enumerate(messages):
         if flag_of(message) and (message["role"] != "assistant" or index < first):
             key = next(key for key in FLAGS if key in message)
@@ -130,7 +130,7 @@ def is_answer(message, index, first):
     return message["role"] == "assistant" and index >= first and flag_of(message) is not False
 
 
-# ---- what stands beside a conversation ------------------------------------------------------------------------------
+# ---- columns beside a conversation ----------------------------------------------------------------------------------
 
 
 def read_string(row, column, place):

@@ -8,8 +8,8 @@ on the command line:
 line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
 text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, template: whether
 there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
-Progress goes to stderr. Nothing is read but the files named and the model's. A request that was not finished, by a killed
-process or SIGTERM, is taken up where it was: beside `out` lies what is needed (token_file.py)."""
+Progress goes to stderr. Reads only the given files and the model's. A request that was interrupted, by a killed process or SIGTERM,
+is resumed from files beside `out` (token_file.py)."""
 
 import ctypes
 import json
@@ -24,8 +24,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # an isolated in
 from errors import InputError  # noqa: E402
 
 SMALL_BYTES = 1 << 20  # below this, starting worker processes costs more than they save
-KEPT = "what is tokenised so far: started again, it goes on there"
-SAVE_SECONDS = 10      # between two points from which a killed process goes on
+KEPT = "what is tokenised so far: the next start resumes there"
+SAVE_SECONDS = 10      # between two points from which a killed process resumes
 
 BEGINNING = [0, 0, 0, None]
 
@@ -33,7 +33,7 @@ _model = None  # set before the workers are forked, which inherit it
 
 
 def _start_worker():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no worker outlives this process
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: workers do not outlive this process
 
 
 def _work(name, rows, want_sample):
@@ -52,8 +52,8 @@ def _load_model(request):
 
 
 def _chunks(inputs, name, options, start):
-    """(format, Rows). The first row of a file that can be read decides its format. Where reading goes on is Rows.end and the
-    format of that file, `start`."""
+    """(format, Rows). The first row of a file that can be read decides its format. Reading resumes at `start`: Rows.end and the
+    format of that file."""
     import kinds
     from sources import parsed
 
@@ -74,7 +74,7 @@ def _chunks(inputs, name, options, start):
         if rows.file != current or detected is None:
             current, detected = rows.file, detect(rows) if name == "auto" else name
         rows.end.append(detected)
-        # Of no format: every row is one that cannot be used.
+        # Without a format: no row is usable.
         yield detected or "text", rows
 
 
@@ -84,13 +84,13 @@ def _pool(workers):
 
     try:
         return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
-    except OSError as error:  # semaphores are files there
+    except OSError as error:  # semaphores are files in /dev/shm
         print(f"lmlaunch: note DATA-33: tokenising in one process: /dev/shm cannot be used ({error.strerror})", file=sys.stderr, flush=True)
         return None
 
 
 def _results(inputs, request, start):
-    """(where reading goes on, Chunk), in the order of the rows."""
+    """(position to resume at, Chunk), in the order of the rows."""
     chunks = _chunks(inputs, request["format"], _model.options, start)
     workers, first = request["workers"], start == BEGINNING
     pool = None if workers <= 1 or inputs.total_bytes < SMALL_BYTES else _pool(workers)
@@ -113,7 +113,7 @@ def _results(inputs, request, start):
                 end, future = waiting.popleft()
                 yield end, future.result()
         except BrokenProcessPool:
-            raise InputError("a tokenising process died, perhaps for want of memory",
+            raise InputError("a tokenising process died, perhaps because memory ran out",
                              next="free memory, or split very long documents", kept=KEPT) from None
         finally:
             pool.shutdown(cancel_futures=True)
@@ -128,7 +128,7 @@ class Progress:
 
     def show(self, writer):
         now = time.monotonic()
-        if self.read_before is None:  # reading has found its place
+        if self.read_before is None:  # reading has reached its start position
             self.read_before = self.inputs.done_bytes
         if now - self.last < 2:
             return
@@ -154,7 +154,7 @@ def _notes(counts, examples, date):
         notes.append(f"{counts.dropped} of {examples + counts.dropped} examples have nothing to learn and are dropped")
     if counts.empty:
         notes.append(f"{counts.empty} of {examples} examples have an empty answer (first: {counts.first_empty}): "
-                     "there the model learns to say nothing")
+                     "from these the model learns empty answers")
     if counts.shared:
         notes.append(f"in {counts.shared} of {examples} examples the end of a prompt and the beginning of its answer are one token (first: "
                      f"{counts.first_shared}), which is trained, and which no prompt will have: begin answers with a blank or a line break, "
@@ -164,10 +164,10 @@ def _notes(counts, examples, date):
     if counts.without_bos:
         notes.append("the chat template writes no begin token although the tokenizer adds one to plain text")
     if counts.untemplated:
-        notes.append("the model has no chat template: conversations are written in the manner of Alpaca (### Instruction, "
+        notes.append("the model has no chat template: conversations are formatted in Alpaca style (### Instruction, "
                      "### Response), and the trained model gets a chat_template.jinja that does so")
     if counts.dated:
-        notes.append(f"the chat template {counts.dated} asks for the date: it is told {date}, when this run began")
+        notes.append(f"the chat template {counts.dated} uses the date: it gets {date}, the day of this run's first start")
     if counts.unread:
         notes.append("columns that are not read: " + ", ".join(f"{column} ({rows} of {counts.rows} rows)" for column, rows in counts.unread.items()))
     return notes
@@ -187,7 +187,7 @@ def _check(counts, request):
 
 
 def _add_texts(ranges, first, texts):
-    """`texts` are of the examples from `first` on."""
+    """`texts`: flags of the examples from `first` on."""
     for index, text in enumerate(texts, first):
         if text and ranges and ranges[-1][1] == index:
             ranges[-1][1] = index + 1
@@ -209,7 +209,7 @@ def prepare(request):
     state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "files": [0] * len(inputs.files), "counts": {}}
     counts = Counts(**state["counts"])
     if writer.went_on:
-        print(f"lmlaunch: note DATA-24: tokenising goes on after {writer.examples} examples", file=sys.stderr, flush=True)
+        print(f"lmlaunch: note DATA-24: tokenising resumes after {writer.examples} examples", file=sys.stderr, flush=True)
     progress, saved = Progress(inputs, writer.tokens), time.monotonic()
     for end, chunk in _results(inputs, request, state["end"]):
         _add_texts(state["texts"], writer.examples, chunk.texts)

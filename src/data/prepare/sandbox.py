@@ -1,7 +1,7 @@
-"""Where chat templates run. They come with models and are not trusted: they reach nothing outside, and what they compute is
-bounded. A step is a turn of a loop, a call of a macro, function or filter, or a hundred elements that one of these returns; the
-count depends on the template and the conversation alone, so that what is refused here is refused everywhere. Memory and the
-processor's time are bounded beside it, for what runs long or large inside one step."""
+"""The sandbox of chat templates. They come with models and are not trusted: they have no access to anything outside, and their work
+is limited. A step is an iteration of a loop, a call of a macro, function or filter, or a hundred elements returned by one; the
+count depends only on the template and the conversation, so that a refusal is the same on every machine. Memory and CPU time are
+also limited, for single steps that are long or large."""
 
 import functools
 import json
@@ -20,9 +20,9 @@ from jinja2.visitor import NodeTransformer
 from errors import InputError, LimitError
 
 MOST_TEMPLATE = 1 << 20   # bytes of a template's text
-MOST_STEPS = 1_000_000    # to render a conversation, beside STEPS_A_CHARACTER
+MOST_STEPS = 1_000_000    # to render a conversation, plus STEPS_A_CHARACTER
 STEPS_A_CHARACTER = 10
-MOST_BYTES = 1 << 29      # of memory, beside BYTES_A_CHARACTER
+MOST_BYTES = 1 << 29      # of memory, plus BYTES_A_CHARACTER
 BYTES_A_CHARACTER = 64
 MOST_SECONDS = 60         # of the processor
 MOST_BITS = 1 << 16       # of a whole number
@@ -38,7 +38,7 @@ def limit(what):
 
 # ---- memory and time ------------------------------------------------------------------------------------------------
 
-_statm = {}  # of each process: it is forked
+_statm = {}  # per process, because of fork
 _handled = []
 
 
@@ -54,7 +54,7 @@ def _out_of_time(signum, frame):
 
 
 class bounded:
-    """For the template's own code; `characters` of the conversation that it is given."""
+    """Limits for the template's code; `characters`: of its conversation."""
 
     def __init__(self, characters=0):
         self.room = MOST_BYTES + BYTES_A_CHARACTER * characters
@@ -64,7 +64,7 @@ class bounded:
         most = min([_address_space() + self.room] + [value for value in self.before if value != resource.RLIM_INFINITY])
         self.timed = threading.current_thread() is threading.main_thread()
         if self.timed and not _handled:
-            signal.signal(signal.SIGVTALRM, _out_of_time)  # once: nobody else has such a timer
+            signal.signal(signal.SIGVTALRM, _out_of_time)  # once: no other code uses this timer
             _handled.append(True)
         resource.setrlimit(resource.RLIMIT_AS, (most, self.before[1]))
         if self.timed:
@@ -92,7 +92,7 @@ def extent(value):
 
 
 class _Counted(NodeTransformer):
-    """Has loops and macros spend a step each time they begin, and what is joined or searched by its size."""
+    """Counts a step for each iteration and macro call, and steps by size for joined or searched values."""
 
     def __init__(self, environment):
         self.environment = environment
@@ -135,7 +135,7 @@ class Environment(ImmutableSandboxedEnvironment):
         self.left = MOST_STEPS + STEPS_A_CHARACTER * characters
 
     def spend(self, *results):
-        """A step, and what such results are."""
+        """Counts a step, and the size of the value."""
         steps = 1
         for value in results:
             if isinstance(value, SIZED):
@@ -156,7 +156,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
         return charged
 
-    @jinja2.pass_context  # what depends on a context is not computed while the template is compiled
+    @jinja2.pass_context  # prevents constant folding while the template is compiled
     def _step(self, context, value):
         self.spend(value)
         return value
@@ -170,7 +170,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context, operator, left, right):
-        if operator == "+":  # what templates do most
+        if operator == "+":  # the most frequent case
             result = left + right
             self.left -= 1 + (len(result) // ELEMENTS_A_STEP if isinstance(result, SIZED) else 0)
             if self.left < 0:
@@ -189,11 +189,11 @@ class Environment(ImmutableSandboxedEnvironment):
             raise limit("computes a number of more digits than any text needs")
 
 
-# ---- what templates may use, as transformers gives it to them ----------------------------------------------------------
+# ---- what templates may use, as in transformers ---------------------------------------------------------------------
 
 
 class GenerationTracker(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}: renders its body and notes where in the text it stands."""
+    """{% generation %} ... {% endgeneration %}: renders its body and records its span in the text."""
 
     tags = {"generation"}
 
@@ -257,12 +257,12 @@ def _raise_exception(message):
 
 
 def as_json(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    # Jinja's own filter escapes <, > and &, which the model has never seen escaped.
+    # Jinja's own filter escapes <, > and &, which are unescaped in the model's training data.
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def environment(date):
-    """`date`, a datetime, is what templates are told when they ask for it."""
+    """`date`: a datetime, the result of strftime_now."""
     env = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTracker, jinja2.ext.loopcontrols])
     env.add_filter("tojson", as_json)
     env.globals["raise_exception"] = _raise_exception
@@ -274,7 +274,7 @@ def environment(date):
 
 def compiled(env, text, place):
     def not_understood(what, line=0):
-        return InputError(f"the chat template is not understood: {what}", f"{place}:{line}" if line else place,
+        return InputError(f"the chat template cannot be parsed: {what}", f"{place}:{line}" if line else place,
                           "correct the template of the model", "DATA-23")
 
     if len(text) > MOST_TEMPLATE:

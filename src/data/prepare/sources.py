@@ -1,5 +1,5 @@
-"""Rows of data files: JSONL, JSON, Parquet, Arrow, CSV and text, as they are or as .gz and .zst, each row with its place for
-messages. Lines of JSON are handed on unparsed: parsing is work for many processes, reading is not."""
+"""Rows of data files: JSONL, JSON, Parquet, Arrow, CSV and text, plain or as .gz and .zst, each row with its place for messages.
+Lines of JSON are passed on unparsed: parsing is parallel work, reading is not."""
 
 import csv
 import gzip
@@ -18,20 +18,20 @@ ROWS_PER_CHUNK, BYTES_PER_CHUNK = 128, 1 << 18
 
 @dataclass
 class Rows:
-    """Some rows of one file, in order. A row is a dict, or bytes (a line of JSON), or the InputError that it is; anything
-    else is a mistake of the row's own."""
+    """Some rows of one file, in order. A row is a dict, or bytes (a line of JSON), or its InputError; anything else is an invalid
+    row."""
 
     file: int      # its number in Inputs.files
-    name: str      # "data.jsonl:{}", to be filled with a row's number
+    name: str      # "data.jsonl:{}", formatted with a row's number
     rows: list     # (number, row)
-    end: list      # [file, number of the last row, byte after it or 0]: where reading goes on
+    end: list      # [file, number of the last row, byte after it or 0]: where reading resumes
 
     def place(self, number):
         return self.name.format(number)
 
 
 def parsed(row, place):
-    """The dict that a row of Rows stands for."""
+    """Converts a row of Rows to its dict."""
     if isinstance(row, InputError):
         raise row
     if isinstance(row, bytes):
@@ -43,7 +43,7 @@ def parsed(row, place):
 
 
 class Inputs:
-    """All files in order; `done_bytes` says how far reading is, `total_bytes` how much there is, both as stored."""
+    """All files in order; `done_bytes` is the progress of reading, `total_bytes` the size, both as stored."""
 
     def __init__(self, files):
         self.files = files
@@ -51,7 +51,7 @@ class Inputs:
         self.total_bytes, self.done_bytes = sum(self.sizes), 0
 
     def chunks(self, start=(0, 0, 0)):
-        """Yields Rows, from after the row that `start` (a Rows.end) names."""
+        """Yields Rows, starting after the row of `start` (a Rows.end)."""
         for index, path in enumerate(self.files):
             before = sum(self.sizes[:index])
             if index < start[0]:
@@ -76,11 +76,11 @@ class Inputs:
 
 
 class _Reader:
-    """One file. `skip`: the number of the last row that is not wanted any more, `offset`: the byte after it, 0: unknown."""
+    """One file. `skip`: the number of the last row to skip, `offset`: the byte after it, 0: unknown."""
 
     def __init__(self, path, skip, offset):
         self.path, self.skip, self.offset = path, skip, offset
-        # A brace in a path is no place for the number.
+        # Escapes braces in the path for str.format.
         self.name = path.replace("{", "{{").replace("}", "}}") + ":{}"
         stem, suffix = os.path.splitext(path)
         self.packed = suffix.lower() if suffix.lower() in PACKED else ""
@@ -90,7 +90,7 @@ class _Reader:
                              "use one of " + " ".join(SUFFIXES) + ", or one of these as " + " or ".join(PACKED))
         if self.packed and self.suffix in (".parquet", ".arrow"):
             raise InputError(f"a {self.suffix} file cannot be read out of a {self.packed} file", path, "unpack it")
-        self.stored = None  # the file as it lies on the disk
+        self.stored = None  # the file as stored
 
     def done(self):
         return 0 if self.stored is None else self.stored.tell()
@@ -132,11 +132,11 @@ class _Reader:
             for number, line in enumerate(file, number + 1):
                 self.offset += 0 if self.packed else len(line)
                 if line.strip():
-                    # Without its line break: what breaks off there is this line's mistake, not the next one's.
+                    # Without its line break, so that truncated JSON is reported at this line, not the next one.
                     yield number, line.rstrip(b"\r\n")
 
     def _json(self):
-        """One array of rows; a file of that name that begins with an object is taken as one object per line."""
+        """One array of rows; a file that begins with an object is read as one object per line."""
         with self._open() as file:
             if file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
                 yield from self._json_lines()
@@ -146,7 +146,7 @@ class _Reader:
                 raise InputError(f"the file holds {_kind(rows)} instead of a list of examples", self.path,
                                  "write a list of objects, or one object per line")
             self.name = self.name[:-3] + " item {}"
-            yield from enumerate(rows, 1)  # the file stays open: done() asks it
+            yield from enumerate(rows, 1)  # the file stays open for done()
 
     def _csv(self, delimiter):
         csv.field_size_limit(1 << 30)
@@ -154,7 +154,7 @@ class _Reader:
             with io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, delimiter=delimiter, strict=True)
                 while True:
-                    # A quoted field may span lines: the row's place is where it begins.
+                    # A quoted field may span lines: the row's place is its first line.
                     number = reader.line_num + 1 if reader.line_num else 2
                     try:
                         row = next(reader)
@@ -162,7 +162,7 @@ class _Reader:
                         return
                     except csv.Error as error:
                         row = InputError(f"not CSV: {error}", self.name.format(number), "quote the field, or correct the row")
-                        if "end of data" in str(error):  # a quote that nothing closes has taken all rows behind it
+                        if "end of data" in str(error):  # an unclosed quote has swallowed all following rows
                             raise row from None
                     if isinstance(row, dict) and (None in row or None in row.values()):
                         row = InputError(f"a row does not have the header's {len(reader.fieldnames)} fields",
@@ -181,7 +181,7 @@ class _Reader:
 
 
 def parse_json(text, path, line):
-    """`line` is where the text begins in the file."""
+    """`line`: the first line of the text in the file."""
     try:
         return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
@@ -192,7 +192,7 @@ def parse_json(text, path, line):
         raise InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8") from None
     except RecursionError:
         raise InputError("nested too deeply", f"{path}:{line}", "correct or remove this row") from None
-    except ValueError:  # Python reads no number of thousands of digits
+    except ValueError:  # Python refuses numbers with thousands of digits
         raise InputError("a number has too many digits", f"{path}:{line}", "correct or remove this row") from None
 
 
@@ -203,7 +203,7 @@ def _parquet(path):
 
 
 def _arrow(path):
-    """As the datasets library keeps them: a stream of batches, or the file format."""
+    """The datasets library's forms: a stream of batches, or the file format."""
     import pyarrow
 
     with pyarrow.memory_map(path) as file:
@@ -234,7 +234,7 @@ def _tables(path, batches):
 
 
 def _without_nulls(value):
-    """A column has one type in Parquet, so objects carry every key that occurs in any row: drop the empty ones."""
+    """A column has one type in Parquet, so objects have every key of any row: drops the empty ones."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

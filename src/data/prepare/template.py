@@ -1,5 +1,5 @@
-"""The model's own chat template, rendered as transformers renders it, byte for byte: the environment (sandbox.py) and the cleaning
-of messages below repeat what its apply_chat_template does."""
+"""The model's own chat template, rendered as in transformers, byte for byte: the environment (sandbox.py) and the cleaning of
+messages below replicate its apply_chat_template."""
 
 import os
 from datetime import datetime
@@ -11,8 +11,8 @@ from messages import has_parts, joined
 
 
 class ChatTemplate:
-    """Templates by name ("default", "tool_use", ...) and the special tokens that they may name. `date`, "2026-01-31", is what they
-    are told of the time; "": today's."""
+    """Templates by name ("default", "tool_use", ...) and the special tokens that they may use. `date`: their current date,
+    "2026-01-31"; "": today's."""
 
     def __init__(self, sources, special_tokens, date=""):
         self.special_tokens = special_tokens
@@ -38,13 +38,13 @@ class ChatTemplate:
         return self.marks[self.name_for(tools)]
 
     def asks_for_date(self, tools=None):
-        """The place of the template, if it does; else None."""
+        """The place of the template if it uses the date; else None."""
         name = self.name_for(tools)
         return self.places[name] if self.dated[name] else None
 
     def settled(self, messages, tools=None):
-        """Messages as the template takes them. Text in parts is the template's to join; where it takes strings alone, it gets the
-        parts one after the other."""
+        """Messages in the form that the template supports. A template joins text in parts itself; one that only takes strings gets
+        the parts concatenated."""
         if not has_parts(messages):
             return messages
         try:
@@ -56,7 +56,7 @@ class ChatTemplate:
         parted = [message["content"] for message in messages if isinstance(message.get("content"), list)]
         if any(str(parts) in text or sandbox.as_json(parts) in text for parts in parted):
             return joined(messages)
-        # What is missing may be what a template leaves out on purpose, such as what earlier answers thought.
+        # A template may drop text on purpose, such as the reasoning of earlier answers.
         missing = [part["text"].strip() for parts in parted for part in parts if part["text"].strip() not in text]
         if missing and any(part in self.render(joined(messages), tools) for part in missing):
             return joined(messages)
@@ -66,8 +66,8 @@ class ChatTemplate:
         return self.render_marked(messages, tools, add_generation_prompt)[0]
 
     def render_marked(self, messages, tools=None, add_generation_prompt=False):
-        """The text, and the (start, end) of what {% generation %} encloses; None in place of these when the template
-        writes its output through macros, so that the places are not known while it runs."""
+        """The text, and the (start, end) of {% generation %} blocks; None in place of these if the template writes its output
+        through macros, so that the positions are unknown while it runs."""
         template = self.compiled[self.name_for(tools)]
         characters = sandbox.extent(messages) + sandbox.extent(tools or [])
         template.environment.begin(characters)
@@ -82,7 +82,7 @@ class ChatTemplate:
 
 
 def _cleaned(message):
-    """Keys without a value are dropped; reasoning is offered under the names that templates know it by."""
+    """Drops keys without a value; offers reasoning under all names that templates use."""
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:
@@ -91,7 +91,7 @@ def _cleaned(message):
 
 
 def read_template(path):
-    """A template of the user's own."""
+    """Reads the user's own template."""
     try:
         return _read(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -107,8 +107,8 @@ def _read(path):
 
 
 def load_template(model_dir, config, special_tokens, own=None, date=""):
-    """From `own` (the text and place of one), chat_template.jinja (which wins) or tokenizer_config.json; None when the model
-    has none."""
+    """Reads it from `own` (its text and place), chat_template.jinja (which takes precedence) or tokenizer_config.json; None if the
+    model has none."""
     if own is not None:
         return ChatTemplate({"default": own}, special_tokens, date)
     sources = {}

@@ -1,4 +1,4 @@
-"""Text to tokens and back while a model is talked to. Reads JSON requests from stdin, one on each line, and answers each by a line:
+"""Encodes prompts and decodes answers for generation. Reads JSON requests from stdin, one per line, and answers each by a line:
 
   {"model_dir": "...", "chat_template": "...",  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
    "date": "...", "plain": false}                   chat_template: in place of the model's; "": none. date: what templates are told
@@ -72,9 +72,9 @@ def main():
                 answer = session.reply(request)
         except InputError as error:
             answer = error.as_json()
-        except Exception as error:  # whatever a template did
+        except Exception as error:  # any error of a template
             answer = InputError(f"the chat template refuses this conversation: {error}",
-                                next="say it otherwise, or correct the model's template", area="DATA-23").as_json()
+                                next="rephrase it, or correct the model's template", area="DATA-23").as_json()
         print(json.dumps(answer), flush=True)
         if session is None:
             sys.exit(11)

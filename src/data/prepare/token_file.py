@@ -1,5 +1,5 @@
-"""Writes the token cache; its grammar stands in token_file.h. Beside a file that is not finished lie OUT.marks, OUT.offsets
-and OUT.state, which tells how much of each is whole: a second writer goes on from there."""
+"""Writes the token cache; token_file.h has its grammar. Beside an unfinished file are OUT.marks, OUT.offsets and OUT.state, which
+has the valid size of each: a second writer resumes from there."""
 
 import array
 import json
@@ -14,16 +14,16 @@ BESIDE = (".marks", ".offsets", ".state")
 
 
 class TokenFileWriter:
-    """Streams: memory holds the offsets only."""
+    """Streams: only the offsets are in memory."""
 
     def __init__(self, path, vocab, key):
         self.path, self.vocab, self.key = path, vocab, key
         self.offsets = array.array("Q", [0])
         self.trained = 0
-        self.sums, self.crc, self.summed = array.array("I"), 0, 0  # of whole chunks; of the one at hand, and its bytes
-        self.marks_crc = self.offsets_crc = 0                      # of what lies beside
+        self.sums, self.crc, self.summed = array.array("I"), 0, 0  # of complete chunks; of the current one, and its bytes
+        self.marks_crc = self.offsets_crc = 0                      # of the files beside
         self.saved_offsets = 0
-        self.went_on = self._continue()  # what save() was told, or None
+        self.went_on = self._continue()  # save()'s argument, or None
         if self.went_on is None:
             self.file, self.marks, self.offsets_file = (_create(path + suffix) for suffix in ("", ".marks", ".offsets"))
             self.file.write(bytes(HEADER.size + 4))
@@ -46,7 +46,7 @@ class TokenFileWriter:
         return self.offsets[-1]
 
     def _write(self, data):
-        """Of the body: every byte goes through a checksum."""
+        """Writes to the body and updates the checksums."""
         self.file.write(data)
         self._sum(data)
 
@@ -66,7 +66,7 @@ class TokenFileWriter:
     # ---- going on ---------------------------------------------------------------------------------------------------
 
     def save(self, more):
-        """What was added is kept, with `more` (JSON), if this process is killed from here on."""
+        """Makes the data so far, with `more` (JSON), survive a kill of this process."""
         new = self.offsets[1 + self.saved_offsets:].tobytes()
         self.offsets_file.write(new)
         self.offsets_crc, self.saved_offsets = zlib.crc32(new, self.offsets_crc), self.examples
@@ -83,7 +83,7 @@ class TokenFileWriter:
         os.replace(self.path + ".state.new", self.path + ".state")
 
     def _continue(self):
-        """Takes up what an earlier process has saved, if all of it is there and as it was written; else None."""
+        """Resumes from an earlier process's saved state if it is complete and intact; else None."""
         try:
             with open(self.path + ".state", "rb") as file:
                 state = json.load(file)
@@ -141,12 +141,12 @@ class TokenFileWriter:
 
 
 def _create(path):
-    # Files are read with the user's rights alone: they hold the training text.
+    # Files are readable by this user only: they contain the training text.
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def _append(path, size):
-    """What a killed process has written after `size` is not known to be whole."""
+    """Drops bytes after `size`: a killed process may have written them only in part."""
     os.truncate(path, size)
     file = open(path, "r+b")
     file.seek(size)

@@ -1,5 +1,5 @@
-"""From examples to tokens and marks: the model's tokenizer as its files describe it. Data that is tokenised already needs
-neither a tokenizer nor its library."""
+"""Converts examples to tokens and training masks by the model's own tokenizer. Data that is already tokenised needs neither a
+tokenizer nor its library."""
 
 import array
 import json
@@ -16,8 +16,8 @@ from sources import parsed
 from template import load_template, read_template
 
 SAMPLE_TOKENS = 1000
-MOST_REASONS = 20  # why rows were left out; the rest is counted together
-MOST_COLUMNS = 20  # that nobody reads, by name; likewise
+MOST_REASONS = 20  # reasons for skipped rows; others are counted together
+MOST_COLUMNS = 20  # unread columns by name; likewise
 MOST_TOKENIZER = 128 << 20  # bytes of a tokenizer.json; the largest vocabularies take 40 MiB
 MOST_JSON = 32 << 20        # of other files beside it
 
@@ -28,7 +28,7 @@ PREAMBLE_INPUT = ("Below is an instruction that describes a task, paired with an
                   "Write a response that appropriately completes the request.\n\n")
 
 
-# What _segments writes for a conversation, for the directory of a model that was trained on it. BOS is the tokenizer's own.
+# The format of _segments as a chat template, saved with a model that was trained on it. The tokenizer adds BOS itself.
 TEMPLATE = ("{% if messages[0].role != 'system' %}{{ PREAMBLE }}{% endif %}{% for message in messages %}"
             "{% if message.role == 'system' %}{{ message.content + '\\n\\n' }}"
             "{% elif message.role == 'user' %}{{ '### Instruction:\\n' + message.content + '\\n\\n### Response:' }}"
@@ -37,7 +37,7 @@ TEMPLATE = ("{% if messages[0].role != 'system' %}{{ PREAMBLE }}{% endif %}{% fo
 
 @dataclass
 class Options:
-    """What the configuration says of the rows, beside loss_on."""
+    """The configuration's options on rows, besides loss_on."""
 
     columns: dict = field(default_factory=dict)
     chat_template: str = ""
@@ -45,14 +45,14 @@ class Options:
     answers: str = "all"
     reasoning: str = "keep"
     render: str = "plain"   # "chat": plain prompts and completions become conversations
-    detected: bool = False  # nobody has named the format
-    date: str = ""          # "2026-01-31", for chat templates that ask; "": today's
+    detected: bool = False  # the format was not configured
+    date: str = ""          # "2026-01-31", for chat templates that use it; "": today's
 
 
 @dataclass
 class Rendered:
-    """Text on its way to the tokenizer. `plain` text gets the tokenizer's BOS and one EOS; a template wrote its own.
-    `spans` is where it is trained, in characters; None means all of it."""
+    """Rendered text for the tokenizer. `plain` text gets the tokenizer's BOS and one EOS; a template writes its own. `spans`: the
+    trained characters; None means all of it."""
 
     text: str
     spans: list | None
@@ -62,35 +62,35 @@ class Rendered:
 
 @dataclass
 class Chunk:
-    """Several examples, flat."""
+    """Several examples, concatenated."""
 
     lengths: list
     tokens: bytes
     marks: bytes
-    texts: list        # of each example: whether it is plain text
+    texts: list        # per example: whether it is plain text
     sample: list | None
     counts: "Counts"
 
 
 @dataclass
 class Counts:
-    """Of a chunk, then of all; kept beside half-made token files."""
+    """Counts of a chunk, then of all; saved beside unfinished token files."""
 
     trained: int = 0
     dropped: int = 0       # examples without a trained token
     answered: int = 0      # examples with an answer that is trained
     endless: int = 0       # of these, those whose last answer has no end token
-    without_bos: int = 0   # of templates, where the tokenizer would write one
+    without_bos: int = 0   # of a template, though the tokenizer would add BOS
     untemplated: int = 0   # conversations of a model without a template
     empty: int = 0         # examples with an empty answer
     first_empty: str = ""  # the place of the first
-    shared: int = 0        # examples in which a token spells the end of a prompt and the beginning of its answer
+    shared: int = 0        # examples in which one token covers the end of a prompt and the beginning of its answer
     first_shared: str = ""
-    dated: str = ""        # the place of a chat template that has asked for the date
-    unread: dict = field(default_factory=dict)   # a column that nobody reads -> how many rows have it
+    dated: str = ""        # the place of a chat template that used the date
+    unread: dict = field(default_factory=dict)   # an unread column -> number of rows with it
     rows: int = 0
     pairs: int = 0         # rows of a plain prompt and completion
-    skipped: dict = field(default_factory=dict)  # what is wrong -> [how many rows, the first one's place]
+    skipped: dict = field(default_factory=dict)  # error -> [number of rows, the first one's place]
 
     def add(self, other):
         for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "shared", "rows",
@@ -117,8 +117,8 @@ class Counts:
 
 
 class Model:
-    """The tokenizer and template of a model directory; `loss_on` is "completion" or "all", ids are below `most_ids` (0: no
-    matter). `own_template`: the text of one in place of the model's."""
+    """The tokenizer and template of a model directory; `loss_on` is "completion" or "all", ids must be below `most_ids` (0:
+    unchecked). `own_template`: the text of one that replaces the model's."""
 
     def __init__(self, model_dir, loss_on, most_ids=0, options=None, own_template=""):
         from tokenizers import Tokenizer
@@ -133,7 +133,7 @@ class Model:
         try:
             self.tokenizer = Tokenizer.from_file(path)
         except Exception as error:
-            raise InputError(f"the tokenizer is not understood: {error}", path, "download it again", "DATA-23") from None
+            raise InputError(f"the tokenizer cannot be parsed: {error}", path, "download it again", "DATA-23") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         config = self._json("tokenizer_config.json")
@@ -173,11 +173,11 @@ class Model:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def date(self):
-        """What its template is told, where it asks."""
+        """The date for a template that uses it."""
         return self.template.date if self.template is not None else ""
 
     def template_of_result(self, counts):
-        """What the trained model's directory has to say in place of the model's; "" when that is right."""
+        """The chat template for the trained model's directory; "" if the model's own is right."""
         if self.own_template or not counts.untemplated:
             return self.own_template
         bos = "{{ bos_token }}" if self.writes_bos else ""
@@ -185,7 +185,7 @@ class Model:
         return bos + eos.replace("PREAMBLE", json.dumps(PREAMBLE))
 
     def render(self, example, place):
-        """Rendered, for anything but Ids."""
+        """Renders any example but Ids."""
         if isinstance(example, formats.Text):
             return Rendered(example.text, None, True, place)
         if isinstance(example, formats.Pair):
@@ -204,7 +204,7 @@ class Model:
         except InputError as error:
             error.place = error.place or place
             raise
-        except Exception as error:  # whatever the template did
+        except Exception as error:  # any error of the template
             raise InputError(f"the chat template refuses this conversation: {error}", place,
                              "correct or remove this row", "DATA-23") from None
         formats.check_tools(example, text, place)
@@ -219,7 +219,7 @@ class Model:
         return Rendered(text, None if self.loss_on == "all" else spans, True, place)
 
     def _segments(self, chat, place):
-        """(text, is an answer) in the Alpaca manner."""
+        """(text, is an answer) in Alpaca style."""
         if chat.alpaca and not chat.alpaca["history"]:
             row = chat.alpaca
             yield (row["system"] + "\n\n" if row["system"] else PREAMBLE_INPUT if row["input"] else PREAMBLE), False
@@ -245,12 +245,12 @@ class Model:
                 yield "" if last else "\n\n", False
 
     def encode(self, rendered):
-        """An encoding for each, in order."""
+        """One encoding per text, in order."""
         out = [None] * len(rendered)
         for plain in (True, False):
             for whole in (True, False):
                 group = [i for i, r in enumerate(rendered) if (r.plain, r.spans is None) == (plain, whole)]
-                # The fast way gives no offsets.
+                # The fast variant has no offsets.
                 encode = self.tokenizer.encode_batch_fast if whole else self.tokenizer.encode_batch
                 for i, encoding in zip(group, encode([rendered[i].text for i in group], add_special_tokens=plain)):
                     out[i] = encoding
@@ -366,7 +366,7 @@ class Model:
                          f"{known} use the tokenizer that belongs to model.path")
 
     def _refuse_added_tokens(self, ids, place):
-        """The model's own tokenizer, with tokens that somebody added and the model has no embeddings for."""
+        """The error for added tokens of the tokenizer without embeddings in the model."""
         added = {id: token.content for id, token in self.tokenizer.get_added_tokens_decoder().items() if id >= self.most_ids}
         beyond = {id for id in ids if id >= self.most_ids}
         if not beyond <= set(added):
@@ -380,12 +380,12 @@ class Model:
 
     def _endless(self, ids, marks):
         last = len(marks) - 1 - marks[::-1].index(1)
-        # Trained on everything, a line break may follow the end token.
+        # With loss_on = "all", a line break may follow the end token.
         tail = ids[max(last - 3, 0): last + 1] if self.loss_on == "all" else ids[last: last + 1]
         return not self.end_ids.intersection(tail)
 
     def sample(self, ids, marks):
-        """What each of the first tokens adds to the text, for people, who see as many of them as a sequence has."""
+        """The text of each of the first tokens, for display; at most as many as a sequence has."""
         decoder = Decoder(self.tokenizer, skip_special_tokens=False)
         pieces = [{"text": decoder.next(token), "trained": bool(mark)} for token, mark in zip(ids[:SAMPLE_TOKENS], marks)]
         pieces[-1]["text"] += decoder.end()
@@ -393,7 +393,7 @@ class Model:
 
 
 class IdsOnly(Model):
-    """For data that is tokenised already and a model directory without a tokenizer."""
+    """For data that is already tokenised and a model directory without a tokenizer."""
 
     def __init__(self, loss_on, most_ids=0, options=None):
         self.loss_on, self.most_ids, self.options, self.template = loss_on, most_ids, options or Options(), None
@@ -419,7 +419,7 @@ class IdsOnly(Model):
 
 
 def _check_unicode(text, place):
-    """JSON can spell half of a surrogate pair, which is no character."""
+    """JSON can encode half of a surrogate pair, which is not a character."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-// Adafactor (Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost"), as
-// transformers has it, without a first moment:
+// Adafactor (Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost"), as in
+// transformers, without a first moment:
 //   beta2 = 1 - t^decay_rate;  direction /= max(1, rms(direction) / clip_threshold)
 //   lr *= min(0.01, 1 / sqrt(t)) with relative_step (min(1e-6 * t, 1 / sqrt(t)) with warmup_init),
 //   lr *= max(eps[1], rms(p)) with scale_parameter;  p = p * (1 - lr * weight_decay) - lr * direction
-// Its lr = None is lr = 1 here.
+// transformers' lr = None is lr = 1 here.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,7 @@ namespace lm {
 
 struct Adafactor {
   static constexpr RuleText kText = {
-      "adafactor", "second moments of rows and columns alone: next to no state; as transformers' Adafactor",
-      true};
+      "adafactor", "factored second moments: hardly any state; as transformers' Adafactor", true};
   static constexpr bool kFactored = true;
   static constexpr auto kStreams = factored_streams(DType::kF32);
 
@@ -46,7 +45,7 @@ struct Adafactor {
 
   float beta2 = 0, one_minus_beta2 = 0, square_eps = 0, root_eps = 0;
   float lr = 0, weight_decay = 0, clip_threshold = 1;
-  float least_weights = -1;  // root mean square that weights count with at least; < 0: they do not count
+  float least_weights = -1;  // lower bound of the weights' root mean square; < 0: not used
 
   static Adafactor at(const Settings& settings, const RulePass& pass) {
     const auto t = static_cast<double>(pass.t);

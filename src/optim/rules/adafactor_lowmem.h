@@ -1,7 +1,8 @@
-// Adafactor for the least memory: statistics in bf16, and every matrix moves by lr of its own size:
+// Adafactor for the least memory: factored second moments in bf16, and every matrix moves by lr times its
+// norm:
 //   beta2 = 0.99, no correction of its bias;  p = p * (1 - lr * weight_decay) - lr * |p| / |direction| *
 //   direction
-// with the norms over the matrix, |p| as if its root mean square were 0.001 at least: what begins at 0 moves
+// with the norms over the matrix, |p| with a root mean square of at least 0.001, so that zero matrices move
 // too.
 #pragma once
 
@@ -12,7 +13,8 @@ namespace lm {
 struct AdafactorLowmem {
   static constexpr RuleText kText = {
       "adafactor_lowmem",
-      "adafactor with statistics in bf16; a step moves each matrix by lr of its norm: try lr = 1e-4", true};
+      "adafactor with second moments in bf16; a step moves each matrix by lr times its norm: try lr = 1e-4",
+      true};
   static constexpr bool kFactored = true;
   static constexpr auto kStreams = factored_streams(DType::kBF16);
 

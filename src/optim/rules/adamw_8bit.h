@@ -1,5 +1,5 @@
-// AdamW with its moments in 8-bit codes, as bitsandbytes' AdamW8bit: between the updates alone, each works in
-// fp32 on what the codes say.
+// AdamW with its moments in 8-bit codes, as bitsandbytes' AdamW8bit: moments are quantized between updates,
+// each update computes in fp32.
 #pragma once
 
 #include "optim/rules/adamw.h"

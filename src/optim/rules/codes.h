@@ -1,5 +1,5 @@
-// State in codes: of a block of elements each has the number of the value of a map that is nearest to it over
-// the scale that they share, an fp32 number. Tensors below 4096 elements keep fp32 state. Pure constants.
+// Quantized state: elements of a block share an fp32 scale, and each is stored as the index of the nearest
+// value in a map, times that scale. Tensors below 4096 elements keep fp32 state. Pure constants.
 //
 // 8 bits, as bitsandbytes: blocks of 256, the scale is the largest magnitude; the maps are its
 // create_dynamic_map(signed, 7, 8): seven decades, each with twice as many values as the one below it, 0 and
@@ -16,14 +16,14 @@
 
 namespace lm {
 
-inline constexpr int64_t kCodeBlock = 256;  // what is coded is whole ones of these
+inline constexpr int64_t kCodeBlock = 256;  // quantized ranges are multiples of this
 
 enum class CodeMap : uint8_t { kSigned8, kUnsigned8, kSigned4, kUnsigned4, kFloat8 };
 
 constexpr int code_bits(CodeMap map) {
   return map == CodeMap::kSigned4 || map == CodeMap::kUnsigned4 ? 4 : 8;
 }
-// bitsandbytes'. (A constant, which device code may ask.)
+// bitsandbytes'. (A constant, usable in device code.)
 template <CodeMap map>
 inline constexpr bool kIsDynamic8 = map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8;
 // Elements that share a scale.
@@ -45,8 +45,7 @@ constexpr auto list_magnitudes() {
   int count = 1;
   for (int i = 0; i < 7 - first; ++i) {
     const int n = 1 << (with_sign ? i : i + 1);
-    // torch.linspace(0.1, 1, n + 1) in fp32: from the nearer end, each a product and a sum that are rounded
-    // once.
+    // torch.linspace(0.1, 1, n + 1) in fp32: from the nearer end, each product and sum rounded once.
     const float step = (1.F - 0.1F) / static_cast<float>(n);
     const auto bound = [&](int k) {
       const double from = 0.1F, each = step;
@@ -58,16 +57,16 @@ constexpr auto list_magnitudes() {
   return out;
 }
 
-// The value of each code of a dynamic map, and the way back. The numbers of magnitudes, 0, 1, 2, ..., are cut
-// into pieces: that of 0, one line for each decade, that of 1. A piece begins in the middle between the last
-// magnitude of the one before and its own first one, and there its line rounds to its first number; towards
-// its end the line would go on beyond its last number, which therefore bounds it. An octave (numbers with one
-// exponent) has parts of two pieces at most. Indices into the arrays of octaves are the exponent % 32.
+// The value of each code of a dynamic map, and the inverse. The indices of magnitudes, 0, 1, 2, ..., are
+// split into pieces: that of 0, one line for each decade, that of 1. A piece begins in the middle between the
+// last magnitude of the one before and its own first one, where its line rounds to its first index; at its
+// end the line would exceed its last index, which therefore bounds it. An octave (numbers with one exponent)
+// has parts of two pieces at most. Indices into the arrays of octaves are the exponent % 32.
 struct CodeTable {
   float value[256] = {};
-  float piece[32] = {};  // of an octave's smallest numbers, as the bits of its number
-  float next[32] = {};   // from here on it is the next one
-  // Of a piece: number = the lesser one of slope * x + offset and last.
+  float piece[32] = {};  // of an octave's smallest numbers, as the bits of its index
+  float next[32] = {};   // from here on the next piece applies
+  // Per piece: index = min(slope * x + offset, last).
   float slope[16] = {};
   float offset[16] = {};
   float last[16] = {};
@@ -89,8 +88,8 @@ constexpr CodeTable make_code_table() {
   float begin[kDecades + 4] = {};  // of a piece, and above all of them
   double decade = 1e-6;
   for (int d = 0, first = 1; d < kDecades; ++d, decade *= 10) {
-    // That of the values before they are rounded: two rounded neighbours are up to 2e-5 of their distance
-    // off, which 128 of them further on is a code in a thousand.
+    // The slope of the unrounded values: the distance of two rounded neighbours is off by up to 2e-5, which
+    // after 128 of them is one code in a thousand.
     const int n = 1 << (map == CodeMap::kUnsigned8 ? d + 1 : d);
     const double slope = n / (0.9 * decade);
     begin[d + 1] = (magnitudes.at[first - 1] + magnitudes.at[first]) / 2;
@@ -112,9 +111,8 @@ constexpr CodeTable make_code_table() {
   return out;
 }
 
-// The value of each code of 4 bits, and the way back: a number's code is how many of the thresholds it
-// reaches. As torchao rounds, a number reaches a code once what it is above the value before, in fp32, is
-// half of the step.
+// The value of each 4-bit code, and the inverse: a number's code is the count of thresholds it reaches. As in
+// torchao, a number reaches a code once its distance from the previous value, in fp32, is half of the step.
 struct CodeTable4 {
   float value[16] = {};
   float threshold[15] = {};
@@ -131,7 +129,7 @@ constexpr CodeTable4 make_code_table4() {
   }
   for (int code = 0; code < 15; ++code) {
     const float low = out.value[code], half = (out.value[code + 1] - low) * 0.5F;
-    // Numbers in their order as integers: the first that is far enough.
+    // Bisects over numbers ordered as integers: the first that is far enough.
     const auto at = [](int64_t number) {
       return number < 0 ? -std::bit_cast<float>(static_cast<uint32_t>(-number))
                         : std::bit_cast<float>(static_cast<uint32_t>(number));
@@ -150,7 +148,7 @@ constexpr CodeTable4 make_code_table4() {
   return out;
 }
 
-// The value of each float of 8 bits, e4m3: four bits of exponent, three of the mantissa, no infinity.
+// The value of each 8-bit float, e4m3: four bits of exponent, three of the mantissa, no infinity.
 struct FloatTable8 {
   float value[256] = {};
 };
@@ -161,7 +159,7 @@ constexpr FloatTable8 make_float_table8() {
     const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
     const float size = exponent == 0 ? static_cast<float>(mantissa) / 512
                                      : std::bit_cast<float>((exponent + 120) << 23 | mantissa << 20);
-    out.value[code] = (code & 127) == 127 ? 0 : code < 128 ? size : -size;  // NaN is never made
+    out.value[code] = (code & 127) == 127 ? 0 : code < 128 ? size : -size;  // NaN is never produced
   }
   return out;
 }
@@ -178,8 +176,8 @@ constexpr auto make_table() {
   }
 }
 
-// The streams of a rule whose state is coded: in place of each its codes, their scales, and the values of
-// small tensors.
+// The state tensors of a rule with quantized state: each becomes its codes, their scales, and the fp32 values
+// of small tensors.
 template <size_t n>
 constexpr std::array<StateStream, 3 * n> coded_streams(const std::array<StateStream, n>& plain,
                                                        const std::array<CodeMap, n>& maps) {

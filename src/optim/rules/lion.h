@@ -20,7 +20,7 @@ struct Lion {
   };
   template <class S, class Key>
   static void keys(S& settings, const Key& key) {
-    key("betas", settings.betas, "share of the momentum in the step, and its decay",
+    key("betas", settings.betas, "weight of the momentum in the step, and its decay",
         Range{.low = 0, .high = 1, .high_open = true, .count = 2});
   }
 

@@ -1,10 +1,10 @@
 // Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks"), as torch.optim.Muon: a
-// matrix of a transformer block steps by its momentum, made nearly orthogonal (kernels/orthogonal.h):
+// matrix of a transformer block steps by its momentum, orthogonalised by Newton–Schulz
+// (kernels/orthogonal.h):
 //   m = lerp(m, g, 1 - momentum);  d = lerp(g, m, momentum) with nesterov, else m
 //   p = p * (1 - lr * weight_decay) - lr * ratio * orthogonal(d)
 // with ratio = 0.2 * sqrt(max(rows, columns)) where match_adamw, else sqrt(max(1, rows / columns)). Vectors,
-// the embedding and the head are AdamW's. The matrices are those of the files, however they lie together
-// here.
+// the embedding and the head are AdamW's. The matrices are those of the files, even if they are fused here.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,11 @@
 namespace lm {
 
 struct Muon {
-  // Of what is no block's matrix; its scalars come first.
+  // The formula for other tensors; its scalars come first.
   using Formula = AdamW;
   static constexpr RuleText kText = {
-      "muon", "orthogonal steps of the blocks' matrices, AdamW for the rest; as torch.optim.Muon", true};
+      "muon", "Newton-Schulz momentum for the blocks' matrices, AdamW for the rest; as torch.optim.Muon",
+      true};
   static constexpr bool kOrthogonal = true;
   static constexpr std::array kStreams = {StateStream{"m", "momentum"},
                                           StateStream{"v", "second moment", DType::kF32, StreamOf::kOutside}};
@@ -31,7 +32,7 @@ struct Muon {
   template <class S, class Key>
   static void keys(S& settings, const Key& key) {
     AdamW::keys(settings, key);
-    key("momentum", settings.momentum, "share of the last step that is kept", kFraction);
+    key("momentum", settings.momentum, "decay of the momentum", kFraction);
     key("nesterov", settings.nesterov, "a matrix steps by its momentum one step ahead", Range{});
     key("match_adamw", settings.match_adamw,
         "a matrix's step is as large as AdamW's, so that one lr serves both; false: sqrt(max(1, "
@@ -39,9 +40,9 @@ struct Muon {
         Range{});
   }
 
-  // torch's lerp: from the nearer end, so that no share loses the other.
+  // torch's lerp: from the nearer end, for precision.
   struct Lerp {
-    float share = 0;  // of `end - start`, from the end on where it is negative
+    float share = 0;  // fraction of `end - start`, from the end if negative
     explicit Lerp(float weight = 1) : share(weight < 0.5F ? weight : weight - 1) {}
     template <class V>
     LM_HOST_DEVICE V of(const Lerp& lerp, V start, V end) {
@@ -50,10 +51,10 @@ struct Muon {
   };
 
   AdamW adamw;
-  Lerp momentum, ahead;  // the latter to the momentum itself without nesterov
+  Lerp momentum, ahead;  // ahead: all the way to the momentum without nesterov
   float decay = 1;       // 1 - lr * weight_decay
   double lr = 0;
-  int64_t match_adamw = 1;  // no bool: the GPU's arguments have no padding
+  int64_t match_adamw = 1;  // not bool: the GPU's arguments must have no padding
 
   static Muon at(const Settings& settings, const RulePass& pass) {
     return {.adamw = AdamW::at(settings, pass),
@@ -63,7 +64,7 @@ struct Muon {
             .lr = pass.lr,
             .match_adamw = settings.match_adamw ? 1 : 0};
   }
-  // What a matrix's orthogonal momentum is multiplied by.
+  // The factor of a matrix's orthogonalised momentum.
   float step_size(int64_t rows, int64_t columns) const {
     const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
     return static_cast<float>(

@@ -1,5 +1,5 @@
-// What an optimizer is. A rule is a type in a file of this folder; rules.h lists them, and configuration,
-// plan, kernels, state and help take from there all they know of one. Pure values, any thread.
+// The definition of an optimizer. A rule is a type in a file of this folder; rules.h lists them, and
+// configuration, plan, kernels, state and help derive everything from there. Pure values, any thread.
 //
 //   struct Example {
 //     static constexpr RuleText kText = {"example", "what it is"};          // optimizer.name, help
@@ -15,16 +15,16 @@
 //   template <> struct RuleAt<7> { using Rule = Example; };                 // its place in the table
 //
 // `update` is one element's arithmetic, every operation fixed: V is float on the GPU, lanes of it on the CPU,
-// and nothing is contracted, so that both give the same bits. `state` has the element's value of each stream.
-// The gradient comes clipped; a NaN that `update` leaves is stored as 0x7FC00000. The master beside a bf16
-// weight is no rule's matter: every rule works in fp32 and has all of its forms.
+// and nothing is contracted, so that both give the same bits. `state` has the element's value of each state
+// tensor. The gradient is already clipped; a NaN result of `update` is stored as 0x7FC00000. Masters of bf16
+// weights are handled outside of rules: every rule computes in fp32 and supports all forms of masters.
 //
-// A rule whose state is statistics of a matrix's rows and columns has, in place of `update`, what
-// factored.h asks for. A rule that steps whole matrices by products has, beside `update` for the rest, what
-// muon.h shows.
+// A rule with factored second moments has, in place of `update`, the members listed in factored.h. A rule
+// that updates whole matrices by products has, beside `update` for other tensors, the members shown in
+// muon.h.
 //
-// Nor is how state is kept: with `kCodes`, a map for each value of the state (codes.h), and kStreams =
-// coded_streams(...), `update` has the values of the codes, and what it leaves is coded again.
+// Quantization of state is also handled outside: with `kCodes`, a map for each state tensor (codes.h), and
+// kStreams = coded_streams(...), `update` gets dequantized values, and its results are quantized again.
 #pragma once
 
 #include <array>
@@ -41,22 +41,22 @@ namespace lm {
 struct RuleText {
   const char* name;
   const char* help;
-  // Ranges are whole tensors (statistics of rows and columns, orthogonal updates): no tile cuts one.
+  // Ranges are whole tensors (factored second moments, Muon): no tile splits one.
   bool whole_tensors = false;
 };
 
-// What a stream has values of: all elements; where state is coded, those of small tensors (BlockLayout) and
-// of the others; where it is statistics, the rows and the columns of matrices and the elements of vectors;
-// where matrices of transformer blocks have less, the elements outside of them.
+// The elements of a state tensor: all; for quantized state those of small tensors (BlockLayout) or of the
+// others; for factored moments the rows or the columns of matrices or the elements of vectors; for Muon the
+// elements outside of transformer blocks' matrices.
 enum class StreamOf : uint8_t { kAll, kSmall, kLarge, kVectors, kRows, kColumns, kOutside };
 
-// State that lies beside the weights.
+// A state tensor of the optimizer.
 struct StateStream {
   char name[16] = {};           // in lists of state: "block3.m"
   const char* title = nullptr;  // in the plan
   DType type = DType::kF32;
   StreamOf of = StreamOf::kAll;
-  int64_t per = 1;  // elements that a value is for; a tensor's last one may be for fewer
+  int64_t per = 1;  // elements per value; a tensor's last value may have fewer
   constexpr int64_t values(const Elements& elements) const {
     switch (of) {
       case StreamOf::kAll:
@@ -86,18 +86,18 @@ struct StateStream {
   }
 };
 
-// What the scalars of a pass over a range depend on.
+// The inputs of the scalars of a pass over a range.
 struct RulePass {
   double lr = 0;            // the schedule's, times the range's scale
-  double weight_decay = 0;  // 0 for what is not decayed
+  double weight_decay = 0;  // 0 for tensors without decay
   int64_t t = 1;            // updates so far, this one included; skipped steps do not count
 };
 
-// optimizer.master, of bf16 weights.
+// optimizer.master, for bf16 weights.
 enum class Master : uint8_t { kSplit, kF32, kNone };
 
-// How the fp32 value lives beside the weight. kWeight: the weight is fp32 itself. kSplit: bits M, weight = (M
-// + 0x8000) >> 16, and M & 0xFFFF beside it. kF32: M beside the weight, which is rounded by the same rule.
+// The form of the fp32 master of a weight. kWeight: the weight is fp32 itself. kSplit: bits M, weight = (M +
+// 0x8000) >> 16, and M & 0xFFFF separately. kF32: M separately; the weight is rounded by the same rule.
 // kStochastic: no master, the bf16 weight is rounded stochastically.
 enum class MasterForm : uint8_t { kWeight, kSplit, kF32, kStochastic };
 
@@ -115,7 +115,8 @@ constexpr StateStream master_stream(MasterForm form) {
 
 template <int n>
 struct RuleAt;
-// What is the same for a rule and for that whose state it codes: one kernel serves the small tensors of both.
+// The formula type, the same for a rule and its quantized variant: one kernel serves the small tensors of
+// both.
 template <class R>
 struct FormulaOf {
   using Rule = R;
@@ -130,17 +131,17 @@ struct FormulaOf<R> {
 template <class R>
 using RuleFormula = typename FormulaOf<R>::Rule;
 
-// Whether the rule's state is coded, and how many values of it an element has.
+// Whether the rule's state is quantized, and its number of values per element.
 template <class R>
 inline constexpr bool kIsCoded = requires {
   R::kCodes;
 };
-// Whether it is statistics of rows and columns.
+// Whether it has factored second moments.
 template <class R>
 inline constexpr bool kIsFactored = requires {
   R::kFactored;
 };
-// Whether it steps matrices of transformer blocks by their orthogonal momentum, and `update` is of the rest.
+// Whether it updates matrices of transformer blocks by Muon (Newton–Schulz), and `update` only other tensors.
 template <class R>
 inline constexpr bool kIsOrthogonal = requires {
   R::kOrthogonal;

@@ -1,5 +1,5 @@
-// The table of rules, a line each, and what is made of it: names, settings and streams of all rules, and the
-// way from a number to its type.
+// The table of rules, one line each, and what is derived from it: names, settings and state tensors of all
+// rules, and the mapping from a number to its type.
 #pragma once
 
 #include "optim/rules/adafactor.h"
@@ -93,7 +93,7 @@ struct RuleSettings {
   }
 };
 
-// A tile's state in the order in which it lies there: each stream's part as one array, the master last.
+// The layout of a tile's state: each state tensor's part as one array, the master last.
 class StateStreams {
  public:
   StateStreams(RuleId rule, MasterForm form) {
@@ -104,11 +104,11 @@ class StateStreams {
   const StateStream* end() const { return streams_ + count_; }
   size_t size() const { return count_; }
   const StateStream& operator[](size_t s) const { return streams_[s]; }
-  // Whether a value is of one element in every stream, so that bytes follow from their number.
+  // Whether every state tensor has one value per element, so that bytes follow from the number of elements.
   bool of_elements() const {
     return std::all_of(begin(), end(), [](const StateStream& stream) { return stream.of == StreamOf::kAll; });
   }
-  // Of so many elements: all streams, or those before `stream`, which is where it begins.
+  // For so many elements: the size of all state tensors, or the offset of `stream`.
   int64_t bytes(const Elements& elements) const { return offset(count_, elements); }
   int64_t offset(size_t stream, const Elements& elements) const {
     int64_t sum = 0;
@@ -121,7 +121,7 @@ class StateStreams {
   size_t count_ = 0;
 };
 
-// The scalars of a pass with the rule that they belong to.
+// The scalars of a pass, with their rule.
 class RuleScalars {
  public:
   RuleScalars() = default;
@@ -136,7 +136,7 @@ class RuleScalars {
     });
     return out;
   }
-  // Of the type that `id` names.
+  // The scalars as the type of `id`.
   template <class R>
   R as() const {
     static_assert(std::is_trivially_copyable_v<R>);

@@ -17,7 +17,7 @@ struct Sgd {
   };
   template <class S, class Key>
   static void keys(S& settings, const Key& key) {
-    key("momentum", settings.momentum, "share of the last step that is kept", kFraction);
+    key("momentum", settings.momentum, "decay of the momentum", kFraction);
   }
 
   float lr = 0, momentum = 0, weight_decay = 0;
