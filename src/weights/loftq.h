@@ -39,12 +39,14 @@ class LoftqBlock {
 
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
+  const TensorPlace* find_if(ParameterKind kind, const std::string& name) const;  // null: there is none
   // How large the inputs of the matrix's columns are, as root mean squares.
   std::vector<float> input_sizes(const TensorPlace& weight) const;
   // Of the mixer's matrix that does not read the norm's output.
   std::vector<float> inner_sizes(const AttentionSpec& attention) const;
   std::vector<float> inner_sizes(const GatedMlpSpec& mlp) const;
-  std::vector<float> gains(const char* norm) const;  // without their sign
+  // Without their sign; 1 where the sublayer has no such norm.
+  std::vector<float> gains(const char* norm) const;
   // Of rows [first, first + rows) of a matrix whose inputs' columns are of these sizes.
   std::vector<float> row_sizes(const char* matrix, int64_t first, int64_t rows,
                                const std::vector<float>& inputs) const;
