@@ -106,7 +106,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       std::visit(
           [&](const auto& mixer) {
             Finder finder(layout.blocks[static_cast<size_t>(layer) + 1], layer, modules, place);
-            place.norm = finder.place(mixer.kNorm);
+            place.norm = finder.place(sublayer.norm_name());
+            place.norm_after = finder.place(sublayer.norm_after_name());
             auto parts = unbound_mixer(mixer, layer);
             parts.visit(parts, finder);
           },
@@ -175,7 +176,10 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
   TransformerBlock out;
   for (const SublayerPlace& place : blocks_[static_cast<size_t>(block) - 1]) {
     Sublayer& sublayer = out.sublayers.emplace_back();
-    sublayer.norm = {place.spec.norm, bind(place.norm, memory, options)};
+    sublayer.norm = {place.spec.norm.value_or(NormSpec()), bind(place.norm, memory, options)};
+    sublayer.norm_after = {place.spec.norm_after.value_or(NormSpec()),
+                           bind(place.norm_after, memory, options)};
+    sublayer.residual_scale = static_cast<float>(place.spec.residual_scale);
     std::visit(
         [&](const auto& spec) {
           auto mixer = unbound_mixer(spec, block - 1);

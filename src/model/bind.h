@@ -70,7 +70,7 @@ class ModelBinding {
   // The tensors of a sublayer; those of its mixer in the order in which the mixer visits its parts.
   struct SublayerPlace {
     SublayerSpec spec;
-    Place norm;
+    Place norm, norm_after;
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
   };

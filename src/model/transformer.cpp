@@ -2,13 +2,62 @@
 
 namespace lm {
 
+namespace {
+
+bool has(const Norm& norm) {
+  return norm.weight.weight.defined();
+}
+
+// to [T, H] += x.
+void add_to(const Context& context, const View& x, const View& to) {
+  context.kernels.accumulate(
+      {.to = to.data, .from = x.data, .elements = x.elements(), .to_dtype = to.dtype, .from_dtype = x.dtype},
+      context.stream);
+}
+
+// sum = residual + scale * norm_after(output), where one of these is between the output and the residual
+// stream.
+void add_output(const Context& context, const Sublayer& sublayer, const View& output,
+                const BlockSaved::Sublayer& kept, const View& residual, const View& sum) {
+  const ArenaFrame frame(context.arena);
+  View added = output;
+  if (has(sublayer.norm_after)) {
+    added = context.like(output);
+    norm_forward(context, sublayer.norm_after, output, added, kept.rstd_after);
+  }
+  if (sublayer.residual_scale != 1)
+    context.kernels.scale({.x = added, .out = added, .factor = sublayer.residual_scale}, context.stream);
+  context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
+  add_to(context, added, sum);
+}
+
+// The gradient of the mixer's output, from that of the residual stream behind it: dx itself where nothing is
+// between.
+View output_gradient(const Context& context, const Sublayer& sublayer, const BlockSaved::Sublayer& kept,
+                     const View& dx, bool first) {
+  if (sublayer.adds_output()) return dx;
+  const View dy = context.like(dx);
+  context.kernels.scale({.x = dx, .out = dy, .factor = sublayer.residual_scale}, context.stream);
+  if (has(sublayer.norm_after))
+    norm_backward(context, sublayer.norm_after,
+                  {.dy = dy, .x = kept.output, .rstd = kept.rstd_after, .dx = dy}, first);
+  return dy;
+}
+
+}  // namespace
+
 BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows) {
+  const int64_t hidden = context.spec.hidden;
   BlockSaved saved;
   saved.sublayers.reserve(block.sublayers.size());
   for (const Sublayer& sublayer : block.sublayers) {
     BlockSaved::Sublayer& out = saved.sublayers.emplace_back();
-    if (saved.sublayers.size() > 1) out.x = context.tensor(rows, context.spec.hidden);
-    out.rstd = context.tensor(rows, 1, DType::kF32);
+    if (saved.sublayers.size() > 1) out.x = context.tensor(rows, hidden);
+    if (has(sublayer.norm)) out.rstd = context.tensor(rows, 1, DType::kF32);
+    if (has(sublayer.norm_after)) {
+      out.output = context.tensor(rows, hidden);
+      out.rstd_after = context.tensor(rows, 1, DType::kF32);
+    }
     out.mixer = std::visit([&](const auto& mixer) { return MixerSaved(mixer.allocate(context, rows)); },
                            sublayer.mixer);
   }
@@ -19,29 +68,44 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
                    const View& x_in, BlockSaved& saved, const View& x_out) {
   const ArenaFrame frame(context.arena);
   const View normed = context.tensor(batch.rows, context.spec.hidden);
-  View x = x_in, y;
+  View x = x_in, y;  // y: an output that has not been added yet
   for (size_t s = 0; s < block.sublayers.size(); ++s) {
     const Sublayer& sublayer = block.sublayers[s];
     BlockSaved::Sublayer& kept = saved.sublayers[s];
-    // The next sublayer's norm adds this one's output to the residual stream; the last one's last product
-    // does.
-    MixerOutput output;
-    if (s + 1 == block.sublayers.size())
-      output.kind = x_out.defined() ? MixerOutput::Kind::kAdded : MixerOutput::Kind::kNone;
-    if (s == 0) {
-      norm_forward(context, sublayer.norm, x, normed, kept.rstd);
-    } else {
+    const bool last = s + 1 == block.sublayers.size();
+    if (y.defined() && has(sublayer.norm)) {  // the norm adds it
       norm_forward_residual(context, sublayer.norm,
                             {.x = y, .residual = x, .sum = kept.x, .out = normed, .rstd = kept.rstd});
       x = kept.x;
+    } else {
+      if (y.defined()) {
+        context.kernels.copy_rows({.from = x, .to = kept.x}, context.stream);
+        add_to(context, y, kept.x);
+      }
+      if (s > 0) x = kept.x;
+      if (has(sublayer.norm)) norm_forward(context, sublayer.norm, x, normed, kept.rstd);
     }
-    output.residual = x, output.sum = x_out;
+    // The last sublayer's last product adds its output to the residual stream, the next one's norm that of
+    // another.
+    MixerOutput output{.kind = MixerOutput::Kind::kAlone, .residual = x, .sum = x_out};
+    if (has(sublayer.norm_after)) {
+      output = {.kind = MixerOutput::Kind::kAdded, .residual = {}, .sum = kept.output};
+    } else if (last && !x_out.defined()) {
+      output.kind = MixerOutput::Kind::kNone;
+    } else if (last && sublayer.adds_output()) {
+      output.kind = MixerOutput::Kind::kAdded;
+    }
     std::visit(
         [&](const auto& mixer) {
           using Saved = typename std::decay_t<decltype(mixer)>::Saved;
-          y = mixer.forward(context, batch, normed, std::get<Saved>(kept.mixer), output);
+          y = mixer.forward(context, batch, has(sublayer.norm) ? normed : x, std::get<Saved>(kept.mixer),
+                            output);
         },
         sublayer.mixer);
+    if (sublayer.adds_output()) continue;
+    const View sum = last ? x_out : saved.sublayers[s + 1].x;
+    if (sum.defined()) add_output(context, sublayer, y, kept, x, sum);
+    y = {};
   }
 }
 
@@ -53,16 +117,22 @@ void block_backward(const Context& context, const TransformerBlock& block, const
     const BlockSaved::Sublayer& kept = saved.sublayers[s];
     const View& x = s == 0 ? x_in : kept.x;
     const ArenaFrame frame(context.arena);
+    const View dy = output_gradient(context, sublayer, kept, dx, first);
     MixerInput input(context, sublayer.norm, x, s > 0 || want_dx || sublayer.norm.weight.gradient.defined());
     std::visit(
-        [&, &dx = dx, first = first](const auto& mixer) {
+        [&, first = first](const auto& mixer) {
           using Saved = typename std::decay_t<decltype(mixer)>::Saved;
-          mixer.backward(context, batch, input, std::get<Saved>(kept.mixer), dx, first);
+          mixer.backward(context, batch, input, std::get<Saved>(kept.mixer), dy, first);
         },
         sublayer.mixer);
-    if (!input.gradient().defined()) continue;
+    const View& dinput = input.gradient();
+    if (!dinput.defined()) continue;
+    if (!has(sublayer.norm)) {
+      add_to(context, dinput, dx);
+      continue;
+    }
     norm_backward(context, sublayer.norm,
-                  {.dy = input.gradient(), .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx}, first);
+                  {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx}, first);
   }
 }
 

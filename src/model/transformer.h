@@ -1,5 +1,5 @@
 // One transformer block with its explicit forward and backward: a list of sublayers, each of them
-//   x = x + mixer(norm(x))
+//   x = x + scale * norm_after(mixer(norm(x)))
 // Families differ in what the spec says of them, never in this code's shape. Saved activations and
 // temporaries live in the arena; parameters are views into the block's arrays.
 #pragma once
@@ -11,8 +11,11 @@
 namespace lm {
 
 struct Sublayer {
-  Norm norm;  // [H]
+  Norm norm, norm_after;  // [H]; undefined weights where there is none
+  float residual_scale = 1;
   Mixer mixer;
+  // Nothing stands between the mixer's output and the residual stream.
+  bool adds_output() const { return !norm_after.weight.weight.defined() && residual_scale == 1; }
 };
 
 struct TransformerBlock {
@@ -23,8 +26,9 @@ struct TransformerBlock {
 // belongs to the caller.
 struct BlockSaved {
   struct Sublayer {
-    View x;     // [T, H], the sublayer's input; undefined: the block's
-    View rstd;  // [T] fp32
+    View x;                   // [T, H], the sublayer's input; undefined: the block's
+    View rstd;                // [T] fp32
+    View output, rstd_after;  // [T, H] of the mixer and [T] fp32, where a norm follows it; else undefined
     MixerSaved mixer;
   };
   std::vector<Sublayer> sublayers;

@@ -36,7 +36,7 @@ std::string amount(double value, const std::string& unit) {
   return fmt::format("{:.3g} {}{}", value, kPrefixes[prefix], unit);
 }
 
-// Share of the hardware's limit that the prediction reaches.
+// Utilization that the plan predicts, in percent.
 double predicted_sol(const Plan& plan) {
   return 100 * plan.sol_seconds_per_token * tokens_per_second(plan) / plan.world.ranks;
 }
@@ -82,7 +82,7 @@ Json traffic_json(const Plan& plan) {
 
 std::string step_lines(const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % of the hardware's limit, bound by {}",
+  const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % utilization, bound by {}",
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
       fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",

@@ -28,12 +28,20 @@ class Comparison {
   std::string difference_;
 };
 
+void compare(const std::optional<NormSpec>& a, const std::optional<NormSpec>& b, const std::string& what,
+             Comparison& found) {
+  found.field(what, a.has_value(), b.has_value());
+  if (!a || !b) return;
+  found.field(what, a->kind, b->kind);
+  found.field("the eps of " + what, a->eps, b->eps);
+}
+
 // The fields of a mixer, in the words of config.json where it has one.
 void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& of, Comparison& found) {
   found.field("num_attention_heads" + of, a.heads, b.heads);
   found.field("num_key_value_heads" + of, a.kv_heads, b.kv_heads);
   found.field("head_dim" + of, a.head_dim, b.head_dim);
-  found.field("the norm of q's and k's heads" + of, a.head_norm.has_value(), b.head_norm.has_value());
+  compare(a.head_norm, b.head_norm, "the norm of q's and k's heads" + of, found);
   found.field("the sliding window" + of, a.window, b.window);
   found.field("the use of RoPE" + of, a.rotates(), b.rotates());
   found.field("the bias of q, k and v" + of, a.qkv_bias, b.qkv_bias);
@@ -49,8 +57,9 @@ void compare_layers(const LayerSpec& a, const LayerSpec& b, const std::string& o
   found.field("the number of sublayers" + of, std::ssize(a.sublayers), std::ssize(b.sublayers));
   for (size_t s = 0; s < std::min(a.sublayers.size(), b.sublayers.size()); ++s) {
     const SublayerSpec &ours = a.sublayers[s], &theirs = b.sublayers[s];
-    found.field("the norm" + of, ours.norm.kind, theirs.norm.kind);
-    found.field("the eps of a norm" + of, ours.norm.eps, theirs.norm.eps);
+    compare(ours.norm, theirs.norm, "the norm before a sublayer" + of, found);
+    compare(ours.norm_after, theirs.norm_after, "the norm after a sublayer" + of, found);
+    found.field("the residual scale" + of, ours.residual_scale, theirs.residual_scale);
     found.field("the kind of a sublayer" + of, ours.mixer.index(), theirs.mixer.index());
     std::visit(
         [&](const auto& mixer) {

@@ -1,9 +1,12 @@
-// What one layer of a model is: a list of sublayers, each of them x += mixer(norm(x)). Layers of a model may
-// differ in everything that stands here. A mixer is a type of its own (spec/mixers, model/mixers), and a kind
-// of norm or activation names a formula that src/model has; code that depends on one visits the variant or
-// switches over the kind without a default, so that the compiler finds every place that a new one concerns.
+// What one layer of a model is: a list of sublayers, each of them x += scale * norm_after(mixer(norm(x))).
+// Layers of a model may differ in everything that stands here. A mixer is a type of its own (spec/mixers,
+// model/mixers), and a kind of norm or activation names a formula that src/model has; code that depends on
+// one visits the variant or switches over the kind without a default, so that the compiler finds every place
+// that a new one concerns.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -20,15 +23,20 @@ using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec>;
 inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
   return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);
 }
-// The weight of the norm before it: "attn.norm".
-inline const char* norm_name(const MixerSpec& mixer) {
-  return std::visit([](const auto& kind) { return kind.kNorm; }, mixer);
-}
-
 struct SublayerSpec {
-  NormSpec norm;  // before the mixer
+  std::optional<NormSpec> norm;  // before the mixer; unset: it reads the residual stream itself
   MixerSpec mixer;
+  std::optional<NormSpec> norm_after = {};  // of the mixer's output
+  double residual_scale = 1;                // multiplies what is added to the residual stream
   bool operator==(const SublayerSpec&) const = default;
+
+  // Names of the norms' weights: "attn.norm", "attn.norm_after".
+  const char* norm_name() const {
+    return std::visit([](const auto& kind) { return kind.kNorm; }, mixer);
+  }
+  std::string norm_after_name() const { return norm_name() + std::string("_after"); }
+  // Nothing stands between the mixer's output and the residual stream.
+  bool adds_output() const { return !norm_after && residual_scale == 1; }
 };
 
 struct LayerSpec {

@@ -49,13 +49,16 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   const std::vector<LinearModule> modules = linear_modules(spec, i);
   const std::vector<MatrixSpec> matrices = layer_matrices(spec, i);
   std::vector<Parameter> out;
-  const auto norm = [&](const char* name, int64_t width) {
+  const auto norm = [&](const std::string& name, int64_t width) {
     out.push_back(
         single(ours + name, ParameterKind::kNorm, hf + norm_path(spec.names, name) + ".weight", width));
   };
   for (const MatrixSpec& matrix : matrices)
     out.push_back(join(ours, ParameterKind::kMatrix, hf, matrix, modules));
-  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) norm(norm_name(sublayer.mixer), spec.hidden);
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
+    if (sublayer.norm) norm(sublayer.norm_name(), spec.hidden);
+    if (sublayer.norm_after) norm(sublayer.norm_after_name(), spec.hidden);
+  }
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
     for (const NormWeight& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
       norm(inner.name, inner.width);

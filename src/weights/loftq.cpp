@@ -29,18 +29,24 @@ void settle_sizes(std::vector<float>& sizes) {
 
 }  // namespace
 
-const TensorPlace& LoftqBlock::find(ParameterKind kind, const std::string& name) const {
+const TensorPlace* LoftqBlock::find_if(ParameterKind kind, const std::string& name) const {
   const auto found = std::ranges::find_if(block_.tensors, [&](const TensorPlace& place) {
     return place.parameter.kind == kind && place.parameter.name.ends_with("." + name);
   });
-  LM_CHECK(found != block_.tensors.end(), "no " + name + " in " + block_.name);
+  return found != block_.tensors.end() ? &*found : nullptr;
+}
+
+const TensorPlace& LoftqBlock::find(ParameterKind kind, const std::string& name) const {
+  const TensorPlace* const found = find_if(kind, name);
+  LM_CHECK(found != nullptr, "no " + name + " in " + block_.name);
   return *found;
 }
 
 std::vector<float> LoftqBlock::gains(const char* norm) const {
-  const TensorPlace& place = find(ParameterKind::kNorm, norm);
-  std::vector<float> out(static_cast<size_t>(place.parameter.rows));
-  read_floats(setup_.elements(place, 0), setup_.dtype, 0, out);
+  const TensorPlace* const place = find_if(ParameterKind::kNorm, norm);
+  std::vector<float> out(static_cast<size_t>(setup_.spec.hidden), 1);
+  if (place == nullptr) return out;
+  read_floats(setup_.elements(*place, 0), setup_.dtype, 0, out);
   for (float& gain : out) gain = std::abs(gain);
   return out;
 }
@@ -74,7 +80,7 @@ std::vector<float> LoftqBlock::input_sizes(const TensorPlace& weight) const {
       if (&find(ParameterKind::kMatrix, matrix.name) != &weight) continue;
       std::vector<float> out =
           matrix.reads_norm  // of size 1 before the gain
-              ? gains(norm_name(sublayer.mixer))
+              ? gains(sublayer.norm_name())
               : std::visit([&](const auto& mixer) { return inner_sizes(mixer); }, sublayer.mixer);
       settle_sizes(out);
       return out;

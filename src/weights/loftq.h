@@ -39,12 +39,14 @@ class LoftqBlock {
 
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
+  const TensorPlace* find_if(ParameterKind kind, const std::string& name) const;  // null: there is none
   // The sizes of the inputs of the matrix's columns, as root mean squares.
   std::vector<float> input_sizes(const TensorPlace& weight) const;
   // For the sublayer's matrix that does not read the norm's output.
   std::vector<float> inner_sizes(const AttentionSpec& attention) const;
   std::vector<float> inner_sizes(const GatedMlpSpec& mlp) const;
-  std::vector<float> gains(const char* norm) const;  // absolute values
+  // Absolute values; 1 where the sublayer has no such norm.
+  std::vector<float> gains(const char* norm) const;
   // Sizes of the outputs of rows [first, first + rows) of a matrix with inputs of these sizes.
   std::vector<float> row_sizes(const char* matrix, int64_t first, int64_t rows,
                                const std::vector<float>& inputs) const;

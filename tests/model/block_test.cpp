@@ -16,12 +16,24 @@ namespace {
 
 constexpr int64_t kRows = 9;
 
-ModelSpec spec_of(const std::vector<const char*>& sublayers) {
+struct Shape {
+  std::vector<const char*> sublayers;
+  bool norm = true, norm_after = false;
+  double residual_scale = 1;
+};
+
+ModelSpec spec_of(const Shape& shape) {
   ModelSpec spec = llama_spec({.hidden = 48, .ffn = 40, .heads = 4, .kv_heads = 2, .head_dim = 8});
   const LayerSpec llama = spec.layers[0];
   spec.layers[0].sublayers.clear();
-  for (const std::string name : sublayers)
-    spec.layers[0].sublayers.push_back(llama.sublayers[name == "attention" ? 0 : 1]);
+  for (const std::string name : shape.sublayers) {
+    SublayerSpec& sublayer =
+        spec.layers[0].sublayers.emplace_back(llama.sublayers[name == "attention" ? 0 : 1]);
+    if (!shape.norm) sublayer.norm.reset();
+    if (shape.norm_after) sublayer.norm_after = NormSpec{.eps = 1e-3};
+    sublayer.residual_scale = shape.residual_scale;
+  }
+  for (const char* name : {"attn.norm_after", "mlp.norm_after"}) spec.names.norms.push_back({name, name});
   return spec;
 }
 
@@ -90,8 +102,10 @@ class Reference {
   at::Tensor run() {
     at::Tensor x = input;
     for (const SublayerSpec& sublayer : f_.spec.layers[0].sublayers) {
-      const at::Tensor normed = norm(x, norm_name(sublayer.mixer));
-      x = x + std::visit([&](const auto& mixer) { return of(mixer, normed); }, sublayer.mixer);
+      const at::Tensor input = sublayer.norm ? norm(x, sublayer.norm_name(), 1e-6) : x;
+      at::Tensor output = std::visit([&](const auto& mixer) { return of(mixer, input); }, sublayer.mixer);
+      if (sublayer.norm_after) output = norm(output, sublayer.norm_after_name(), 1e-3);
+      x = x + output * sublayer.residual_scale;
     }
     return x;
   }
@@ -103,8 +117,8 @@ class Reference {
     leaves.emplace_back(name, f_.find(f_.weights, name).to(at::kDouble).requires_grad_());
     return leaves.back().second;
   }
-  at::Tensor norm(const at::Tensor& x, const std::string& name) {
-    return x * (x.square().mean(-1, true) + 1e-6).rsqrt() * leaf(name).view(-1);
+  at::Tensor norm(const at::Tensor& x, const std::string& name, double eps) {
+    return x * (x.square().mean(-1, true) + eps).rsqrt() * leaf(name).view(-1);
   }
   at::Tensor of(const GatedMlpSpec& mlp, const at::Tensor& x) {
     const at::Tensor both = x.mm(leaf("mlp.gate_up").t());
@@ -146,12 +160,20 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, const std::strin
 }
 
 TEST(Block, IsAnyListOfSublayers) {
-  const std::vector<std::vector<const char*>> lists = {
-      {"attention", "mlp"}, {"mlp", "attention"}, {"attention"}, {"mlp"}};
-  for (const std::vector<const char*>& list : lists) {
+  const std::vector<Shape> shapes = {
+      {{"attention", "mlp"}},
+      {{"mlp", "attention"}},
+      {{"attention"}},
+      {{"mlp"}},
+      {.sublayers = {"attention", "mlp"}, .residual_scale = 0.25},
+      {.sublayers = {"attention", "mlp"}, .norm_after = true},                 // Gemma's
+      {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true},  // OLMo-2's
+      {.sublayers = {"attention", "mlp"}, .norm = false},
+      {.sublayers = {"mlp", "attention"}, .norm = false, .norm_after = true, .residual_scale = 3}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
     for (const bool recomputed : {false, true}) {
-      SCOPED_TRACE(std::string(list.front()) + " first of " + std::to_string(list.size()));
-      Fixture f(spec_of(list));
+      SCOPED_TRACE("shape " + std::to_string(i));
+      Fixture f(spec_of(shapes[i]));
       at::Tensor dx;
       const at::Tensor out = f.run(dx, recomputed);
       const c10::InferenceMode with_autograd(false);

@@ -16,7 +16,7 @@ struct MixerOutput {
   enum class Kind : uint8_t {
     kNone,   // nowhere: only what backward needs is computed
     kAlone,  // into memory of its own, in the arena
-    kAdded,  // into `sum`, as the addend of the last product: sum = residual + output, rounded once
+    kAdded,  // into `sum`, in the last product: sum = output (+ residual, rounded once)
   };
   Kind kind = Kind::kAlone;
   View residual = {}, sum = {};
@@ -35,8 +35,9 @@ class MixerInput {
   MixerInput(const Context& context, const Norm& norm, const View& x, bool wanted)
       : context_(context), norm_(norm), x_(x), wanted_(wanted) {}
 
-  // [T, H]
+  // [T, H]; the residual stream itself where no norm is before the mixer.
   View normed() const {
+    if (!norm_.weight.weight.defined()) return x_;
     const View out = context_.like(x_);
     norm_forward(context_, norm_, x_, out, {});
     return out;
