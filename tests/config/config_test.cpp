@@ -123,11 +123,13 @@ TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
              "`optimizer.eps` is a setting of adamw, adamw_8bit, adafactor, adamw_4bit, adamw_fp8, muon, and "
              "optimizer.name = \"sgd\" has none "
              "such at c.toml:7:7");
-  EXPECT_HAS(refusal("momentum = 0.5\n"),
-             "`optimizer.momentum` is a setting of sgd, muon, and optimizer.name = \"adamw\" has no such setting");
+  EXPECT_HAS(
+      refusal("momentum = 0.5\n"),
+      "`optimizer.momentum` is a setting of sgd, muon, and optimizer.name = \"adamw\" has no such setting");
   // A rule chosen on the command line takes back the file's keys, not its own.
   EXPECT_EQ(with("eps = 1e-6\n", {"optimizer.name=sgd"}).optimizer.name, Rules::id<Sgd>());
-  EXPECT_HAS(failure(std::string(kLeast), {"optimizer.name=sgd", "optimizer.eps=1e-6"}), "has no such setting");
+  EXPECT_HAS(failure(std::string(kLeast), {"optimizer.name=sgd", "optimizer.eps=1e-6"}),
+             "has no such setting");
   // What is printed has the rule's keys alone, and is read back.
   const std::string text = print_config(with("name = \"sgd\"\nmomentum = 0.25\n"));
   EXPECT_HAS(text, "momentum = 0.25");

@@ -14,11 +14,11 @@ namespace lm {
 struct AttentionSpec {
   static constexpr const char* kNorm = "attn.norm";  // the weight of the norm before it
 
-  int64_t heads = 0;                  // n_h
-  int64_t kv_heads = 0;               // n_kv
-  int64_t head_dim = 0;               // d
-  int64_t window = 0;                 // sliding window in tokens; 0: every earlier token of the document
-  int rope = 0;                       // index into ModelSpec::ropes; kNoRope: q and k know no positions
+  int64_t heads = 0;                       // n_h
+  int64_t kv_heads = 0;                    // n_kv
+  int64_t head_dim = 0;                    // d
+  int64_t window = 0;                      // sliding window in tokens; 0: every earlier token of the document
+  int rope = 0;                            // index into ModelSpec::ropes; kNoRope: q and k know no positions
   std::optional<NormSpec> head_norm = {};  // of each head of q and k, before RoPE
   bool qkv_bias = false;
   bool out_bias = false;
