@@ -12,7 +12,15 @@ namespace lm {
 namespace {
 
 ModelSpec small_spec(bool tied) {
-  return make_spec({64, 160, 2, 4, 2, 16, 17000, tied});
+  return make_spec({64, 160, 2, 4, 2, 16, 17000}, tied);
+}
+
+NumericsPlan numerics_of(Master master, RuleId rule = {}, DType dtype = DType::kBF16) {
+  NumericsPlan out;
+  out.master = master;
+  out.rule = rule;
+  out.dtype = dtype;
+  return out;
 }
 
 std::string text(const StateEntry& entry) {
@@ -82,7 +90,7 @@ TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
       for (const bool cut : {false, true}) {
         const AdapterSpec adapter = adapter_r16();
         const ModelLayout layout = make_layout(small_spec(tied), lora ? &adapter : nullptr, DType::kBF16);
-        const auto found = whole_names(list_state(layout, {.master = Master::kF32}, cut, true));
+        const auto found = whole_names(list_state(layout, numerics_of(Master::kF32), cut, true));
         std::map<std::string, int64_t> wanted = {{"optimizer.t", 1}};
         for (size_t b = 0; b < layout.blocks.size(); ++b) {
           const BlockLayout& block = layout.blocks[b];
@@ -123,17 +131,18 @@ TEST(StateCatalogue, HasTheStreamsOfRuleAndMaster) {
     return out;
   };
   EXPECT_EQ(streams({}), "m fp32; v fp32; master i16; ");
-  EXPECT_EQ(streams({.master = Master::kF32}), "m fp32; v fp32; master fp32; ");
-  EXPECT_EQ(streams({.master = Master::kNone}), "m fp32; v fp32; ");
-  EXPECT_EQ(streams({.dtype = DType::kF32}), "m fp32; v fp32; ");
-  EXPECT_EQ(streams({.rule = Rules::id<Sgd>()}), "m fp32; master i16; ");
-  EXPECT_EQ(streams({.rule = Rules::id<Lion8bit>()}), "m u8; m_scale fp32; m_small fp32; master i16; ");
+  EXPECT_EQ(streams(numerics_of(Master::kF32)), "m fp32; v fp32; master fp32; ");
+  EXPECT_EQ(streams(numerics_of(Master::kNone)), "m fp32; v fp32; ");
+  EXPECT_EQ(streams(numerics_of(Master::kSplit, {}, DType::kF32)), "m fp32; v fp32; ");
+  EXPECT_EQ(streams(numerics_of(Master::kSplit, Rules::id<Sgd>())), "m fp32; master i16; ");
+  EXPECT_EQ(streams(numerics_of(Master::kSplit, Rules::id<Lion8bit>())),
+            "m u8; m_scale fp32; m_small fp32; master i16; ");
 }
 
 // Of ranks' shards each array's parts lie one behind another and are the whole, whatever an element takes.
 TEST(StateCatalogue, CodesAndScalesOfShardsAreTheWhole) {
   const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
-  NumericsPlan numerics{.rule = Rules::id<AdamW8bit>()};
+  NumericsPlan numerics = numerics_of(Master::kSplit, Rules::id<AdamW8bit>());
   for (const int ranks : {1, 2, 3, 7}) {
     numerics.ranks = ranks;
     std::map<std::string, int64_t> end, whole;
