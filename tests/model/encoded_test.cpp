@@ -180,10 +180,10 @@ TEST(Encoded, OneTileOfAMatrixExistsAtATime) {
       const View y = f.context.tensor(kRows, out), expected = f.context.tensor(kRows, out);
       const View dx = f.context.tensor(kRows, in), expected_dx = f.context.tensor(kRows, in);
       LinearSaved none;
-      linear_forward(f.context, plain, {}, x, expected, none, residual);
+      linear_forward(f.context, plain, {}, {x, expected, residual}, none);
       linear_input_gradient(f.context, plain, dy, expected_dx);
       f.arena.restart_high_water();
-      linear_forward(f.context, *encoded, {}, x, y, none, residual);
+      linear_forward(f.context, *encoded, {}, {x, y, residual}, none);
       EXPECT_LE(f.arena.high_water() - f.arena.mark(), tile) << name;
       EXPECT_GT(f.arena.high_water() - f.arena.mark(), tile / 2) << name;
       f.arena.restart_high_water();

@@ -41,7 +41,9 @@ View view(const at::Tensor& x) {
 // The tensors of a head.
 struct HeadTensors {
   at::Tensor norm, weight, norm_gradient, weight_gradient;
-  Head head() const { return {{view(norm), view(norm_gradient)}, {view(weight), view(weight_gradient)}}; }
+  Head head() const {
+    return {{{}, {view(norm), view(norm_gradient)}}, {view(weight), view(weight_gradient)}};
+  }
 };
 
 // Every segment at an address of its own, as in slots.

@@ -75,7 +75,7 @@ TEST(GemmShapes, AreAsManyAsTheLibraryMakes) {
       for (int kind = 0; kind < 3; ++kind) {
         const int64_t more = 16 * ++turn;
         Case c{.spec =
-                   make_spec({128 + 4 * more, 352 + 3 * more, 2, 4, 2, 32 + more, 9000 + more, kind == 1})};
+                   make_spec({128 + 4 * more, 352 + 3 * more, 2, 4, 2, 32 + more, 9000 + more}, kind == 1)};
         c.machine.instructions = Instructions::kAvx512Bf16;
         c.config.data.max_length = tokens;
         c.config.train.global_batch = 2;
