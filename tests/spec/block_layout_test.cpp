@@ -264,7 +264,8 @@ TEST(Parameters, AdaptersTargetTheFamilysModules) {
 
 TEST(Parameters, LayersMayDiffer) {
   ModelSpec spec = odd();
-  spec.layers[1] = {};
+  spec.layers[1] =
+      llama_spec({.hidden = 77, .ffn = 131, .heads = 6, .kv_heads = 2, .head_dim = 22}).layers[0];
   const auto blocks = list_parameters(spec, nullptr);
   EXPECT_EQ(blocks[1].trainable.size(), 12u);
   EXPECT_EQ(blocks[2].trainable.size(), 6u);
