@@ -126,7 +126,7 @@ TEST_F(State, FreshWeightsAreTheSameOnEveryDeviceAndForEveryNumberOfThreads) {
       initialise_weights({spec, layout, dtype, stream.view(), threads}, 5, store);
       Contents contents;
       LiveState state(store, nullptr, stream.view());
-      move_state(list_state(layout, {.dtype = dtype}, false, false), state, contents);
+      move_state(list_state(layout, {{.dtype = dtype}}, false, false), state, contents);
       EXPECT_TRUE(tensors_of(layout, contents, dtype) == want)
           << dtype_name(dtype) << ", " << threads << " threads";
     }
@@ -205,7 +205,9 @@ TEST_F(State, MastersAreReadAsTheyAre) {
       }
       Contents contents;
       LiveState state(store, &optimizer, stream.view());
-      move_state(list_state(layout, {.master = master}, false, true), state, contents);
+      NumericsPlan numerics;
+      numerics.master = master;
+      move_state(list_state(layout, numerics, false, true), state, contents);
       for (size_t b = 0; b < layout.blocks.size(); ++b) {
         const auto elements = layout.blocks[b].flat_elements;
         const std::string name = "block" + std::to_string(b) + ".";
