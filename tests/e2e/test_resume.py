@@ -238,7 +238,7 @@ def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=never", cwd=work, check=False)
     assert refused.returncode == 14 and "never" in refused.stderr
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000004", cwd=work, check=False)
-    assert refused.returncode == 14 and "step_00000006: whole" in refused.stderr
+    assert refused.returncode == 14 and "step_00000006: valid" in refused.stderr
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=latest", cwd=work, check=False)
     assert refused.returncode == 10 and "checkpoint.resume" in refused.stderr
     ended = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000006", "checkpoint.every=0", cwd=work)
