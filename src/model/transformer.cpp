@@ -16,7 +16,7 @@ void add_to(const Context& context, const View& x, const View& to) {
 }
 
 // sum = residual + scale * norm_after(output), where one of these is between the output and the residual
-// stream.
+// stream. With an undefined sum only what the norm saves is computed.
 void add_output(const Context& context, const Sublayer& sublayer, const View& output,
                 const BlockSaved::Sublayer& kept, const View& residual, const View& sum) {
   const ArenaFrame frame(context.arena);
@@ -25,6 +25,7 @@ void add_output(const Context& context, const Sublayer& sublayer, const View& ou
     added = context.like(output);
     norm_forward(context, sublayer.norm_after, output, added, kept.rstd_after);
   }
+  if (!sum.defined()) return;
   if (sublayer.residual_scale != 1)
     context.kernels.scale({.x = added, .out = added, .factor = sublayer.residual_scale}, context.stream);
   context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
@@ -104,7 +105,7 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
         sublayer.mixer);
     if (sublayer.adds_output()) continue;
     const View sum = last ? x_out : saved.sublayers[s + 1].x;
-    if (sum.defined()) add_output(context, sublayer, y, kept, x, sum);
+    add_output(context, sublayer, y, kept, x, sum);
     y = {};
   }
 }

@@ -121,8 +121,8 @@ TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
              "expected a number of at least 0 and less than 1, got 1");
   EXPECT_HAS(refusal("name = \"sgd\"\neps = 1e-6\n"),
              "`optimizer.eps` is a setting of adamw, adamw_8bit, adafactor, adamw_4bit, adamw_fp8, muon, and "
-             "optimizer.name = \"sgd\" has none "
-             "such at c.toml:7:7");
+             "optimizer.name = \"sgd\" has no "
+             "such setting at c.toml:7:7");
   EXPECT_HAS(
       refusal("momentum = 0.5\n"),
       "`optimizer.momentum` is a setting of sgd, muon, and optimizer.name = \"adamw\" has no such setting");

@@ -271,7 +271,7 @@ def test_a_template_is_told_the_day_on_which_the_run_was_begun(chats):
     (chats / "runs" / "past").mkdir()
     (chats / "runs" / "past" / "date.txt").write_text("2019-01-23\n")
     told = lmlaunch(config(chats, "past", **common), cwd=chats).stderr
-    assert "it is told 2019-01-23" in told and (chats / "runs" / "past" / "date.txt").read_text() == "2019-01-23\n"
+    assert "it gets 2019-01-23" in told and (chats / "runs" / "past" / "date.txt").read_text() == "2019-01-23\n"
     assert "w23" in told.split("one example, ")[1].split("\n")[1]
     cache = set((chats / "cache").glob("*.tokens"))
     lmlaunch("eval", "runs/past", cwd=chats)  # of the same tokens
