@@ -79,7 +79,7 @@ void print(const Error& error) {
 std::string limit_of_addresses() {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  return "; libraries end so when an allocation fails, and the limit of address space (RLIMIT_AS) is " +
+  return "; libraries end so when a memory allocation fails, and the limit of address space (RLIMIT_AS) is " +
          format_bytes(static_cast<int64_t>(limit.rlim_cur));
 }
 constexpr const char* kRaiseLimit =
