@@ -112,7 +112,11 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
   const World world{.ranks = setup_.group != nullptr ? setup_.group->ranks() : 1};
   plan_ = make_plan({config, setup_.spec, trained, layout_, stream.device, {}, setup_.update_on_host},
                     machine, world);
-  if (setup_.slots > 0) plan_.placement.pool(Pool::kOptimizer).slots = setup_.slots;
+  if (setup_.slots > 0) {
+    // Memory follows the placement, the step's list the step.
+    plan_.placement.pool(Pool::kOptimizer).slots = setup_.slots;
+    plan_.step.pool(Pool::kOptimizer).slots = setup_.slots;
+  }
   std::vector<SwapPath> paths;
   for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
   rank_ = std::make_unique<Rank>(RankSetup{.spec = setup_.spec,

@@ -5,13 +5,11 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kSumRows = 64;  // rows per partial sum of the column sums (kernels.h)
-
 void add_bias_gradient(const Context& context, const View& gradient, const View& dy, bool first) {
   const ArenaFrame frame(context.arena);
   const int64_t rows = dy.rows, width = dy.columns;
   const View sums = context.tensor(width, 1, DType::kF32);
-  const View partial = context.tensor((rows + kSumRows - 1) / kSumRows, width, DType::kF32);
+  const View partial = context.tensor((rows + kRowBlock - 1) / kRowBlock, width, DType::kF32);
   context.kernels.sum_columns({.x = dy.data,
                                .sums = sums.floats(),
                                .partial = partial.floats(),

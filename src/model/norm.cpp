@@ -1,12 +1,6 @@
 #include "model/norm.h"
 
 namespace lm {
-namespace {
-
-constexpr int64_t kSumRows = 64;  // rows per partial sum of the weight's gradient (kernels.h)
-
-}  // namespace
-
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups) {
   switch (norm.spec.kind) {
@@ -60,7 +54,7 @@ void norm_backward(const Context& context, const Norm& norm, const NormBackward&
   View dweight, partial;
   if (weight.gradient.defined()) {
     dweight = context.tensor(groups.width, 1, DType::kF32);
-    partial = context.tensor((pass.x.rows + kSumRows - 1) / kSumRows, groups.width, DType::kF32);
+    partial = context.tensor((pass.x.rows + kRowBlock - 1) / kRowBlock, groups.width, DType::kF32);
   }
   switch (norm.spec.kind) {
     case NormKind::kRms:

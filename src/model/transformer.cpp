@@ -1,7 +1,6 @@
 #include "model/transformer.h"
 
 namespace lm {
-
 namespace {
 
 bool has(const Norm& norm) {
