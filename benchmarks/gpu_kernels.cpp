@@ -111,12 +111,12 @@ std::vector<Case> block_cases(const Sizes& n, const Arrays& m) {
            s);
   };
   const auto swiglu = [=, &k, &m](StreamView s) {
-    k.swiglu_forward({.gate_up = m.a.data(), .out = m.b.data(), .rows = n.tokens, .ffn = n.ffn, .dtype = t},
-                     s);
+    k.gated_forward({.gate_up = m.a.data(), .out = m.b.data(), .rows = n.tokens, .ffn = n.ffn, .dtype = t},
+                    s);
   };
   const auto swiglu_back = [=, &k, &m](StreamView s) {
-    k.swiglu_backward({.gate_up = m.a.data(), .dh = m.b.data(), .rows = n.tokens, .ffn = n.ffn, .dtype = t},
-                      s);
+    k.gated_backward({.gate_up = m.a.data(), .dh = m.b.data(), .rows = n.tokens, .ffn = n.ffn, .dtype = t},
+                     s);
   };
   const auto dropout = [=, &k, &m](StreamView s) {
     k.dropout({.x = m.a.data(),

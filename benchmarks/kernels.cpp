@@ -123,14 +123,14 @@ std::vector<Case> block_cases(Arrays& a) {
        }},
       {"swiglu forward", 3 * ffn,
        [&](StreamView s) {
-         k.swiglu_forward(
-             {.gate_up = a.z.line(), .out = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t}, s);
+         k.gated_forward({.gate_up = a.z.line(), .out = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t},
+                         s);
        }},
       {"swiglu backward", 6 * ffn,
        [&](StreamView s) {
          std::memset(a.x.line(), 0, 64);
-         k.swiglu_backward(
-             {.gate_up = a.z.line(), .dh = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t}, s);
+         k.gated_backward({.gate_up = a.z.line(), .dh = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t},
+                          s);
        }},
   };
 }

@@ -74,8 +74,8 @@ void TimedStreams::end(StreamView stream) {
 const Kernels& timed_kernels(const Kernels& real, TimedStreams& streams, const TimedRates& rates) {
   timing = {&real, &streams, &rates};
   static const Kernels table =
-      with<&Kernels::rms_norm_forward, &Kernels::rms_norm_backward, &Kernels::rope, &Kernels::swiglu_forward,
-           &Kernels::swiglu_backward, &Kernels::softmax_statistics, &Kernels::softmax_gradient,
+      with<&Kernels::rms_norm_forward, &Kernels::rms_norm_backward, &Kernels::rope, &Kernels::gated_forward,
+           &Kernels::gated_backward, &Kernels::softmax_statistics, &Kernels::softmax_gradient,
            &Kernels::softmax_loss, &Kernels::gather_rows, &Kernels::scatter_rows, &Kernels::sum_rows,
            &Kernels::add_rows, &Kernels::accumulate, &Kernels::sum_columns, &Kernels::add_bias,
            &Kernels::dropout, &Kernels::granule_norms, &Kernels::normalise, &Kernels::update,

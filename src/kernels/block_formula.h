@@ -28,7 +28,7 @@ LM_HOST_DEVICE V swiglu(V gate, V up) {
 }
 // In: gate, up and the gradient of h. Out: their gradients, and h in its place.
 template <class T, class V>
-LM_HOST_DEVICE void swiglu_backward_at(V& gate, V& up, V& dh) {
+LM_HOST_DEVICE void gated_backward_at(V& gate, V& up, V& dh) {
   const V x = gate, u = up, d = dh, s = sigmoid(x), silu = round_as<T>(x * s);
   dh = silu * u;
   up = d * silu;

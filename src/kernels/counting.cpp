@@ -55,10 +55,10 @@ void rms_norm_backward(const RmsNormBackward& a, StreamView stream) {
 void rope(const Rope& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.heads, a.head_dim), a.dtype);
 }
-void swiglu_forward(const SwigluForward& a, StreamView stream) {
+void gated_forward(const GatedForward& a, StreamView stream) {
   pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
 }
-void swiglu_backward(const SwigluBackward& a, StreamView stream) {
+void gated_backward(const GatedBackward& a, StreamView stream) {
   pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
 }
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {

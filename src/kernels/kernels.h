@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/activation.h"
 #include "base/checksum.h"
 #include "base/cuda.h"
 #include "base/dtype.h"
@@ -23,28 +24,39 @@ namespace lm {
 // Reductions over rows add this many rows in order, then those partial sums in order.
 inline constexpr int64_t kRowBlock = 64;
 
-// out = weight * dtype(x * rstd), rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when
-// a residual is given. Rows are `groups` vectors of `width` elements side by side (the heads of q and k); the
-// strides are between rows, in elements.
+// How a norm's output follows from n, its normalised input in fp32, and its weight.
+enum class WeightForm : uint8_t {
+  kAfterRounding,   // weight * dtype(n)
+  kBeforeRounding,  // dtype(weight * n)
+  kOffset,          // dtype((1 + weight) * n)
+};
+
+// n = x * rstd, rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when a residual is
+// given; out = n with its weight, or with `add_to` dtype(add_to + dtype(factor * that)). Rows are `groups`
+// vectors of `width` elements side by side (the heads of q and k); the strides are between rows, in elements.
 struct RmsNormForward {
   const void* x = nullptr;         // [rows, groups, width]
   const void* residual = nullptr;  // null, or [rows, width] (groups = 1, stride = width)
-  const void* weight = nullptr;    // [width]
+  const void* weight = nullptr;    // [width]; null: 1
   void* sum = nullptr;             // x + residual, rounded; null iff residual is null; may be x
+  const void* add_to = nullptr;    // null, or [rows, width] (groups = 1, stride = width); may be out
   void* out = nullptr;             // may be x
   float* rstd = nullptr;           // [rows, groups]; null when not wanted
   int64_t rows = 0, groups = 1, width = 0;
   int64_t x_stride = 0, out_stride = 0;
   float eps = 0;
+  float factor = 1;  // of what is added to add_to
+  WeightForm form = WeightForm::kAfterRounding;
   DType dtype = DType::kF32;
 };
 
-// dx = (residual gradient +) rstd * (w*dy - n * mean(w*dy * n)), n = x * rstd; dweight[j] = sum over rows and
-// groups of dy * dtype(n), added in fp32 by kRowBlock rows.
+// dx = (residual gradient +) rstd * (w*dy - n * mean(w*dy * n)), n = x * rstd, w the weight or 1 + it;
+// dweight[j] = sum over rows and groups of dy * n, n rounded where the forward pass rounds it, added in fp32
+// by kRowBlock rows.
 struct RmsNormBackward {
-  const void* dy = nullptr;  // [rows, groups, width], stride dy_stride
-  const void* x = nullptr;   // the normalised input (with a residual the sum), stride x_stride
-  const void* weight = nullptr;
+  const void* dy = nullptr;         // [rows, groups, width], stride dy_stride
+  const void* x = nullptr;          // the normalised input (with a residual the sum), stride x_stride
+  const void* weight = nullptr;     // null: 1
   const float* rstd = nullptr;      // [rows, groups]
   const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
   void* dx = nullptr;               // stride dx_stride; may be dy
@@ -52,36 +64,119 @@ struct RmsNormBackward {
   float* partial = nullptr;         // scratch [ceil(rows / kRowBlock), width]; may be null when dweight is
   int64_t rows = 0, groups = 1, width = 0;
   int64_t dy_stride = 0, x_stride = 0, dx_stride = 0;
+  WeightForm form = WeightForm::kAfterRounding;
   DType dtype = DType::kF32;
 };
 
-// Split-half rotation in place of `heads` neighbouring heads per row: (a c - b s, b c + a s) for a = x[i],
-// b = x[i + d/2]; `inverse` rotates by the negative angle (the backward pass).
+// LayerNorm: n = (x - mean) * rstd, rstd = 1 / sqrt(variance + eps) in fp32, the variance of the width's
+// elements about their mean; out = dtype(weight * n + bias), weight or 1 + weight. A residual as in
+// RmsNormForward.
+struct LayerNormForward {
+  const void* x = nullptr;         // [rows, width]
+  const void* residual = nullptr;  // null, or [rows, width], stride = width
+  const void* weight = nullptr;    // [width]
+  const void* bias = nullptr;      // [width]; null: 0
+  void* sum = nullptr;             // x + residual, rounded; null iff residual is null; may be x
+  void* out = nullptr;             // may be x
+  float* rstd = nullptr;           // [rows]; null when not wanted
+  int64_t rows = 0, width = 0;
+  int64_t x_stride = 0, out_stride = 0;
+  float eps = 0;
+  bool offset = false;  // 1 + weight
+  DType dtype = DType::kF32;
+};
+
+// dx = (residual gradient +) rstd * (w*dy - mean(w*dy) - n * mean(w*dy * n)), with the row's mean computed as
+// forward did; dweight[j] = sum of dy * n, dbias[j] = sum of dy, added in fp32 by kRowBlock rows.
+struct LayerNormBackward {
+  const void* dy = nullptr;         // [rows, width], stride dy_stride
+  const void* x = nullptr;          // the normalised input (with a residual the sum), stride x_stride
+  const void* weight = nullptr;     // [width]
+  const float* rstd = nullptr;      // [rows]
+  const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
+  void* dx = nullptr;               // stride dx_stride; may be dy
+  float* dweight = nullptr;         // [width], overwritten; null when the weight is frozen
+  float* dbias = nullptr;           // the same of the bias
+  float* partial = nullptr;         // scratch [2 ceil(rows / kRowBlock), width]; null when both are
+  int64_t rows = 0, width = 0;
+  int64_t dy_stride = 0, x_stride = 0, dx_stride = 0;
+  bool offset = false;
+  DType dtype = DType::kF32;
+};
+
+// Rotation in place of the first `dim` features of `heads` neighbouring heads per row: (a c - b s, b c + a s)
+// for a = x[i], b = x[i + dim/2], or with `neighbours` a = x[2i], b = x[2i + 1]; `inverse` rotates by the
+// negative angle (the backward pass). Cosines and sines may hold a factor, which either direction multiplies
+// by.
 struct Rope {
   void* x = nullptr;           // [rows, heads, head_dim], stride x_stride
-  const float* cos = nullptr;  // [positions, head_dim / 2]
+  const float* cos = nullptr;  // [positions, dim / 2]
   const float* sin = nullptr;
   const int32_t* position = nullptr;  // [rows]
   int64_t rows = 0, heads = 0, head_dim = 0, x_stride = 0;
+  int64_t dim = 0;  // 0: head_dim
+  bool neighbours = false;
   bool inverse = false;
+  DType dtype = DType::kF32;
+
+  int64_t turned() const { return dim > 0 ? dim : head_dim; }
+};
+
+// x[r, j] *= f, f = dtype(1 + slope * ln(1 + floor(position[r] / period))): the scale of queries far into a
+// long text. The gradient of x is multiplied alike.
+struct ScaleByPosition {
+  void* x = nullptr;                  // [rows, width], stride
+  const int32_t* position = nullptr;  // [rows]
+  int64_t rows = 0, width = 0, stride = 0;
+  float slope = 0;
+  int64_t period = 1;
   DType dtype = DType::kF32;
 };
 
-// out[t, j] = silu(gate) * up with gate = gate_up[t, j], up = gate_up[t, F + j]. bf16 rounds silu(gate), as
-// transformers does. silu(-inf) is NaN, as torch's.
-struct SwigluForward {
+// out[t, j] = activation(gate) * up with gate = gate_up[t, j], up = gate_up[t, F + j]. bf16 rounds
+// activation(gate), as transformers does. silu(-inf) is NaN, as torch's.
+struct GatedForward {
   const void* gate_up = nullptr;  // [rows, 2F]
   void* out = nullptr;            // [rows, F]
   int64_t rows = 0, ffn = 0;
+  Activation activation = Activation::kSilu;
   DType dtype = DType::kF32;
 };
 
 // In place: dh becomes h (the forward's output, for the down projection's weight gradient), gate_up becomes
 // its own gradient.
-struct SwigluBackward {
+struct GatedBackward {
   void* gate_up = nullptr;  // [rows, 2F]: in gate | up, out dgate | dup
   void* dh = nullptr;       // [rows, F]: in dh, out h
   int64_t rows = 0, ffn = 0;
+  Activation activation = Activation::kSilu;
+  DType dtype = DType::kF32;
+};
+
+// out = activation(x), contiguous; out may be x.
+struct ActivationForward {
+  const void* x = nullptr;
+  void* out = nullptr;
+  int64_t elements = 0;
+  Activation activation = Activation::kGeluTanh;
+  DType dtype = DType::kF32;
+};
+
+// In place, as GatedBackward: dh becomes h, x its own gradient.
+struct ActivationBackward {
+  void* x = nullptr;   // in x, out dx
+  void* dh = nullptr;  // in dh, out h
+  int64_t elements = 0;
+  Activation activation = Activation::kGeluTanh;
+  DType dtype = DType::kF32;
+};
+
+// In place: logits become dtype(scale * logit), or with a cap c dtype(c tanh(scale * logit / c)).
+struct CapLogits {
+  void* logits = nullptr;  // [rows, columns], stride in elements
+  int64_t rows = 0, columns = 0, stride = 0;
+  float scale = 1;
+  float cap = 0;  // 0: none
   DType dtype = DType::kF32;
 };
 
@@ -100,7 +195,8 @@ struct SoftmaxStatistics {
 };
 
 // In place: logits become (exp(logit - lse) - [column = target]) * (scale * weight[row]), lse = max +
-// log(sum).
+// log(sum); of logits that CapLogits has made, times logit_scale * (1 - (logit / logit_cap)²), the second
+// factor with a cap.
 struct SoftmaxGradient {
   void* logits = nullptr;  // [rows, columns]
   const int32_t* target = nullptr;
@@ -110,6 +206,7 @@ struct SoftmaxGradient {
   int64_t first_column = 0;
   float scale = 1;                // 1 / the divisor of the optimizer step's sum of losses
   const float* weight = nullptr;  // [rows], of each row's loss; null: 1
+  float logit_scale = 1, logit_cap = 0;
   DType dtype = DType::kF32;
 };
 
@@ -124,12 +221,14 @@ struct SoftmaxLoss {
   int64_t rows = 0;
 };
 
-// out[t] = table[token[t]].
+// out[t] = dtype(scale * table[index[t]]), or with `add` dtype(out[t] + that).
 struct GatherRows {
   const void* table = nullptr;     // [*, width]
   const int32_t* index = nullptr;  // [rows]
   void* out = nullptr;             // [rows, width]
   int64_t rows = 0, width = 0;
+  float scale = 1;
+  bool add = false;
   DType dtype = DType::kF32;
 };
 
@@ -153,12 +252,13 @@ struct SumRows {
   DType dtype = DType::kF32;
 };
 
-// gradient[row[s]] += sums[s], rounded to the gradient's type.
+// gradient[row[s]] += scale * sums[s], rounded to the gradient's type.
 struct AddRows {
   const float* sums = nullptr;   // [slots, width]
   const int32_t* row = nullptr;  // [slots], distinct
   void* gradient = nullptr;      // [*, width]
   int64_t slots = 0, width = 0;
+  float scale = 1;
   DType gradient_dtype = DType::kF32;
 };
 
@@ -291,20 +391,21 @@ struct Documents {
 
 // Causal attention inside documents, grouped heads, never a T x T matrix. Query head h reads key head
 // h / (heads / kv_heads); key position j is visible to i of the same document iff i - window < j <= i (window
-// 0: no limit). Softmax in fp32; q, k, v may be slices of one fused array (strides between tokens, in
-// elements).
+// 0: no limit). Softmax in fp32 of scale * q·k, or with a soft cap c of c tanh(scale * q·k / c); q, k, v may
+// be slices of one fused array (strides between tokens, in elements).
 struct AttentionForward {
   const void* q = nullptr;  // [tokens, heads, head_dim], stride q_stride
   const void* k = nullptr;  // [past + tokens, kv_heads, head_dim], stride kv_stride
   const void* v = nullptr;
   void* out = nullptr;   // [tokens, heads, head_dim], contiguous
-  float* lse = nullptr;  // [heads, tokens]: log of the sum of exp(scale * q·k)
+  float* lse = nullptr;  // [heads, tokens]: log of the sum of exp of what the softmax is of
   Documents documents;
   int64_t tokens = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0;
   int64_t window = 0;
   float scale = 1;
+  float softcap = 0;        // c; 0: none
   void* scratch = nullptr;  // Kernels::attention_forward_scratch bytes
   DType dtype = DType::kF32;
 };
@@ -325,6 +426,7 @@ struct AttentionBackward {
   int64_t q_stride = 0, kv_stride = 0, dq_stride = 0, dkv_stride = 0;
   int64_t window = 0;
   float scale = 1;
+  float softcap = 0;        // c; 0: none
   void* scratch = nullptr;  // Kernels::attention_backward_scratch bytes
   DType dtype = DType::kF32;
 };

@@ -5,10 +5,11 @@
 
 namespace lm {
 
-// A norm in use: its formula and its weight [width].
+// A norm in use: its formula, its weight [width], and its bias, undefined where the formula has none.
 struct Norm {
   NormSpec spec;
   Param weight;
+  Param bias = {};
 };
 
 // What is normed: neighbouring vectors of `width` elements in a row. These are the whole row, or the heads of

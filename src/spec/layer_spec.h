@@ -14,11 +14,12 @@
 #include "base/error.h"
 #include "spec/mixers/attention.h"
 #include "spec/mixers/gated_mlp.h"
+#include "spec/mixers/plain_mlp.h"
 #include "spec/norm_spec.h"
 
 namespace lm {
 
-using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec>;
+using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec>;
 
 inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
   return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);
@@ -28,6 +29,9 @@ struct SublayerSpec {
   MixerSpec mixer;
   std::optional<NormSpec> norm_after = {};  // of the mixer's output
   double residual_scale = 1;                // multiplies what is added to the residual stream
+  // The mixer reads what the one before it has read: the residual stream as it was then, and that one's norm
+  // (`norm` is unset).
+  bool beside = false;
   bool operator==(const SublayerSpec&) const = default;
 
   // Names of the norms' weights: "attn.norm", "attn.norm_after".
@@ -35,12 +39,15 @@ struct SublayerSpec {
     return std::visit([](const auto& kind) { return kind.kNorm; }, mixer);
   }
   std::string norm_after_name() const { return norm_name() + std::string("_after"); }
+  std::string norm_bias_name() const { return norm_name() + std::string("_bias"); }
+  std::string norm_after_bias_name() const { return norm_after_name() + "_bias"; }
   // Nothing stands between the mixer's output and the residual stream.
   bool adds_output() const { return !norm_after && residual_scale == 1; }
 };
 
 struct LayerSpec {
   std::vector<SublayerSpec> sublayers;
+  bool scalar = false;  // its output is multiplied by a number that the files hold and nobody trains
 
   // The layer's mixer of a type; null: it has none.
   template <class Mixer>

@@ -18,24 +18,58 @@ namespace lm {
 
 // One table of rotary position embeddings (Su et al., "RoFormer"): frequencies of pairs of a head's features.
 struct RopeSpec {
-  enum class Scaling : uint8_t { kNone, kLinear, kLlama3 };
-  int64_t dim = 0;  // features that are rotated, two to a frequency
+  enum class Scaling : uint8_t {
+    kNone,
+    kLinear,
+    kLlama3,
+    kDynamic,       // NTK: theta grows with the longest text past max_position
+    kYarn,          // Peng et al., "YaRN"
+    kLongRope,      // Ding et al., "LongRoPE": a factor for each frequency, of short texts and of long ones
+    kProportional,  // Gemma 4: the first `turned` frequencies are those of the whole head, the others 0
+  };
+  int64_t dim = 0;          // features of a head that are rotated, two to a frequency; the others stay
+  bool neighbours = false;  // a pair is features 2i and 2i + 1; else i and i + dim/2
   double theta = 1e4;
   Scaling scaling = Scaling::kNone;
   double factor = 1.0;
-  double low_freq_factor = 1.0;  // llama3 only
+  double attention_factor = 1.0;         // multiplies cosines and sines (yarn, longrope)
+  int64_t original_max_position = 8192;  // llama3, dynamic (max_position_embeddings), yarn, longrope
+  double low_freq_factor = 1.0;          // llama3
   double high_freq_factor = 4.0;
-  int64_t original_max_position = 8192;
+  double beta_fast = 32, beta_slow = 1;  // yarn: turns of the frequencies between which it blends
+  bool truncate = true;                  // yarn: these frequencies are whole ones
+  std::vector<double> short_factors = {}, long_factors = {};  // longrope: [dim / 2]
+  int64_t turned = 0;                                         // proportional
+  bool operator==(const RopeSpec&) const = default;
+};
+
+// What becomes of a token's row of the embedding.
+struct EmbeddingSpec {
+  double scale = 1;          // multiplies it
+  bool round_scale = false;  // the factor is rounded to the weights' type first
+  int64_t positions = 0;     // rows of a table of learned positions, which are added to it; 0: none
+  bool operator==(const EmbeddingSpec&) const = default;
+};
+
+// What becomes of the head's products: c tanh(scale * product / c).
+struct HeadSpec {
+  double logit_scale = 1;
+  double logit_cap = 0;  // c; 0: none
+  bool operator==(const HeadSpec&) const = default;
 };
 
 struct ModelSpec {
   std::string model_type;    // "llama", "qwen2", ...: the file's word
   std::string architecture;  // "LlamaForCausalLM"
+  // model_type of the file where it holds the text model inside another one (text_config); "": it does not.
+  std::string wrapper;
   NameMap names = llama_names();
-  int64_t hidden = 0;             // H
-  int64_t vocab = 0;              // V
-  int64_t max_positions = 0;      // max_position_embeddings
-  std::vector<RopeSpec> ropes;    // that the layers' attention chooses from
+  int64_t hidden = 0;           // H
+  int64_t vocab = 0;            // V
+  int64_t max_positions = 0;    // max_position_embeddings
+  std::vector<RopeSpec> ropes;  // that the layers' attention chooses from
+  EmbeddingSpec embedding;
+  HeadSpec head;
   NormSpec final_norm;            // before the head
   bool tied = false;              // the head is the embedding's matrix
   int64_t pad_token = -1;         // its embedding row gets no gradient from the input side; -1: none
@@ -56,7 +90,8 @@ ModelSpec read_model_spec(const std::string& directory);
 ModelSpec parse_model_spec(const std::string& json, const std::string& place);
 
 // cos and sin frequencies: inverse frequency per pair, length dim/2, with the scaling applied (fp32
-// arithmetic, as transformers has it: f_i = theta^(-2i/dim)).
-std::vector<float> rope_frequencies(const RopeSpec& rope);
+// arithmetic, as transformers has it: f_i = theta^(-2i/dim)). `longest`: tokens of the run's longest text,
+// which dynamic and longrope depend on; the reference asks each batch, this program the run.
+std::vector<float> rope_frequencies(const RopeSpec& rope, int64_t longest = 0);
 
 }  // namespace lm

@@ -12,18 +12,20 @@ struct ModuleName {
   const char* path = "";       // in its layer
   const char* first = "";      // "attn.q"
   const char* last = nullptr;  // null: the first is the only one
+  bool transposed = false;     // the files hold the matrix as [in, out]
 };
 
-// A norm of a layer.
+// A norm of a layer; its weight and bias.
 struct NormName {
   const char* ours = "";  // "attn.norm"
-  const char* path = "";  // what stands before ".weight", in its layer
+  const char* path = "";  // what stands before ".weight" and ".bias", in its layer
 };
 
 // Of vocabulary matrices and the last norm: what stands before ".weight". A layer's names follow `layers`,
 // the layer's number and a dot.
 struct NameMap {
   const char* embedding = "";
+  const char* positions = "";  // of learned ones
   const char* layers = "";
   std::vector<NormName> norms;      // in a layer
   std::vector<ModuleName> modules;  // every part once, in order

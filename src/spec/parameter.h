@@ -12,13 +12,20 @@
 
 namespace lm {
 
-enum class ParameterKind : uint8_t { kEmbedding, kMatrix, kBias, kNorm };
+enum class ParameterKind : uint8_t {
+  kEmbedding,  // of tokens, or of positions
+  kMatrix,
+  kBias,
+  kNorm,
+  kBuffer,  // a vector of the files that nobody trains: frozen in every run, and written back
+};
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
 struct ParameterPart {
   std::string name;  // e.g. "model.layers.3.self_attn.q_proj.weight"
   int64_t first = 0;
   int64_t rows = 0;
+  bool transposed = false;  // the files hold it as [columns, rows]
 };
 
 struct Parameter {
@@ -29,11 +36,15 @@ struct Parameter {
   std::vector<ParameterPart> parts;  // in row order, covering all rows
   TrainableRole role = TrainableRole::kWeight;
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
+  float neutral = 1;       // of a norm's weight: the fresh value
   int64_t elements() const { return rows * columns; }
-  bool vector() const { return kind == ParameterKind::kBias || kind == ParameterKind::kNorm; }
+  bool vector() const {
+    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer;
+  }
   // Of that part, in the files.
   std::vector<int64_t> shape(const ParameterPart& part) const {
-    return vector() ? std::vector{part.rows} : std::vector{part.rows, columns};
+    if (vector()) return {part.rows};
+    return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
 };
 
@@ -69,11 +80,11 @@ struct BlockParameters {
 };
 
 // Ours, per block b in 0 .. L+1:
-//   block 0:        embed [V, H]
+//   block 0:        embed [V, H], and positions [P, H] where a model learns them
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
-//   before
-//                   the mixers [H], of the norms inside them, and of the matrices' biases ("attn.qkv_bias")
-//   block L + 1:    (head [V, H] unless tied), norm [H]
+//                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
+//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
+//   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
 // With an adapter every one of these is frozen, and per target module of block i, in the order of
 // linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);

@@ -127,7 +127,7 @@ TEST(Swiglu, ForwardIsSiluOfGateTimesUp) {
       const Outputs got = same_everywhere(
           [&](const Kernels& k, StreamView stream) {
             Values out(dtype, rows * ffn);
-            k.swiglu_forward(
+            k.gated_forward(
                 {.gate_up = gate_up.data(), .out = out.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
                 stream);
             return Outputs{out};
@@ -154,14 +154,14 @@ TEST(Swiglu, BackwardAgreesWithFiniteDifferencesAndLeavesTheForwardsOutput) {
       const Outputs got = same_everywhere(
           [&](const Kernels& k, StreamView stream) {
             Values a = gate_up, b = dh;
-            k.swiglu_backward({.gate_up = a.data(), .dh = b.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
-                              stream);
+            k.gated_backward({.gate_up = a.data(), .dh = b.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                             stream);
             return Outputs{a, b};
           },
           Bits::kExp);
       Values forward(dtype, rows * ffn);
       kernels(DeviceType::kCpu)
-          .swiglu_forward(
+          .gated_forward(
               {.gate_up = gate_up.data(), .out = forward.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
               {DeviceType::kCpu, nullptr, 1});
       EXPECT_TRUE(got[1] == forward) << "h is made twice and must be the same";
@@ -193,10 +193,10 @@ TEST(Swiglu, InfiniteGatesGiveWhatTorchGives) {
       const Outputs got = same_everywhere(
           [&](const Kernels& k, StreamView stream) {
             Values a = gate_up, b = dh, h(dtype, ffn);
-            k.swiglu_forward({.gate_up = a.data(), .out = h.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
+            k.gated_forward({.gate_up = a.data(), .out = h.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
+                            stream);
+            k.gated_backward({.gate_up = a.data(), .dh = b.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
                              stream);
-            k.swiglu_backward({.gate_up = a.data(), .dh = b.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
-                              stream);
             return Outputs{h, a, b};
           },
           Bits::kExp);

@@ -185,8 +185,8 @@ TEST_F(GpuKernels, Swiglu) {
           check(
               {gate, noise(t, rows * ffn, 2, 1, at(1)), zeros(t, rows * ffn, at(2))},
               [&](const Kernels& k, StreamView v, const Pointers& p) {
-                k.swiglu_forward({.gate_up = p[0], .out = p[2], .rows = rows, .ffn = ffn, .dtype = t}, v);
-                k.swiglu_backward({.gate_up = p[0], .dh = p[1], .rows = rows, .ffn = ffn, .dtype = t}, v);
+                k.gated_forward({.gate_up = p[0], .out = p[2], .rows = rows, .ffn = ffn, .dtype = t}, v);
+                k.gated_backward({.gate_up = p[0], .dh = p[1], .rows = rows, .ffn = ffn, .dtype = t}, v);
               },
               Want::kNear, 1e-4);
         }
@@ -206,8 +206,8 @@ TEST_F(GpuKernels, SwigluOfHugeGates) {
       check(
           {gate, noise(t, 8, 2), zeros(t, 8)},
           [&](const Kernels& k, StreamView v, const Pointers& p) {
-            k.swiglu_forward({.gate_up = p[0], .out = p[2], .rows = 1, .ffn = 8, .dtype = t}, v);
-            k.swiglu_backward({.gate_up = p[0], .dh = p[1], .rows = 1, .ffn = 8, .dtype = t}, v);
+            k.gated_forward({.gate_up = p[0], .out = p[2], .rows = 1, .ffn = 8, .dtype = t}, v);
+            k.gated_backward({.gate_up = p[0], .dh = p[1], .rows = 1, .ffn = 8, .dtype = t}, v);
           },
           Want::kNear, 1e-4);
     }

@@ -36,10 +36,10 @@ Swiglu swiglu(const Kernels& k, const Values& gate, const Values& up, const Valu
     }
   }
   const StreamView stream{DeviceType::kCpu, nullptr, 1};
-  k.swiglu_forward({.gate_up = gate_up.data(), .out = h.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+  k.gated_forward({.gate_up = gate_up.data(), .out = h.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                  stream);
+  k.gated_backward({.gate_up = gate_up.data(), .dh = d.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
                    stream);
-  k.swiglu_backward({.gate_up = gate_up.data(), .dh = d.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
-                    stream);
   return {h, gate_up, d};
 }
 

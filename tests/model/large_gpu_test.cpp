@@ -52,7 +52,7 @@ TEST(LargeMatrices, AreRightBeyondElement2To31) {
   fill(weight, 7);
   kernels.gemm({.a = x, .b = weight, .out = product, .transpose_b = true}, stream.view());
   kernels.copy_rows({.from = product, .to = copy}, stream.view());
-  kernels.swiglu_forward(
+  kernels.gated_forward(
       {.gate_up = copy.data, .out = hidden.data, .rows = kTokens, .ffn = kFfn, .dtype = DType::kBF16},
       stream.view());
 

@@ -6,11 +6,12 @@
 
 #include "model/mixers/attention.h"
 #include "model/mixers/gated_mlp.h"
+#include "model/mixers/plain_mlp.h"
 
 namespace lm {
 
-using Mixer = std::variant<Attention, GatedMlp>;
-using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved>;
+using Mixer = std::variant<Attention, GatedMlp, PlainMlp>;
+using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved>;
 
 // A mixer of layer `layer` without its parameters.
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
@@ -19,6 +20,9 @@ inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
 }
 inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .gate_up = {}, .down = {}};
+}
+inline PlainMlp unbound_mixer(const PlainMlpSpec& spec, int64_t /*layer*/) {
+  return {.spec = spec, .up = {}, .down = {}};
 }
 
 }  // namespace lm

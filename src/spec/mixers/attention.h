@@ -20,20 +20,34 @@ struct AttentionSpec {
   int64_t window = 0;                      // sliding window in tokens; 0: every earlier token of the document
   int rope = 0;                            // index into ModelSpec::ropes; kNoRope: q and k know no positions
   std::optional<NormSpec> head_norm = {};  // of each head of q and k, before RoPE
+  bool joint_norm = false;                 // that norm is one of all heads together, [n_h d] and [n_kv d]
+  std::optional<NormSpec> value_norm = {};  // of each head of v; without a weight
+  bool values_are_keys = false;             // v is what k is before its norm and RoPE: there is no attn.v
   bool qkv_bias = false;
   bool out_bias = false;
+  double softmax_scale = 0;  // multiplies q·k before the softmax; 0: 1 / sqrt(d)
+  double softcap = 0;        // c: scores become c tanh(score / c) before the mask; 0: none
+  // q at position p is multiplied by 1 + slope * ln(1 + floor(p / period)), after RoPE; period 0: not at all.
+  double position_slope = 0;
+  int64_t position_period = 0;
 
   static constexpr int kNoRope = -1;
   bool rotates() const { return rope != kNoRope; }
   int64_t q_rows() const { return heads * head_dim; }
   int64_t kv_rows() const { return kv_heads * head_dim; }
   int64_t qkv_rows() const { return q_rows() + 2 * kv_rows(); }
+  // Of attn.qkv.
+  int64_t projected_rows() const { return values_are_keys ? q_rows() + kv_rows() : qkv_rows(); }
   // Multiplies q·k before the softmax.
-  float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))); }
+  float scale() const {
+    return static_cast<float>(softmax_scale > 0 ? softmax_scale
+                                                : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  }
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// attn.qkv [n_h d + 2 n_kv d, H], attn.out [H, n_h d]; with head norms attn.q_norm and attn.k_norm [d].
+// attn.qkv [n_h d + 2 n_kv d, H], attn.out [H, n_h d]; with head norms attn.q_norm and attn.k_norm, [d] or,
+// joint, [n_h d] and [n_kv d].
 MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden);
 
 }  // namespace lm

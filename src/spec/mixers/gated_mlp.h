@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
+#include "base/activation.h"
 #include "spec/mixers/parameters.h"
 
 namespace lm {
-
-enum class Activation : uint8_t { kSilu };
 
 struct GatedMlpSpec {
   static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "spec/norm_spec.h"
+
 namespace lm {
 
 // A matrix as the program holds it: projections that share an input are one matrix, so that they are one
@@ -24,15 +26,16 @@ struct MatrixSpec {
   std::vector<Part> parts;  // in row order
 };
 
-// The weight of a norm inside a mixer.
-struct NormWeight {
-  const char* name = "";  // "attn.q_norm"
+// A norm inside a mixer.
+struct InnerNorm {
+  const char* name = "";  // of its weight: "attn.q_norm"
   int64_t width = 0;
+  NormSpec spec = {};
 };
 
 struct MixerParameters {
   std::vector<MatrixSpec> matrices;
-  std::vector<NormWeight> norms;
+  std::vector<InnerNorm> norms;
 };
 
 }  // namespace lm

@@ -5,7 +5,7 @@
 
 namespace twin::simt {
 
-// "swiglu.cu forward<Bf16, 8>", from the symbol table of the program; its address where there is none. Any
+// "gated.cu forward<Bf16, 8>", from the symbol table of the program; its address where there is none. Any
 // thread.
 std::string kernel_name(const void* kernel);
 

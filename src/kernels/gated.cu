@@ -7,7 +7,7 @@ namespace lm::gpu {
 namespace {
 
 template <class T, int n>
-__global__ void forward(SwigluForward a) {
+__global__ void forward(GatedForward a) {
   const int64_t r = blockIdx.x, j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n;
   if (j >= a.ffn) return;
   const T* gate = static_cast<const T*>(a.gate_up) + r * 2 * a.ffn + j;
@@ -18,7 +18,7 @@ __global__ void forward(SwigluForward a) {
 }
 
 template <class T, int n>
-__global__ void backward(SwigluBackward a) {
+__global__ void backward(GatedBackward a) {
   const int64_t r = blockIdx.x, j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n;
   if (j >= a.ffn) return;
   T* gate = static_cast<T*>(a.gate_up) + r * 2 * a.ffn + j;
@@ -26,7 +26,7 @@ __global__ void backward(SwigluBackward a) {
   Pack<T, n> g = load_pack<n>(gate), u = load_pack<n>(gate + a.ffn), d = load_pack<n>(dh);
   for (int i = 0; i < n; ++i) {
     float dgate = to_float(g.at[i]), dup = to_float(u.at[i]), h = to_float(d.at[i]);
-    swiglu_backward_at<T>(dgate, dup, h);
+    gated_backward_at<T>(dgate, dup, h);
     d.at[i] = round_to<T>(h);
     u.at[i] = round_to<T>(dup);
     g.at[i] = round_to<T>(dgate);
@@ -43,7 +43,7 @@ dim3 grid_of(int64_t rows, int64_t ffn) {
 
 }  // namespace
 
-void swiglu_forward(const SwigluForward& a, StreamView stream) {
+void gated_forward(const GatedForward& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
     using T = decltype(t);
     if (a.ffn % kPack<T> == 0 && aligned(16, a.gate_up, a.out)) {
@@ -53,7 +53,7 @@ void swiglu_forward(const SwigluForward& a, StreamView stream) {
   });
 }
 
-void swiglu_backward(const SwigluBackward& a, StreamView stream) {
+void gated_backward(const GatedBackward& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
     using T = decltype(t);
     if (a.ffn % kPack<T> == 0 && aligned(16, a.gate_up, a.dh)) {

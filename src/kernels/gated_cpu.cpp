@@ -4,8 +4,8 @@
 
 namespace lm::LM_ISA {
 
-void swiglu_forward(const SwigluForward& a, StreamView stream) {
-  with_dtype("swiglu_forward", a.dtype, [&](auto t) {
+void gated_forward(const GatedForward& a, StreamView stream) {
+  with_dtype("gated_forward", a.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(stream.threads, a.rows, row_grain(a.ffn), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
@@ -20,8 +20,8 @@ void swiglu_forward(const SwigluForward& a, StreamView stream) {
   });
 }
 
-void swiglu_backward(const SwigluBackward& a, StreamView stream) {
-  with_dtype("swiglu_backward", a.dtype, [&](auto t) {
+void gated_backward(const GatedBackward& a, StreamView stream) {
+  with_dtype("gated_backward", a.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(stream.threads, a.rows, row_grain(a.ffn), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
@@ -30,7 +30,7 @@ void swiglu_backward(const SwigluBackward& a, StreamView stream) {
         T* dh = static_cast<T*>(a.dh) + r * a.ffn;
         each_wide(a.ffn, [&](int64_t j, auto count) LM_BODY {
           auto g = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
-          swiglu_backward_at<T>(g, u, d);
+          gated_backward_at<T>(g, u, d);
           store(dh + j, d, count);
           store(up + j, u, count);
           store(gate + j, g, count);

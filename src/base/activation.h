@@ -1,0 +1,14 @@
+// The activation functions of MLPs, as their kernels compute them (kernels/block_formula.h).
+#pragma once
+
+#include <cstdint>
+
+namespace lm {
+
+enum class Activation : uint8_t {
+  kSilu,      // x * sigmoid(x)
+  kGeluTanh,  // x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+  kRelu2,     // max(x, 0)^2
+};
+
+}  // namespace lm

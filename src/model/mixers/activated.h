@@ -1,0 +1,34 @@
+// What MLPs share: the last projection of an activation's output, backwards.
+#pragma once
+
+#include "model/mixers/mixer.h"
+
+namespace lm {
+
+// From dy [T, H] of y = down(h) to the gradients of `down` and of what h was made of. activate(h) makes h
+// [T, F] once more; undo(dh) makes of dh the gradient of the activation's input, which lies elsewhere, and
+// leaves h in dh's place.
+template <class Activate, class Undo>
+void activated_backward(const Context& context, const Linear& down, const DeviceBatch& batch, const View& dy,
+                        const LinearSaved& saved, bool first, const Activate& activate, const Undo& undo) {
+  const int64_t ffn = down.weight.weight.columns;
+  // An adapter's backward wants h beside dh: h is computed once more, since `undo` makes it only when dh is
+  // complete.
+  const bool adapted = !down.adapters.empty();
+  View h;
+  if (adapted) {
+    h = context.tensor(batch.rows, ffn);
+    activate(h);
+  }
+  const View dh = context.tensor(batch.rows, ffn);
+  if (adapted) {
+    linear_backward(context, down, batch, {h, dy, dh}, saved, first);
+    undo(dh);
+  } else {
+    linear_input_gradient(context, down, dy, dh);
+    undo(dh);
+    linear_backward(context, down, batch, {dh, dy}, saved, first);
+  }
+}
+
+}  // namespace lm
