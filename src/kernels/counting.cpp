@@ -47,10 +47,17 @@ void move(StreamView stream, double bytes) {
 }
 
 void rms_norm_forward(const RmsNormForward& a, StreamView stream) {
-  pass(stream, product(a.rows, a.groups, a.width) * (a.residual == nullptr ? 2 : 4), a.dtype);
+  const int arrays = (a.residual == nullptr ? 2 : 4) + (a.add_to == nullptr ? 0 : 1);
+  pass(stream, product(a.rows, a.groups, a.width) * arrays, a.dtype);
 }
 void rms_norm_backward(const RmsNormBackward& a, StreamView stream) {
   pass(stream, product(a.rows, a.groups, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
+}
+void layer_norm_forward(const LayerNormForward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.width) * (a.residual == nullptr ? 2 : 4), a.dtype);
+}
+void layer_norm_backward(const LayerNormBackward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
 }
 void rope(const Rope& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.heads, a.head_dim), a.dtype);
