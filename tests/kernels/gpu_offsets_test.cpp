@@ -132,6 +132,41 @@ TEST_F(GpuOffsets, RmsNorm) {
   }
 }
 
+TEST_F(GpuOffsets, LayerNorm) {
+  for (int64_t width : {64, 63}) {
+    both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
+      k.layer_norm_forward({.x = x,
+                            .weight = s.weight(),
+                            .bias = s.weight(),
+                            .out = x,
+                            .rows = kRows,
+                            .width = width,
+                            .x_stride = kStride,
+                            .out_stride = kStride,
+                            .eps = 1e-6f,
+                            .dtype = kType},
+                           v);
+    });
+    both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
+      k.layer_norm_backward({.dy = x,
+                             .x = x,
+                             .weight = s.weight(),
+                             .rstd = s.ones(),
+                             .dx = x,
+                             .dweight = s.out(),
+                             .dbias = s.out(64),
+                             .partial = s.scratch(),
+                             .rows = kRows,
+                             .width = width,
+                             .dy_stride = kStride,
+                             .x_stride = kStride,
+                             .dx_stride = kStride,
+                             .dtype = kType},
+                            v);
+    });
+  }
+}
+
 TEST_F(GpuOffsets, Softmax) {
   for (int64_t width : {64, 63}) {
     both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
