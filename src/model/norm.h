@@ -34,8 +34,8 @@ struct ResidualNorm {
 };
 void norm_forward_residual(const Context& context, const Norm& norm, const ResidualNorm& pass);
 
-// sum = residual + factor * norm(x), each operation rounded to the model's type; all [T, H]. With an
-// undefined sum only rstd is computed.
+// sum = residual + factor * norm(x), each operation rounded to the model's type; all [T, H], residual and
+// sum contiguous. With an undefined sum only rstd is computed.
 struct AddedNorm {
   View x, residual;
   View sum;   // may be residual
