@@ -60,13 +60,25 @@ void layer_norm_backward(const LayerNormBackward& a, StreamView stream) {
   pass(stream, product(a.rows, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
 }
 void rope(const Rope& a, StreamView stream) {
-  pass(stream, 2 * product(a.rows, a.heads, a.head_dim), a.dtype);
+  pass(stream, 2 * product(a.rows, a.heads, a.turned()), a.dtype);
+}
+void scale_by_position(const ScaleByPosition& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.width), a.dtype);
 }
 void gated_forward(const GatedForward& a, StreamView stream) {
   pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
 }
 void gated_backward(const GatedBackward& a, StreamView stream) {
   pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
+}
+void activation_forward(const ActivationForward& a, StreamView stream) {
+  pass(stream, 2 * product(a.elements, 1), a.dtype);
+}
+void activation_backward(const ActivationBackward& a, StreamView stream) {
+  pass(stream, 4 * product(a.elements, 1), a.dtype);
+}
+void cap_logits(const CapLogits& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
   pass(stream, product(a.rows, a.columns), a.dtype);
@@ -79,7 +91,7 @@ void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
   pass(stream, arrays * product(a.rows, 1), DType::kF32);
 }
 void gather_rows(const GatherRows& a, StreamView stream) {
-  move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
+  move(stream, (a.add ? 3 : 2) * product(a.rows, a.width) * size(a.dtype));
 }
 void scatter_rows(const ScatterRows& a, StreamView stream) {
   move(stream, product(a.rows + a.out_rows, a.width) * size(a.dtype));
