@@ -30,20 +30,6 @@ void require_elements(EncodingKind stored, const std::string& directory) {
                .kept = "nothing was started or written"});
 }
 
-// A learned table has a row for each position, and none beyond the last.
-void require_positions(const Config& config, const ModelSpec& spec) {
-  const int64_t most = spec.embedding.positions, asked = config.data.max_length;
-  if (most == 0 || asked <= most) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = fmt::format("data.max_length = {} is more than the {} positions that the model has "
-                                   "embeddings for",
-                                   asked, most),
-               .place = config.model.path,
-               .next = fmt::format("set data.max_length to at most {}", most),
-               .kept = "nothing was started or written"});
-}
-
 // The reference chooses these frequencies for each batch, by its longest text; a run has one table.
 void note_of_rope(const Config& config, const ModelSpec& spec) {
   for (const RopeSpec& rope : spec.ropes) {
@@ -77,6 +63,22 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 }
 
 }  // namespace
+
+void require_positions(const Config& config, const ModelSpec& spec) {
+  const int64_t most = spec.embedding.positions, asked = config.data.max_length;
+  if (most == 0 || asked <= most) return;
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = fmt::format("a text of {} tokens needs as many positions, and the model has learned "
+                           "an embedding for {}",
+                           asked, most),
+       .place = config.model.path,
+       .next = fmt::format("set data.max_length = {} or less (generate: a shorter prompt or a smaller "
+                           "--max-tokens; chat: a smaller --context)",
+                           most),
+       .kept = "nothing was started or written"});
+}
 
 void warn_of_length(const Config& config, const ModelSpec& spec) {
   note_of_rope(config, spec);
