@@ -23,7 +23,6 @@ const Family mistral = {
     .sizes = {.hidden = 4096, .ffn = 14336, .layers = 32, .heads = 32, .vocab = 32000},
     .max_positions = 131072,
     .kv_heads = 8,
-    .llama_cpp = {.name = "llama", .turns_neighbours = true, .llama3_rope = true},
     .read_layers = read_layers};
 
 }  // namespace lm::families
