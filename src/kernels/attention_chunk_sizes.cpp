@@ -33,9 +33,14 @@ Chunk chunk_of(const ChunkShape& shape, int64_t length, int64_t scores) {
 
 ChunkMemory chunk_memory(const ChunkShape& shape, int64_t scores) {
   const int64_t group = shape.group(), dim = shape.head_dim, all = shape.heads * shape.tokens;
-  const int64_t keys = shape.seen(shape.keys), element = static_cast<int64_t>(dtype_size(shape.dtype));
-  // No more than of all rows; beyond `scores` only one token of one key head.
-  const auto of_rows = [&](int64_t width) { return std::min(all * width, std::max(scores, group * width)); };
+  const int64_t keys = std::max<int64_t>(shape.seen(shape.keys), 1),
+                element = static_cast<int64_t>(dtype_size(shape.dtype));
+  // No more than of all rows; beyond `scores` only one token of one key head. (Tokens times keys may be more
+  // than a number holds.)
+  const auto of_rows = [&](int64_t width) {
+    const int64_t most = std::max(scores, group * width);
+    return all > most / width ? most : all * width;
+  };
   const int64_t by_keys = of_rows(keys), by_dim = of_rows(dim);
   const int64_t side = std::min(shape.tokens, kMostChunkTokens);
   Layout out;

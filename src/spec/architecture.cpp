@@ -133,7 +133,7 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   found.field("hidden_size", model.hidden, other.hidden);
   found.field("vocab_size", model.vocab, other.vocab);
   found.field("tie_word_embeddings", model.tied, other.tied);
-  compare(model.final_norm, other.final_norm, "the final norm", found);
+  compare(std::optional(model.final_norm), std::optional(other.final_norm), "the final norm", found);
   found.field("the embedding's factor", model.embedding.scale, other.embedding.scale);
   found.field("the rounding of the embedding's factor", model.embedding.round_scale,
               other.embedding.round_scale);

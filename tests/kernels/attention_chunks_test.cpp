@@ -146,6 +146,13 @@ TEST(ChunkMemory, IsBoundedAndGrowsWithTokens) {
   }
 }
 
+// As a plan for an absurd micro-batch asks.
+TEST(ChunkMemory, OfMoreTokensThanAnyMachineHoldsIsANumber) {
+  const ChunkMemory memory = chunk_memory(large_shape(int64_t{1} << 40));
+  EXPECT_EQ(memory.dk.bytes, int64_t{1} << 50);
+  EXPECT_GT(memory.bytes, 2 * memory.dk.bytes);
+}
+
 TEST(ChunkMemory, OfFewTokensIsSmall) {
   EXPECT_LT(chunk_memory(large_shape(16)).bytes, 2 << 20);
 }
