@@ -462,6 +462,7 @@ struct CopyRows {
 struct Scale {
   View x, out;
   float factor = 1;
+  const void* device_factor = nullptr;  // in place of factor: an element of x's type in device memory
 };
 
 // Dequantizes a matrix of the files, or some of its rows or columns, from its components (spec/encoding.h);
