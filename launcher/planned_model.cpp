@@ -49,6 +49,22 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 
 }  // namespace
 
+void require_positions(const Config& config, const ModelSpec& spec) {
+  const int64_t most = spec.embedding.positions, asked = config.data.max_length;
+  if (most == 0 || asked <= most) return;
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = fmt::format("a text of {} tokens needs as many positions, and the model has learned "
+                           "an embedding for {}",
+                           asked, most),
+       .place = config.model.path,
+       .next = fmt::format("set data.max_length = {} or less (generate: a shorter prompt or a smaller "
+                           "--max-tokens; chat: a smaller --context)",
+                           most),
+       .kept = "nothing was started or written"});
+}
+
 void warn_of_length(const Config& config, const ModelSpec& spec) {
   // Random weights have no trained context length.
   const int64_t most = spec.longest_text(), asked = config.data.max_length;
@@ -74,6 +90,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
     out.directory = resolve_model(config.model.path, environment, config.lora.init);
     out.spec = read_model_spec(out.directory);
   }
+  require_positions(config, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;

@@ -30,6 +30,10 @@ struct PlannedModel {
   }
 };
 
+// Throws Error(10) if data.max_length exceeds the positions for which the model has learned an embedding:
+// there is none for a longer text. `generate` and `chat` set it to their longest text.
+void require_positions(const Config& config, const ModelSpec& spec);
+
 // Warns if data.max_length exceeds the context length that the model was trained for.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 

@@ -92,6 +92,27 @@ TEST(ModelShapes, ServeWhatWasTunedFromThem) {
   }
 }
 
+// Beyond a table of learned positions there is nothing to look up.
+TEST(PlannedModel, RefusesTextsLongerThanItsTableOfPositions) {
+  Config config;
+  config.model.path = "gpt";
+  ModelSpec spec;
+  config.data.max_length = 1 << 20;
+  EXPECT_NO_THROW(require_positions(config, spec)) << "RoPE goes on";
+  spec.embedding.positions = 1024;
+  config.data.max_length = 1024;
+  EXPECT_NO_THROW(require_positions(config, spec));
+  config.data.max_length = 1025;
+  try {
+    require_positions(config, spec);
+    ADD_FAILURE() << "a longer text is accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.report().find("a text of 1025 tokens"), std::string::npos) << error.report();
+    EXPECT_NE(error.report().find("data.max_length = 1024"), std::string::npos) << error.report();
+  }
+}
+
 TEST(ModelShapes, StandInOnlyForModelsThatAreNotHere) {
   Config config;
   config.model.path = "meta-llama/Llama-3.1-9B";
