@@ -51,13 +51,17 @@ void read_stream(const Context& context, const Sublayer& sublayer, const BlockSa
 // stream; `residual` may be `sum`. With an undefined sum only what the norm saves is computed.
 void add_output(const Context& context, const Sublayer& sublayer, const View& output,
                 const BlockSaved::Sublayer& kept, const View& residual, const View& sum) {
-  const ArenaFrame frame(context.arena);
-  View added = output;
   if (sublayer.norm_after) {
-    added = context.like(output);
-    norm_forward(context, *sublayer.norm_after, output, added, kept.rstd_after);
+    return norm_forward_added(context, *sublayer.norm_after,
+                              {.x = output,
+                               .residual = residual,
+                               .sum = sum,
+                               .rstd = kept.rstd_after,
+                               .factor = sublayer.residual_scale});
   }
   if (!sum.defined()) return;
+  const ArenaFrame frame(context.arena);
+  View added = output;
   if (sublayer.residual_scale != 1)
     context.kernels.scale({.x = added, .out = added, .factor = sublayer.residual_scale}, context.stream);
   if (residual.data != sum.data) context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
