@@ -61,9 +61,10 @@ def prefixes_of_5(directory):
 
 def text_class(directory):
     """The text model alone, as its own class saves it."""
-    renamed(directory, lambda name: name.removeprefix("language_model.") if name.startswith("language_model.") else None)
+    renamed(directory, lambda name: None if tiny_models.is_of_tower(name) else tiny_models.canonical(name.removeprefix("language_model.")))
     text = read_config(directory)["text_config"]
-    architecture = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+    architecture = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+                    "gemma4_text": "Gemma4ForCausalLM"}
     write_config(directory, {**text, "architectures": [architecture[text["model_type"]]], "dtype": "float32"})
 
 
@@ -110,7 +111,8 @@ def tied_head_in_the_file(directory):
 FORMS = [("phi3_partial_longrope_short_texts", old_config), ("mistral_in_mistral3", prefixes_of_5), ("mistral_in_mistral3", text_class),
          ("mistral_in_mistral3", old_config), ("ministral3_in_mistral3_odd", prefixes_of_5), ("gemma3_text_in_gemma3", prefixes_of_5),
          ("gemma3_text_in_gemma3", text_class), ("gemma3_text_in_gemma3", old_config), ("gemma3_text", old_config),
-         ("gemma3_text", sliding_pattern), ("gemma4_text", global_sizes), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
+         ("gemma3_text", sliding_pattern), ("gemma4_text", global_sizes),
+         ("gemma4_text_in_gemma4", text_class), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
          ("cohere2", old_config), ("cohere2", without_layer_types), ("starcoder2", old_config), ("gpt2", as_published),
          ("gemma2", without_layer_types), ("gemma2", tied_head_in_the_file), ("exaone4", without_layer_types)]
 
