@@ -47,7 +47,8 @@ void note_of_rope(const Config& config, const ModelSpec& spec) {
 
 // Removes suffixes of tuned models, which have the shape of their base.
 std::string untuned(std::string name) {
-  for (const std::string_view word : {"-Instruct", "-Base", "-base", "-Chat", "-chat", "-it"}) {
+  for (const std::string_view word :
+       {"-Instruct", "-instruct", "-Base", "-base", "-Chat", "-chat", "-it", "-pt"}) {
     const size_t at = name.find(word), end = at + word.size();
     if (at != std::string::npos && (end == name.size() || name[end] == '-')) name.erase(at, word.size());
   }

@@ -11,12 +11,14 @@ import tool
 import torch
 from bounds import LOSS, check, check_all, check_changes, determined
 from counts import alternating
+from quantised_base import four_bits
 from safetensors.torch import load_file, save_file
 from test_lora import adapted
 from test_models import DTYPES, compared
 from test_models import (test_five_adamw_steps_agree, test_logits_agree, test_the_gradient_of_every_parameter_agrees,  # noqa: F401
                          test_the_loss_agrees)
 from tiny_families import FAMILIES
+from transformers.pytorch_utils import Conv1D
 
 
 @pytest.fixture(scope="module", params=alternating(FAMILIES, DTYPES), ids="-".join)
@@ -61,9 +63,10 @@ def prefixes_of_5(directory):
 
 def text_class(directory):
     """The text model alone, as its own class saves it."""
-    renamed(directory, lambda name: name.removeprefix("language_model.") if name.startswith("language_model.") else None)
+    renamed(directory, lambda name: None if tiny_models.is_of_tower(name) else tiny_models.canonical(name.removeprefix("language_model.")))
     text = read_config(directory)["text_config"]
-    architecture = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+    architecture = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+                    "gemma4_text": "Gemma4ForCausalLM"}
     write_config(directory, {**text, "architectures": [architecture[text["model_type"]]], "dtype": "float32"})
 
 
@@ -110,7 +113,8 @@ def tied_head_in_the_file(directory):
 FORMS = [("phi3_partial_longrope_short_texts", old_config), ("mistral_in_mistral3", prefixes_of_5), ("mistral_in_mistral3", text_class),
          ("mistral_in_mistral3", old_config), ("ministral3_in_mistral3_odd", prefixes_of_5), ("gemma3_text_in_gemma3", prefixes_of_5),
          ("gemma3_text_in_gemma3", text_class), ("gemma3_text_in_gemma3", old_config), ("gemma3_text", old_config),
-         ("gemma3_text", sliding_pattern), ("gemma4_text", global_sizes), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
+         ("gemma3_text", sliding_pattern), ("gemma4_text", global_sizes),
+         ("gemma4_text_in_gemma4", text_class), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
          ("cohere2", old_config), ("cohere2", without_layer_types), ("starcoder2", old_config), ("gpt2", as_published),
          ("gemma2", without_layer_types), ("gemma2", tied_head_in_the_file), ("exaone4", without_layer_types)]
 
@@ -177,3 +181,27 @@ def test_an_adapter_is_as_pefts(adapted_pair):
     check_all(dtype, ours["weights"], theirs["weights"])
     check_changes(dtype, ours["masters"], theirs)
     assert theirs["losses"][-1] < theirs["losses"][0]
+
+
+def quantise(model):
+    """Every linear layer of the blocks, in place, as bitsandbytes quantises it: with a row for each output, however it is stored."""
+    changed = 0
+    for name, module in model.named_modules():
+        if "lora_" in name or not isinstance(module, (torch.nn.Linear, Conv1D)) or not re.search(r"\.(layers|h)\.\d", name):
+            continue
+        weight = module.weight.data
+        rows = weight.T.contiguous() if isinstance(module, Conv1D) else weight
+        module.weight.data = four_bits(rows, "nf4", False).T.contiguous() if isinstance(module, Conv1D) else four_bits(rows, "nf4", False)
+        changed += 1
+    return changed
+
+
+@pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys"])
+def test_an_adapter_over_a_quantised_base_is_as_pefts(name, tmp_path):
+    base, arguments = ADAPTERS[name]
+    model = adapted(base, tmp_path, arguments)
+    assert quantise(model) >= 8
+    dtype, ours, theirs = compared(base, "fp32", tmp_path, model, adapter=tmp_path / "adapter", quantize="nf4", double_quantize="no")
+    check(dtype, ours["logits"], theirs["logits"])
+    check_all(dtype, ours["gradients"], theirs["gradients"])
+    check_changes(dtype, ours["masters"], theirs)

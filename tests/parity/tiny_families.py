@@ -65,8 +65,12 @@ PIXTRAL = dict(model_type="pixtral", hidden_size=16, intermediate_size=24, num_h
                image_size=28, patch_size=14)
 SIGLIP = dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=28,
               patch_size=14)
-IN_MISTRAL3 = {"wrapper": ("Mistral3", dict(vision_config=PIXTRAL, image_token_index=4, tie_word_embeddings=False))}
-IN_GEMMA3 = {"wrapper": ("Gemma3", dict(vision_config=SIGLIP, image_token_index=4, boi_token_index=5, eoi_token_index=6, mm_tokens_per_image=1,
+IN_MISTRAL3 = {"wrapper": ("Mistral3", dict(vision_config=PIXTRAL, image_token_index=997, tie_word_embeddings=False))}
+IN_GEMMA3 = {"wrapper": ("Gemma3", dict(vision_config=SIGLIP, image_token_index=997, boi_token_index=998, eoi_token_index=999, mm_tokens_per_image=1,
+                                        tie_word_embeddings=True))}
+GEMMA4_TOWER = dict(model_type="gemma4_vision", hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+                    num_key_value_heads=2, head_dim=8, patch_size=4, position_embedding_size=8)
+IN_GEMMA4 = {"wrapper": ("Gemma4", dict(vision_config=GEMMA4_TOWER, audio_config=None, image_token_id=997, boi_token_id=998, eoi_token_id=999,
                                         tie_word_embeddings=True))}
 
 # name -> (config class, its arguments, how the directory is written and the model is run): tiny_models.MODELS has the words
@@ -122,6 +126,8 @@ FAMILIES = {
     "gemma4_text_odd_capped":
         ("Gemma4TextConfig", odd(layer_types=slides(1, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=0,
                                  attention_k_eq_v=False, final_logit_softcapping=3.0), UNSCALED),
+    "gemma4_text_in_gemma4":
+        ("Gemma4TextConfig", base(3, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0), **GEMMA4), {**IN_GEMMA4, **UNSCALED}),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),
     "glm_odd_without_biases":
         ("GlmConfig", odd(attention_bias=False, tie_word_embeddings=True, rope_parameters=rope(100.0, partial_rotary_factor=0.5)),

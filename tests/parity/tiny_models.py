@@ -150,9 +150,13 @@ def load(directory, dtype):
     architecture, = json.loads((directory / "config.json").read_text())["architectures"]
     model = getattr(transformers, architecture).from_pretrained(directory, dtype=dtype, attn_implementation="eager")
     for name, parameter in model.named_parameters():
-        if "vision_tower" in name or "multi_modal_projector" in name:
+        if is_of_tower(name):
             parameter.requires_grad_(False)
     return model
+
+
+def is_of_tower(name):
+    return any(word in name for word in ("vision_tower", "multi_modal_projector", "embed_vision"))
 
 
 def documents(name, model):
