@@ -43,8 +43,8 @@ bool model_is_known(const std::string& path, std::span<const ModelShape> known);
 
 // Reads config.json, and adapter_config.json if an adapter is trained further. A model that is not found
 // locally is planned from its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their
-// base. Throws Error(10, 11), also if data.max_length is more than the positions that the model has embeddings
-// for.
+// base. Throws Error(10, 11), also if data.max_length is more than the positions that the model has
+// embeddings for.
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known = {});
 

@@ -26,7 +26,9 @@ class Comparison {
   template <class E>
   requires std::is_enum_v<E>
   static std::string text(E value) { return fmt::format("of kind {}", static_cast<int>(value)); }
-  static std::string text(const std::vector<double>& value) { return fmt::format("[{}]", fmt::join(value, ", ")); }
+  static std::string text(const std::vector<double>& value) {
+    return fmt::format("[{}]", fmt::join(value, ", "));
+  }
   std::string difference_;
 };
 
@@ -59,6 +61,9 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
 }
 // Of an MLP with a gate or without one.
 template <class Mlp>
+requires requires(const Mlp& mlp) {
+  mlp.ffn;
+}
 void compare(const Mlp& a, const Mlp& b, const std::string& of, Comparison& found) {
   found.field("intermediate_size" + of, a.ffn, b.ffn);
   found.field("the activation" + of, a.activation, b.activation);
@@ -94,7 +99,9 @@ void compare_ropes(const RopeSpec& a, const RopeSpec& b, Comparison& found) {
   const auto original = [&] {
     found.field("original_max_position_embeddings", a.original_max_position, b.original_max_position);
   };
-  const auto attention = [&] { found.field("RoPE's attention_factor", a.attention_factor, b.attention_factor); };
+  const auto attention = [&] {
+    found.field("RoPE's attention_factor", a.attention_factor, b.attention_factor);
+  };
   switch (a.scaling) {
     case RopeSpec::Scaling::kNone:
       return;
@@ -133,7 +140,7 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   found.field("hidden_size", model.hidden, other.hidden);
   found.field("vocab_size", model.vocab, other.vocab);
   found.field("tie_word_embeddings", model.tied, other.tied);
-  compare(std::optional(model.final_norm), std::optional(other.final_norm), "the final norm", found);
+  compare(model.final_norm, other.final_norm, "the final norm", found);
   found.field("the embedding's factor", model.embedding.scale, other.embedding.scale);
   found.field("the rounding of the embedding's factor", model.embedding.round_scale,
               other.embedding.round_scale);

@@ -19,8 +19,8 @@ struct KeyAlias {
 
 class ConfigReader {
  public:
-  // `prefix` ("rope_scaling.") stands before the keys in messages. A key with an alias is looked up, and named
-  // in messages, by the file's word alone.
+  // `prefix` ("rope_scaling.") stands before the keys in messages. A key with an alias is looked up, and
+  // named in messages, by the file's word alone.
   ConfigReader(const Json& object, const std::string& place, const std::string& prefix,
                std::span<const KeyAlias> aliases = {})
       : object_(object), place_(place), prefix_(prefix), aliases_(aliases) {}
@@ -38,7 +38,7 @@ class ConfigReader {
   bool boolean(const char* key, bool missing) const;
   double number(const char* key, double missing) const;  // finite
   double required_number(const char* key) const;
-  double positive(const char* key, double missing) const;  // in [1e-6, 1e6]
+  double positive(const char* key, double missing) const;               // in [1e-6, 1e6]
   int64_t size(const char* key, int64_t missing, int64_t most) const;   // 1 .. most
   int64_t count(const char* key, int64_t missing, int64_t most) const;  // 0 .. most
   int64_t required_size(const char* key, int64_t most) const;

@@ -234,9 +234,9 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     }
     if (known) continue;
     const bool vocabulary =
-        !target.empty() && (target == names.head || target == names.embedding ||
-                            target == last_name(names.embedding) || target == names.positions ||
-                            target == last_name(names.positions));
+        !target.empty() &&
+        (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
+         target == names.positions || target == last_name(names.positions));
     fail("target \"" + target.substr(0, 100) +
          (vocabulary ? "\" is not supported: adapters on the vocabulary matrices are not implemented"
                      : "\" is not a linear layer of the model"));

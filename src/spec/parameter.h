@@ -87,12 +87,12 @@ struct BlockParameters {
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
 //                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
 //   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
-// Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the order of
-// linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
+// Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
+// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
-// "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws Error(10)
-// naming an unknown target.
+// "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws
+// Error(10) naming an unknown target.
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place);
 

@@ -9,8 +9,8 @@
 namespace lm {
 namespace {
 
-// The few roundings here are all that there is to agree on with the reference: each line is fp32 in its order.
-// It divides a number by a tensor, which torch computes as reciprocal × number.
+// The few roundings here are all that there is to agree on with the reference: each line is fp32 in its
+// order. It divides a number by a tensor, which torch computes as reciprocal × number.
 
 // base^exponent: fp64 inside, rounded once, and so within one unit of the last place of any good fp32 power.
 float power(float base, float exponent) {
@@ -22,8 +22,8 @@ float wave(float base, size_t i, int64_t dim) {
   return power(base, static_cast<float>(2 * i) / static_cast<float>(dim));
 }
 
-// theta as it is for texts of `longest` tokens. The reference computes it in fp64 up to the positions that the
-// model knows, and as a tensor beyond.
+// theta as it is for texts of `longest` tokens. The reference computes it in fp64 up to the positions that
+// the model knows, and as a tensor beyond.
 float dynamic_theta(const RopeSpec& rope, int64_t longest) {
   const auto dim = static_cast<double>(rope.dim);
   const double exponent = dim / (dim - 2), known = static_cast<double>(rope.original_max_position);

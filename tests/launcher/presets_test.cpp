@@ -139,6 +139,25 @@ TEST(PlannedModel, RefusesTextsLongerThanItsTableOfPositions) {
   }
 }
 
+// A position without a row of the table would be read from behind it.
+TEST(ModelShapes, TextsAreNoLongerThanATableOfLearnedPositions) {
+  const std::vector<ModelShape> known = {
+      {"some/gpt2", R"({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64,
+                        "vocab_size": 30})"}};
+  Config config;
+  config.model.path = "some/gpt2";
+  config.data.max_length = 64;
+  EXPECT_EQ(open_model(config, {}, known).spec.embedding.positions, 64);
+  config.data.max_length = 65;
+  try {
+    open_model(config, {}, known);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.report().find("a text of 65 tokens"), std::string::npos);
+  }
+}
+
 TEST(ModelShapes, StandInOnlyForModelsThatAreNotHere) {
   Config config;
   config.model.path = "meta-llama/Llama-3.1-9B";

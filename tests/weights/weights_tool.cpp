@@ -1,5 +1,6 @@
 // What interop_test.py asks of our side, one command per process:
-//   spec DIR [LONGEST]           the model spec, its tensors and its RoPE frequencies, for texts of so many tokens,
+//   spec DIR [LONGEST]           the model spec, its tensors and its RoPE frequencies, for texts of so many
+//   tokens,
 //                                as JSON
 //   model DIR OUT DTYPE PART     load as DTYPE (fp32 | bf16), export in parts of PART bytes
 //   adapter BASE DIR OUT         load a PEFT adapter of the model BASE, write it again

@@ -4,6 +4,9 @@
 namespace lm::families {
 
 void read_cohere_layers(const ConfigReader& config, ModelSpec& spec) {
+  // Each head has a weight of its own.
+  if (config.boolean("use_qk_norm", false))
+    config.fail("use_qk_norm", "= true is not supported yet: norms of q and k with a weight for each head");
   refuse_if_set(config, spec, "mlp_bias");
   put_beside(spec);
   read_attention_bias(config, spec);
@@ -13,9 +16,6 @@ void read_cohere_layers(const ConfigReader& config, ModelSpec& spec) {
 namespace {
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
-  // Each head has a weight of its own.
-  if (config.boolean("use_qk_norm", false))
-    config.fail("use_qk_norm", "= true is not supported yet: norms of q and k with a weight for each head");
   read_cohere_layers(config, spec);
   check_layer_types(config, spec);
 }

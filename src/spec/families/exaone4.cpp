@@ -1,5 +1,5 @@
-// EXAONE 4: norms after the mixers alone, and of each head of q and k. Where some layers have a window, the others
-// know no positions.
+// EXAONE 4: norms after the mixers alone, and of each head of q and k. Where some layers have a window, the
+// others know no positions.
 #include "spec/families/family.h"
 
 namespace lm::families {

@@ -178,8 +178,8 @@ void check_heads(const ConfigReader& config, const AttentionSpec& attention) {
   if (attention.head_dim % 2 != 0)
     config.fail("head_dim", fmt::format("= {} is odd: RoPE turns pairs of features", attention.head_dim));
   if (attention.q_rows() > kMostRows) {
-    config.fail("head_dim", fmt::format("× num_attention_heads = {} is more than {}", attention.q_rows(),
-                                        kMostRows));
+    config.fail("head_dim",
+                fmt::format("× num_attention_heads = {} is more than {}", attention.q_rows(), kMostRows));
   }
 }
 
@@ -228,7 +228,8 @@ void read_pattern(const ConfigReader& config, int64_t window, int64_t pattern, M
   for (size_t i = 0; i < spec.layers.size() && !config.find("layer_types"); ++i) {
     const bool slides = (static_cast<int64_t>(i) + 1) % pattern != 0;
     if (slides && window == 0) config.fail("sliding_window", "is null, but layers have a window");
-    spec.layers[i].attention().window = slides ? window : 0;
+    AttentionSpec& attention = spec.layers[i].attention();
+    attention.window = slides ? window : 0;
   }
   read_layer_types(config, window, spec);
 }

@@ -44,7 +44,7 @@ struct Family {
   std::span<const KeyAlias> aliases = {};
 
   // For missing keys.
-  ClassSizes sizes = {};  // in a text_config
+  ClassSizes sizes = {};   // in a text_config
   int64_t ffn_factor = 0;  // intermediate_size is so many times hidden_size; 0: the file must say
   int64_t max_positions = 0;
   int64_t original_positions = 0;  // original_max_position_embeddings; 0: the class has no such key

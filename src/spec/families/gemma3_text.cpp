@@ -1,5 +1,5 @@
-// Gemma 3: Gemma 2 without caps in its attention, with norms of q's and k's heads, and a RoPE table of its own for
-// layers with a window. From 4B on it stands inside a model that sees images.
+// Gemma 3: Gemma 2 without caps in its attention, with norms of q's and k's heads, and a RoPE table of its
+// own for layers with a window. From 4B on it stands inside a model that sees images.
 #include "spec/families/gemma.h"
 
 namespace lm::families {
@@ -23,28 +23,27 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 }
 
 void read_ropes(const ConfigReader& config, const Family&, ModelSpec& spec) {
-  read_ropes_by_kind(
-      config, {.full_theta = 1e6, .sliding_theta = 1e4, .sliding_key = "rope_local_base_freq"}, spec);
+  read_ropes_by_kind(config, {.full_theta = 1e6, .sliding_theta = 1e4, .sliding_key = "rope_local_base_freq"},
+                     spec);
 }
 
 }  // namespace
 
-const Family gemma3_text = {
-    .model_type = "gemma3_text",
-    .architecture = "Gemma3ForCausalLM",
-    .wrapper = "gemma3",
-    .wrapper_architecture = "Gemma3ForConditionalGeneration",
-    .sizes = {.hidden = 2304, .ffn = 9216, .layers = 26, .heads = 8, .vocab = 262208},
-    .max_positions = 131072,
-    .kv_heads = 4,
-    .head_dim = 256,
-    .tied = true,
-    .pad_token = 0,
-    .norm = kGemmaNorm,
-    .activation_key = "hidden_activation",
-    .activations = kGeluTanh,
-    .names = four_norm_names,
-    .read_layers = read_layers,
-    .read_ropes = read_ropes};
+const Family gemma3_text = {.model_type = "gemma3_text",
+                            .architecture = "Gemma3ForCausalLM",
+                            .wrapper = "gemma3",
+                            .wrapper_architecture = "Gemma3ForConditionalGeneration",
+                            .sizes = {.hidden = 2304, .ffn = 9216, .layers = 26, .heads = 8, .vocab = 262208},
+                            .max_positions = 131072,
+                            .kv_heads = 4,
+                            .head_dim = 256,
+                            .tied = true,
+                            .pad_token = 0,
+                            .norm = kGemmaNorm,
+                            .activation_key = "hidden_activation",
+                            .activations = kGeluTanh,
+                            .names = four_norm_names,
+                            .read_layers = read_layers,
+                            .read_ropes = read_ropes};
 
 }  // namespace lm::families

@@ -1,6 +1,6 @@
-// Gemma 4: Gemma 3 with ordinary norm weights, normed values, layers without a window that have wider heads (and
-// may take their keys for values), and a number that each layer's output is multiplied by. The sizes with experts or
-// with inputs for each layer are not implemented.
+// Gemma 4: Gemma 3 with ordinary norm weights, normed values, layers without a window that have wider heads
+// (and may take their keys for values), and a number that each layer's output is multiplied by. The sizes
+// with experts or with inputs for each layer are not implemented.
 #include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
@@ -25,8 +25,8 @@ void refuse_the_others(const ConfigReader& config) {
     config.fail("num_kv_shared_layers", "is not supported yet: layers with the keys and values of others");
 }
 
-// Layers without a window may have heads of another size: per_layer_config, by the layer's number, or two keys of
-// older files.
+// Layers without a window may have heads of another size: per_layer_config, by the layer's number, or two
+// keys of older files.
 void read_layer_sizes(const ConfigReader& config, ModelSpec& spec) {
   constexpr const char* kLayers = "per_layer_config";
   constexpr const char *kDim = "head_dim", *kHeads = "num_key_value_heads";
@@ -42,7 +42,8 @@ void read_layer_sizes(const ConfigReader& config, ModelSpec& spec) {
         config.fail(kLayers, "names no layer by \"" + number.substr(0, 100) + "\"");
       const ConfigReader one = entries.inside(number.c_str(), entry);
       for (const auto& [key, value] : entry.items()) {
-        if (key != kDim && key != kHeads) one.fail(key.substr(0, 100), "is not supported: layers differ in it");
+        if (key != kDim && key != kHeads)
+          one.fail(key.substr(0, 100), "is not supported: layers differ in it");
       }
       AttentionSpec& attention = spec.layers[layer].attention();
       attention.head_dim = one.size(kDim, attention.head_dim, kMostHeadDim);
@@ -57,7 +58,8 @@ void read_layer_sizes(const ConfigReader& config, ModelSpec& spec) {
     AttentionSpec& attention = layer.attention();
     if (attention.window > 0) continue;
     attention.head_dim = dim;
-    if (shared) attention.kv_heads = config.size("num_global_key_value_heads", attention.kv_heads, kMostHeads);
+    if (shared)
+      attention.kv_heads = config.size("num_global_key_value_heads", attention.kv_heads, kMostHeads);
     check_heads(config, attention);
   }
 }
@@ -100,28 +102,28 @@ namespace {
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   constexpr const char* kInputs = "hidden_size_per_layer_input";
   if (!config.is_null(kInputs) && config.count(kInputs, 256, kMostPositions) > 0)
-    config.fail(kInputs, "other than 0 is not supported yet: inputs for each layer (0 where it is missing: 256)");
+    config.fail(kInputs,
+                "other than 0 is not supported yet: inputs for each layer (0 where it is missing: 256)");
   read_gemma4_layers(config, 512, spec);
 }
 
 }  // namespace
 
-const Family gemma4_text = {
-    .model_type = "gemma4_text",
-    .architecture = "Gemma4ForCausalLM",
-    .wrapper = "gemma4",
-    .wrapper_architecture = "Gemma4ForConditionalGeneration",
-    .sizes = {.hidden = 2304, .ffn = 9216, .layers = 30, .heads = 8, .vocab = 262144},
-    .max_positions = 131072,
-    .kv_heads = 4,
-    .head_dim = 256,
-    .tied = true,
-    .pad_token = 0,
-    .norm = NormKind::kRmsLate,
-    .activation_key = "hidden_activation",
-    .activations = kGeluTanh,
-    .names = gemma4_names,
-    .read_layers = read_layers,
-    .read_ropes = read_gemma4_ropes};
+const Family gemma4_text = {.model_type = "gemma4_text",
+                            .architecture = "Gemma4ForCausalLM",
+                            .wrapper = "gemma4",
+                            .wrapper_architecture = "Gemma4ForConditionalGeneration",
+                            .sizes = {.hidden = 2304, .ffn = 9216, .layers = 30, .heads = 8, .vocab = 262144},
+                            .max_positions = 131072,
+                            .kv_heads = 4,
+                            .head_dim = 256,
+                            .tied = true,
+                            .pad_token = 0,
+                            .norm = NormKind::kRmsLate,
+                            .activation_key = "hidden_activation",
+                            .activations = kGeluTanh,
+                            .names = gemma4_names,
+                            .read_layers = read_layers,
+                            .read_ropes = read_gemma4_ropes};
 
 }  // namespace lm::families

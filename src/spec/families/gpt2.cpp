@@ -1,5 +1,5 @@
-// GPT-2: LayerNorms, learned positions, an MLP without a gate, biases everywhere, and matrices that the files hold
-// transposed.
+// GPT-2: LayerNorms, learned positions, an MLP without a gate, biases everywhere, and matrices that the files
+// hold transposed.
 #include <fmt/format.h>
 #include <cmath>
 
@@ -55,8 +55,8 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-// Files name dropouts of 0.1, which the reference's training applies (resid_pdrop, embd_pdrop, attn_pdrop). There
-// is none here, and they are no reason to refuse the published model.
+// Files name dropouts of 0.1, which the reference's training applies (resid_pdrop, embd_pdrop, attn_pdrop).
+// There is none here, and they are no reason to refuse the published model.
 const Family gpt2 = {.model_type = "gpt2",
                      .architecture = "GPT2LMHeadModel",
                      .aliases = kAliases,

@@ -1,4 +1,5 @@
-// Granite 4 without experts and Mamba layers (micro, 1b, 350m): Granite 3 by other names, with or without RoPE.
+// Granite 4 without experts and Mamba layers (micro, 1b, 350m): Granite 3 by other names, with or without
+// RoPE.
 #include <fmt/format.h>
 
 #include "spec/families/granite.h"

@@ -6,10 +6,14 @@ namespace {
 
 // What the class assumes.
 const Json& assumed_rope() {
-  static const Json table = {{"rope_type", "yarn"},      {"rope_theta", 1e6},
-                             {"factor", 16.0},           {"original_max_position_embeddings", 16384},
-                             {"beta_fast", 32.0},        {"beta_slow", 1.0},
-                             {"mscale_all_dim", 1.0},    {"mscale", 1.0},
+  static const Json table = {{"rope_type", "yarn"},
+                             {"rope_theta", 1e6},
+                             {"factor", 16.0},
+                             {"original_max_position_embeddings", 16384},
+                             {"beta_fast", 32.0},
+                             {"beta_slow", 1.0},
+                             {"mscale_all_dim", 1.0},
+                             {"mscale", 1.0},
                              {"llama_4_scaling_beta", 0.1}};
   return table;
 }

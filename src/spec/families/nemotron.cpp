@@ -1,5 +1,5 @@
-// Nemotron 3 and 4, Minitron: LayerNorms whose weights are offsets from 1, an MLP of squared ReLUs without a gate,
-// heads that are turned by half.
+// Nemotron 3 and 4, Minitron: LayerNorms whose weights are offsets from 1, an MLP of squared ReLUs without a
+// gate, heads that are turned by half.
 #include "spec/families/family.h"
 
 namespace lm::families {

@@ -1,5 +1,5 @@
-// Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama with q, k and v joined in the files, as gate and up are; long texts
-// by longrope.
+// Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama with q, k and v joined in the files, as gate and up are; long
+// texts by longrope.
 #include "spec/families/family.h"
 
 namespace lm::families {

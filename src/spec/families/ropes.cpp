@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 
 #include "spec/families/family.h"
 
@@ -14,7 +13,8 @@ using Scaling = RopeSpec::Scaling;
 
 int64_t original_positions(const ConfigReader& table, const RopeDefaults& defaults) {
   // Read first, so that a wrong one is refused where another wins.
-  const int64_t inside = table.size("original_max_position_embeddings", defaults.max_positions, kMostPositions);
+  const int64_t inside =
+      table.size("original_max_position_embeddings", defaults.max_positions, kMostPositions);
   return defaults.original.value_or(inside);
 }
 
@@ -51,8 +51,7 @@ void read_yarn(const ConfigReader& table, const RopeDefaults& defaults, RopeSpec
   if (!table.is_null("factor")) {
     read_factor(table, defaults, out);
   } else {
-    out.factor =
-        static_cast<double>(defaults.max_positions) / static_cast<double>(out.original_max_position);
+    out.factor = static_cast<double>(defaults.max_positions) / static_cast<double>(out.original_max_position);
   }
   const double mscale = nonzero(table, "mscale", 0), all = nonzero(table, "mscale_all_dim", 0);
   const auto scale = [&](double m) { return out.factor <= 1 ? 1.0 : 0.1 * m * std::log(out.factor) + 1.0; };
@@ -70,7 +69,8 @@ std::vector<double> read_factors(const ConfigReader& table, const char* key, con
   const Json* const list = table.find(key);
   if (list == nullptr) table.fail(key, "is missing");
   if (!list->is_array() || std::ssize(*list) != rope.dim / 2)
-    table.fail(key, fmt::format("must be a list with one number for each of the {} frequencies", rope.dim / 2));
+    table.fail(key,
+               fmt::format("must be a list with one number for each of the {} frequencies", rope.dim / 2));
   std::vector<double> out;
   for (const Json& one : *list) {
     if (!one.is_number() || !(one.get<double>() >= 1e-6) || one.get<double>() > 1e6)
@@ -118,10 +118,11 @@ const Kind& kind_of(const ConfigReader& table, const RopeDefaults& defaults) {
   const char* const key = table.find("rope_type") ? "rope_type" : "type";
   const std::string written = table.text(key).value_or("default");
   const bool old = defaults.old_longrope && (written == "su" || written == "yarn");
-  const std::string_view type = old ? "longrope" : written;
+  const std::string type = old ? "longrope" : written;
   std::string supported;
   for (const Kind& kind : kKinds) {
-    if (defaults.old_longrope && kind.scaling != Scaling::kNone && kind.scaling != Scaling::kLongRope) continue;
+    if (defaults.old_longrope && kind.scaling != Scaling::kNone && kind.scaling != Scaling::kLongRope)
+      continue;
     if (type == kind.word) return kind;
     supported += (supported.empty() ? "" : ", ") + std::string(kind.word);
   }
@@ -136,8 +137,8 @@ int64_t rotated_features(const ConfigReader& table, const RopeDefaults& defaults
   if (!(part > 0) || part > 1) table.fail("partial_rotary_factor", "must be in (0, 1]");
   const auto dim = static_cast<int64_t>(static_cast<double>(defaults.head_dim) * part);
   if (dim == 0 || dim % 2 != 0) {
-    table.fail("partial_rotary_factor", fmt::format("= {} of {} features leaves {}: RoPE turns pairs", part,
-                                                    defaults.head_dim, dim));
+    table.fail("partial_rotary_factor",
+               fmt::format("= {} of {} features leaves {}: RoPE turns pairs", part, defaults.head_dim, dim));
   }
   return dim;
 }
@@ -241,8 +242,9 @@ void read_ropes_by_kind(const ConfigReader& config, const KindDefaults& defaults
       config.inside("rope_scaling", *scaling);
       if (merged.is_object()) merged.update(*scaling);
     }
-    add_table(full || !scaling ? entries.inside(kKindNames[0], merged) : config.inside("rope_scaling", merged),
-              theta, layers, spec);
+    add_table(
+        full || !scaling ? entries.inside(kKindNames[0], merged) : config.inside("rope_scaling", merged),
+        theta, layers, spec);
   }
   if (const auto layers = layers_of(spec, true); !layers.empty()) {
     const char* const key = defaults.sliding_key;

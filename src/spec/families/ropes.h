@@ -1,5 +1,5 @@
-// How config.json describes rotary position embeddings: one table for all layers, or one for each kind of layer.
-// Values; each function throws as ConfigReader does.
+// How config.json describes rotary position embeddings: one table for all layers, or one for each kind of
+// layer. Values; each function throws as ConfigReader does.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@ struct Family;
 // What holds for a table where it is silent.
 struct RopeDefaults {
   double theta = 1e4;
-  double rotated = 0;                 // as Family has it
+  double rotated = 0;  // as Family has it
   int64_t head_dim = 0;
-  int64_t max_positions = 0;          // max_position_embeddings
+  int64_t max_positions = 0;             // max_position_embeddings
   std::optional<int64_t> original = {};  // original_max_position_embeddings beside the table, which wins
   bool neighbours = false;
-  bool old_longrope = false;          // as Family has it
-  bool of_a_kind = false;             // of one kind of layer: the reference reads no `truncate` there
+  bool old_longrope = false;  // as Family has it
+  bool of_a_kind = false;     // of one kind of layer: the reference reads no `truncate` there
 };
 RopeSpec read_rope_table(const ConfigReader& table, const RopeDefaults& defaults);
 
@@ -39,8 +39,8 @@ struct KindDefaults {
   const char* sliding_key = nullptr;
 };
 void read_ropes_by_kind(const ConfigReader& config, const KindDefaults& defaults, ModelSpec& spec);
-// An entry of rope_parameters for each kind of layer that the model has, complete; `missing` where the file has
-// no rope_parameters.
+// An entry of rope_parameters for each kind of layer that the model has, complete; `missing` where the file
+// has no rope_parameters.
 void read_rope_entries(const ConfigReader& config, const Json& missing, ModelSpec& spec);
 
 }  // namespace lm
