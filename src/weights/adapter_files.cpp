@@ -37,6 +37,11 @@ bool is_harmless(const std::string& key) {
   return kHarmless.contains(key);
 }
 
+// fan_in_fan_out: the base stores W as [in, out], as GPT-2 does, or is unknown.
+bool stored_transposed(const NameMap* base) {
+  return base == nullptr || std::ranges::any_of(base->modules, &ModuleName::transposed);
+}
+
 double number(const Json& config, const char* key, double missing, const std::string& place) {
   const auto it = config.find(key);
   if (it == config.end() || it->is_null()) return missing;
@@ -53,8 +58,10 @@ std::string text(const Json& config, const char* key, const std::string& missing
 
 // "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Loading
 // checks that every layer has its tensors.
-std::string without_layer(std::string path) {
-  for (const std::string prefix : {"base_model.model.", "model.", "layers."}) {
+std::string without_layer(const std::string& module) {
+  std::string path = canonical_name(module + ".").text;  // a wrapper's names, and GPT-2's
+  path.pop_back();
+  for (const std::string prefix : {"base_model.model.", "model.", "transformer.", "layers.", "h."}) {
     if (path.starts_with(prefix)) path.erase(0, prefix.size());
   }
   const size_t digits = path.find_first_not_of("0123456789");
@@ -76,7 +83,7 @@ std::vector<std::string> read_targets(const Json& config, const NameMap* model, 
     constexpr std::string_view kEnd = ".lora_A.weight";
     const ModelFiles files(directory, kAdapterWeights);
     for (const ModelFiles::Tensor& tensor : files.tensors()) {
-      const std::string& name = tensor.entry->name;
+      const std::string& name = tensor.name;
       if (name.ends_with(kEnd)) names.push_back(without_layer(name.substr(0, name.size() - kEnd.size())));
     }
   } else {
@@ -93,9 +100,10 @@ std::vector<std::string> read_targets(const Json& config, const NameMap* model, 
   }
 }
 
-void refuse_what_is_set(const Json& config, const std::string& place) {
+void refuse_what_is_set(const Json& config, const NameMap* base, const std::string& place) {
   for (const auto& [key, value] : config.items()) {
     if (is_neutral(value) || is_harmless(key)) continue;
+    if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     // The default pattern of layers only matters together with layers_to_transform.
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
@@ -121,7 +129,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   const std::string place = directory + "/" + kAdapterConfig;
   const Json config = read_json_file(place, {.bytes = int64_t{4} << 20, .depth = 32});
   if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
-  refuse_what_is_set(config, place);
+  refuse_what_is_set(config, names, place);
   AdapterConfig out;
   out.base_model = text(config, "base_model_name_or_path", "", place);
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())

@@ -61,7 +61,8 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
   }
   switch (parameter.kind) {
     case ParameterKind::kNorm:
-      return 1;
+    case ParameterKind::kBuffer:
+      return parameter.neutral;
     case ParameterKind::kBias:
       return 0;
     case ParameterKind::kEmbedding:

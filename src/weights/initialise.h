@@ -9,8 +9,9 @@
 namespace lm {
 
 // Fills `memory` (host, elements of `dtype`) for rows [first_row, first_row + rows) of one tensor: matrices
-// and embeddings N(0, 0.02), norms 1, biases 0, LoRA A uniform in ±1/sqrt(in) (Kaiming with a = sqrt(5)),
-// LoRA B 0. `tensor` numbers the tensor in the model. The result does not depend on the number of threads.
+// and embeddings N(0, 0.02), norms and buffers Parameter::neutral, biases 0, LoRA A uniform in ±1/sqrt(in)
+// (Kaiming with a = sqrt(5)), LoRA B 0. `tensor` numbers the tensor in the model. The result does not depend
+// on the number of threads.
 void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
                 int64_t first_row, int64_t rows, int threads = 1);
 

@@ -176,7 +176,7 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
                         .threads = setup.threads,
                         .elements = [&](const TensorPlace& place, size_t part) {
                           if (!files) return drawn(place, part, seed, base.dtype);
-                          return elements_of(*files, place.parameter.parts[part].name, base.dtype);
+                          return elements_of(*files, place.parameter, part, base.dtype);
                         }};
   Filling filling(setup, store);
   for (int64_t layer = 0; layer < setup.spec.layer_count(); ++layer) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "weights/convert.h"
+#include "weights/read_part.h"
 #include "weights/stored.h"
 
 namespace lm {
@@ -17,8 +18,8 @@ constexpr size_t kMostDifferences = 20;
 
 // One read: a range of a tensor and its destination.
 struct Chunk {
-  ModelFiles::Tensor tensor;
-  int64_t offset = 0;  // bytes into the tensor in the file
+  FilePart part;
+  int64_t first = 0;  // element of the part
   int64_t elements = 0;
   std::byte* to = nullptr;
   DType to_type = DType::kBF16;
@@ -72,8 +73,8 @@ class Differences {
   size_t count_ = 0;
 };
 
-// Extra tensors that are allowed, by name.
-using AllowedExtra = std::function<bool(const std::string& name)>;
+// Extra tensors that are allowed.
+using AllowedExtra = std::function<bool(const ModelFiles::Tensor& tensor)>;
 
 // Checks that the files have every part with its shape and nothing else.
 void check(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
@@ -105,9 +106,9 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
     }
   }
   for (const ModelFiles::Tensor& tensor : files.tensors()) {
-    const std::string& name = tensor.entry->name;
-    if (wanted.contains(name) || allowed(name)) continue;
-    differences.add("unexpected: " + name.substr(0, 200) + " " + shape_text(tensor.entry->shape));
+    if (wanted.contains(tensor.name) || allowed(tensor)) continue;
+    differences.add("unexpected: " + tensor.entry->name.substr(0, 200) + " " +
+                    shape_text(tensor.entry->shape));
   }
   differences.fail_if_any(files.directory(), description);
 }
@@ -120,22 +121,21 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
     const int64_t columns = item.parameter->columns, first_row = item.target.first_row;
     const int64_t end_row = item.target.rows > 0 ? first_row + item.target.rows : item.parameter->rows;
     for (const ParameterPart& part : item.parameter->parts) {
-      const ModelFiles::Tensor tensor = *files.find(part.name);
-      if (!is_weight_type(tensor.entry->dtype)) {
+      const FilePart stored = file_part(files, *item.parameter, part);
+      if (!is_weight_type(stored.entry->dtype)) {
         throw Error(Exit::kInput,
                     {.area = "FILE-23",
                      .what = part.name + " is quantized, but must be unquantized here",
-                     .place = tensor.file->path(),
+                     .place = stored.file->path(),
                      .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32"});
       }
-      const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
-      const int64_t most = kChunkBytes / file_size;
+      const int64_t most = kChunkBytes / static_cast<int64_t>(dtype_size(stored.entry->dtype));
       // The requested elements of the part.
       const int64_t begin = (std::max(part.first, first_row) - part.first) * columns;
       const int64_t end = (std::min(part.first + part.rows, end_row) - part.first) * columns;
       for (int64_t first = begin; first < end; first += most) {
-        chunks.push_back({.tensor = tensor,
-                          .offset = first * file_size,
+        chunks.push_back({.part = stored,
+                          .first = first,
                           .elements = std::min(most, end - first),
                           .to = item.target.memory + ((part.first - first_row) * columns + first) * size,
                           .to_type = item.target.dtype});
@@ -144,23 +144,15 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
   }
   // In file order, for read-ahead.
   std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
-    if (a.tensor.file != b.tensor.file) return a.tensor.file->path() < b.tensor.file->path();
-    return a.tensor.entry->begin + a.offset < b.tensor.entry->begin + b.offset;
+    if (a.part.file != b.part.file) return a.part.file->path() < b.part.file->path();
+    if (a.part.entry != b.part.entry) return a.part.entry->begin < b.part.entry->begin;
+    return a.first < b.first;
   });
   return chunks;
 }
 
 void read_chunk(const Chunk& chunk) {
-  static thread_local std::vector<std::byte> buffer;
-  const SafetensorsEntry& entry = *chunk.tensor.entry;
-  const size_t bytes = static_cast<size_t>(chunk.elements) * dtype_size(entry.dtype);
-  if (entry.dtype == chunk.to_type) {
-    chunk.tensor.file->read(entry, chunk.offset, {chunk.to, bytes});
-    return;
-  }
-  buffer.resize(std::max(buffer.size(), bytes));
-  chunk.tensor.file->read(entry, chunk.offset, std::span(buffer).first(bytes));
-  convert_elements(buffer.data(), entry.dtype, chunk.to, chunk.to_type, chunk.elements);
+  read_part(chunk.part, chunk.first, chunk.elements, chunk.to_type, chunk.to);
 }
 
 int64_t bytes_at_target(const Chunk& chunk) {
@@ -203,7 +195,7 @@ size_t read_piece(std::span<const Chunk> chunks, Staging& staging, int threads) 
 int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
   int64_t bytes = 0;
   for (const Chunk& chunk : chunks)
-    bytes += chunk.elements * static_cast<int64_t>(dtype_size(chunk.tensor.entry->dtype));
+    bytes += chunk.elements * static_cast<int64_t>(dtype_size(chunk.part.entry->dtype));
   if (options.staging == nullptr) {
     read_by_threads(chunks, options.threads);
   } else {
@@ -220,12 +212,13 @@ int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items
     if (!item.target.memory || item.target.encoded == nullptr) continue;
     const std::vector<ParameterPart>& parts = item.parameter->parts;
     for (size_t p = 0; p < parts.size(); ++p) {
+      // What bitsandbytes has quantized lies as the program has it, whichever way the file's others lie.
       const auto stored = find_stored(files, parts[p].name, parts[p].rows, item.parameter->columns);
       write_encoded(*item.target.encoded, p, item.target.memory, options.staging,
                     [&](const EncodedMatrix& matrix) {
                       if (stored) return read_stored(*stored, matrix);
-                      encode(matrix, item.target.dtype, elements_of(files, parts[p].name, item.target.dtype),
-                             options.threads);
+                      encode(matrix, item.target.dtype,
+                             elements_of(files, *item.parameter, p, item.target.dtype), options.threads);
                     });
       bytes += files.find(parts[p].name)->entry->bytes();
     }
@@ -258,9 +251,18 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
 }
 
 AllowedExtra allowed_for(const ModelSpec& spec) {
-  return [tied = spec.tied, head = spec.names.head + std::string(".weight")](const std::string& name) {
+  return [wrapped = !spec.wrapper.empty(), tied = spec.tied,
+          head = spec.names.head + std::string(".weight")](const ModelFiles::Tensor& tensor) {
+    switch (tensor.use) {
+      case TensorUse::kTower:
+        return wrapped;
+      case TensorUse::kUnused:
+        return true;
+      case TensorUse::kText:
+        break;
+    }
     // rotary_emb.inv_freq: in old files, unused.
-    return name.ends_with(".rotary_emb.inv_freq") || (tied && name == head);
+    return tensor.name.ends_with(".rotary_emb.inv_freq") || (tied && tensor.name == head);
   };
 }
 
@@ -270,7 +272,7 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
                              const LoadOptions& options) {
   const std::vector<LoadItem> items = items_of(layout, true, target);
   check(
-      files, items, [](const std::string&) { return false; }, kOfAdapter);
+      files, items, [](const ModelFiles::Tensor&) { return false; }, kOfAdapter);
   return read_chunks(chunks_of(files, items), options);
 }
 
@@ -283,14 +285,9 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
   return read_chunks(chunks_of(files, items), options) + read_encoded(files, items, options);
 }
 
-MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype) {
-  return [tensor = *files.find(name), dtype](int64_t first, int64_t n, std::byte* to) {
-    read_chunk({.tensor = tensor,
-                .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
-                .elements = n,
-                .to = to,
-                .to_type = dtype});
-  };
+MatrixElements elements_of(const ModelFiles& files, const Parameter& parameter, size_t part, DType dtype) {
+  return [stored = file_part(files, parameter, parameter.parts[part]), dtype](
+             int64_t first, int64_t n, std::byte* to) { read_part(stored, first, n, dtype, to); };
 }
 
 void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
@@ -298,6 +295,7 @@ void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
   std::vector<LoadItem> items;
   for (const BlockParameters& block : blocks) {
     for (const Parameter& parameter : block.trainable) items.push_back({&parameter, {}});
+    for (const Parameter& parameter : block.frozen) items.push_back({&parameter, {}});
   }
   check(files, items, allowed_for(spec), kOfModel);
 }

@@ -39,12 +39,12 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
                              const LoadOptions& options);
 
 // The base model's parameters, target by target. A head that is stored although it is tied must equal the
-// embedding.
+// embedding. Tensors of a wrapper's towers and GPT-2's masks are left alone.
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options);
 
-// A tensor of the files, as elements of `dtype`. `files` outlives the result.
-MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype);
+// A part's elements in `dtype`, in the program's order. `files` outlives the result.
+MatrixElements elements_of(const ModelFiles& files, const Parameter& parameter, size_t part, DType dtype);
 
 // Compares names, shapes and types with the model without reading data; throws as load_model does.
 void check_model_files(const ModelFiles& files, const ModelSpec& spec);

@@ -47,7 +47,8 @@ std::vector<float> LoftqBlock::gains(const char* norm) const {
   std::vector<float> out(static_cast<size_t>(setup_.spec.hidden), 1);
   if (place == nullptr) return out;
   read_floats(setup_.elements(*place, 0), setup_.dtype, 0, out);
-  for (float& gain : out) gain = std::abs(gain);
+  const float base = 1 - place->parameter.neutral;  // what the files hold is added to it
+  for (float& gain : out) gain = std::abs(base + gain);
   return out;
 }
 
@@ -75,13 +76,14 @@ std::vector<float> LoftqBlock::row_sizes(const char* matrix, int64_t first, int6
 }
 
 std::vector<float> LoftqBlock::input_sizes(const TensorPlace& weight) const {
+  const char* norm = "";  // that the mixer reads
   for (const SublayerSpec& sublayer : layer_.sublayers) {
+    if (!sublayer.beside) norm = sublayer.norm_name();
     for (const MatrixSpec& matrix : mixer_parameters(sublayer.mixer, setup_.spec.hidden).matrices) {
       if (&find(ParameterKind::kMatrix, matrix.name) != &weight) continue;
-      std::vector<float> out =
-          matrix.reads_norm  // of size 1 before the gain
-              ? gains(sublayer.norm_name())
-              : std::visit([&](const auto& mixer) { return inner_sizes(mixer); }, sublayer.mixer);
+      std::vector<float> out = gains(norm);  // of size 1 before the gain
+      if (!matrix.reads_norm)
+        out = std::visit([&](const auto& mixer) { return inner_sizes(mixer, out); }, sublayer.mixer);
       settle_sizes(out);
       return out;
     }
@@ -89,10 +91,13 @@ std::vector<float> LoftqBlock::input_sizes(const TensorPlace& weight) const {
   fail_check("a mixer's matrix", __FILE__, __LINE__, weight.parameter.name);
 }
 
-// The sizes of the values, for each head those of its key-value head.
-std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention) const {
-  const std::vector<float> values = row_sizes("attn.qkv", attention.q_rows() + attention.kv_rows(),
-                                              attention.kv_rows(), gains(AttentionSpec::kNorm));
+// The sizes of the values, for each head those of its key-value head. Behind a norm all have size 1.
+std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention,
+                                           const std::vector<float>& inputs) const {
+  if (attention.value_norm) return std::vector<float>(static_cast<size_t>(attention.q_rows()), 1);
+  const int64_t keys = attention.q_rows();
+  const std::vector<float> values = row_sizes(
+      "attn.qkv", attention.values_are_keys ? keys : keys + attention.kv_rows(), attention.kv_rows(), inputs);
   std::vector<float> out;
   for (int64_t i = 0; i < attention.q_rows(); ++i) {
     const int64_t head = i / attention.head_dim / (attention.heads / attention.kv_heads);
@@ -102,11 +107,23 @@ std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention) const
 }
 
 // activation(gate) * up
-std::vector<float> LoftqBlock::inner_sizes(const GatedMlpSpec& mlp) const {
-  const std::vector<float> norm = gains(GatedMlpSpec::kNorm);
-  std::vector<float> out = row_sizes("mlp.gate_up", 0, mlp.ffn, norm);
-  const std::vector<float> up = row_sizes("mlp.gate_up", mlp.ffn, mlp.ffn, norm);
+std::vector<float> LoftqBlock::inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const {
+  std::vector<float> out = row_sizes("mlp.gate_up", 0, mlp.ffn, inputs);
+  const std::vector<float> up = row_sizes("mlp.gate_up", mlp.ffn, mlp.ffn, inputs);
   for (size_t i = 0; i < out.size(); ++i) out[i] *= up[i];
+  return out;
+}
+
+// activation(up)
+std::vector<float> LoftqBlock::inner_sizes(const PlainMlpSpec& mlp, const std::vector<float>& inputs) const {
+  std::vector<float> out = row_sizes("mlp.up", 0, mlp.ffn, inputs);
+  switch (mlp.activation) {
+    case Activation::kSilu:
+    case Activation::kGeluTanh:
+      break;
+    case Activation::kRelu2:
+      for (float& size : out) size *= size;
+  }
   return out;
 }
 

@@ -42,10 +42,11 @@ class LoftqBlock {
   const TensorPlace* find_if(ParameterKind kind, const std::string& name) const;  // null: there is none
   // The sizes of the inputs of the matrix's columns, as root mean squares.
   std::vector<float> input_sizes(const TensorPlace& weight) const;
-  // For the sublayer's matrix that does not read the norm's output.
-  std::vector<float> inner_sizes(const AttentionSpec& attention) const;
-  std::vector<float> inner_sizes(const GatedMlpSpec& mlp) const;
-  // Absolute values; 1 where the sublayer has no such norm.
+  // For the sublayer's matrix that does not read the norm's output, `inputs` being those of its others.
+  std::vector<float> inner_sizes(const AttentionSpec& attention, const std::vector<float>& inputs) const;
+  std::vector<float> inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const;
+  std::vector<float> inner_sizes(const PlainMlpSpec& mlp, const std::vector<float>& inputs) const;
+  // The absolute values of a norm's factors; 1 where there is no such norm.
   std::vector<float> gains(const char* norm) const;
   // Sizes of the outputs of rows [first, first + rows) of a matrix with inputs of these sizes.
   std::vector<float> row_sizes(const char* matrix, int64_t first, int64_t rows,

@@ -57,15 +57,21 @@ ModelFiles::ModelFiles(const std::string& directory, const std::string& single) 
          directory, pickled ? "convert the model to safetensors" : "give the directory of a complete model");
   }
   for (const auto& file : files_) {
-    for (const SafetensorsEntry& entry : file->entries()) tensors_.push_back({&entry, file.get()});
-  }
-  std::sort(tensors_.begin(), tensors_.end(),
-            [](const Tensor& a, const Tensor& b) { return a.entry->name < b.entry->name; });
-  for (size_t i = 1; i < tensors_.size(); ++i) {
-    if (tensors_[i].entry->name == tensors_[i - 1].entry->name) {
-      fail("FILE-23", "tensor \"" + short_text(tensors_[i].entry->name) + "\" is in two files",
-           tensors_[i].file->path(), "the directory mixes two models: get it again");
+    for (const SafetensorsEntry& entry : file->entries()) {
+      CanonicalName name = canonical_name(entry.name);
+      tensors_.push_back({&entry, file.get(), std::move(name.text), name.use});
     }
+  }
+  std::ranges::sort(tensors_, {}, &Tensor::name);
+  for (size_t i = 1; i < tensors_.size(); ++i) {
+    const Tensor &a = tensors_[i - 1], &b = tensors_[i];
+    if (a.name != b.name) continue;
+    const std::string &own = b.entry->name, &other = a.entry->name;
+    const std::string what = own == other ? "\" is in two files"
+                                          : "\" and \"" + short_text(other) + "\" are the same one, " +
+                                                short_text(b.name) + ", in two layouts";
+    fail("FILE-23", "tensor \"" + short_text(own) + what, b.file->path(),
+         "the directory mixes two models: get it again");
   }
 }
 
@@ -123,8 +129,8 @@ void ModelFiles::read_index(const std::string& path) {
 
 std::optional<ModelFiles::Tensor> ModelFiles::find(const std::string& name) const {
   const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                                   [](const Tensor& t, const std::string& n) { return t.entry->name < n; });
-  if (it == tensors_.end() || it->entry->name != name) return std::nullopt;
+                                   [](const Tensor& t, const std::string& n) { return t.name < n; });
+  if (it == tensors_.end() || it->name != name) return std::nullopt;
   return *it;
 }
 

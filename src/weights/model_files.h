@@ -12,22 +12,26 @@
 #include <vector>
 
 #include "weights/safetensors.h"
+#include "weights/tensor_names.h"
 
 namespace lm {
 
 class ModelFiles {
  public:
   struct Tensor {
-    const SafetensorsEntry* entry = nullptr;
+    const SafetensorsEntry* entry = nullptr;  // with the file's own name
     const SafetensorsFile* file = nullptr;
+    std::string name = {};  // as the program calls it (weights/tensor_names.h)
+    TensorUse use = TensorUse::kText;
   };
 
   // Opens model.safetensors, else the parts of the index. With `single` (adapter_model.safetensors), only it.
+  // Two tensors that the program would call the same are an error.
   explicit ModelFiles(const std::string& directory, const std::string& single = "");
 
   const std::string& directory() const { return directory_; }
-  const std::vector<Tensor>& tensors() const { return tensors_; }  // in name order, each name once
-  std::optional<Tensor> find(const std::string& name) const;
+  const std::vector<Tensor>& tensors() const { return tensors_; }  // in the order of `name`, each once
+  std::optional<Tensor> find(const std::string& name) const;       // by the program's name
   // Plain names of the files: the index if there is one, then the parts.
   const std::vector<std::string>& names() const { return names_; }
 

@@ -97,7 +97,7 @@ class State {
 
 StoredMatrix find_four_bits(const ModelFiles& files, const ModelFiles::Tensor& codes, int64_t rows,
                             int64_t columns) {
-  const std::string name = codes.entry->name, state_name = name + ".quant_state.bitsandbytes__";
+  const std::string name = codes.name, state_name = name + ".quant_state.bitsandbytes__";
   const auto nf4 = files.find(state_name + "nf4"), fp4 = files.find(state_name + "fp4");
   if (!nf4 == !fp4)
     fail(codes,
@@ -105,7 +105,7 @@ StoredMatrix find_four_bits(const ModelFiles& files, const ModelFiles::Tensor& c
   const ModelFiles::Tensor of_state = nf4 ? *nf4 : *fp4;
   const State state(of_state);
   Reader reader(files, codes);
-  reader.names.push_back(of_state.entry->name);
+  reader.names.push_back(of_state.name);
   state.require("quant_type", nf4 ? "nf4" : "fp4");
   state.require("blocksize", kScaleBlock);
   state.require("shape", {rows, columns});
@@ -133,7 +133,7 @@ StoredMatrix find_four_bits(const ModelFiles& files, const ModelFiles::Tensor& c
 
 StoredMatrix find_eight_bits(const ModelFiles& files, const ModelFiles::Tensor& codes, int64_t rows,
                              int64_t columns) {
-  const std::string& name = codes.entry->name;
+  const std::string& name = codes.name;
   if (codes.entry->shape != std::vector<int64_t>{rows, columns})
     fail(codes, "is " + shape_text(codes.entry->shape) + ", the model needs " + shape_text({rows, columns}));
   if (!name.ends_with(".weight")) fail(codes, "is I8, but not the weight of a linear layer");
@@ -142,7 +142,7 @@ StoredMatrix find_eight_bits(const ModelFiles& files, const ModelFiles::Tensor& 
   StoredMatrix out{.kind = EncodingKind::kInt8, .codes = codes};
   out.scales = reader.beside(module + ".SCB", DType::kF32, rows);
   if (const auto format = files.find(module + ".weight_format")) {
-    reader.names.push_back(format->entry->name);
+    reader.names.push_back(format->name);
     uint8_t value = 1;
     if (format->entry->bytes() == 1)
       format->file->read(*format->entry, 0, std::as_writable_bytes(std::span(&value, 1)));

@@ -54,7 +54,11 @@ std::string weights_hash(const ModelFiles& files) {
   constexpr int64_t kChunk = int64_t{4} << 20;
   std::vector<std::byte> buffer(static_cast<size_t>(kChunk));
   WeightsHash hash;
-  for (const ModelFiles::Tensor& tensor : files.tensors()) {
+  // In the order of the files' own names: it is these that other programs hash.
+  std::vector<ModelFiles::Tensor> tensors = files.tensors();
+  std::ranges::sort(
+      tensors, {}, [](const ModelFiles::Tensor& tensor) -> const std::string& { return tensor.entry->name; });
+  for (const ModelFiles::Tensor& tensor : tensors) {
     const SafetensorsEntry& entry = *tensor.entry;
     hash.tensor(entry.name, entry.dtype, entry.shape);
     for (int64_t offset = 0; offset < entry.bytes(); offset += kChunk) {

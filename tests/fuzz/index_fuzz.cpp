@@ -40,8 +40,8 @@ void check(const lm::ModelFiles& files) {
   }
   for (size_t i = 0; i < files.tensors().size(); ++i) {
     const lm::ModelFiles::Tensor& tensor = files.tensors()[i];
-    require(i == 0 || files.tensors()[i - 1].entry->name < tensor.entry->name);
-    const auto found = files.find(tensor.entry->name);
+    require(i == 0 || files.tensors()[i - 1].name < tensor.name);
+    const auto found = files.find(tensor.name);
     require(found && found->entry == tensor.entry && found->file == tensor.file);
     require(tensor.file->path().starts_with(files.directory() + "/"));
   }

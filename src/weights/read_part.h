@@ -1,0 +1,24 @@
+// One tensor of the files as the program holds it: row-major [rows, columns], whichever way the file has it
+// (ParameterPart::transposed). The caller owns the memory; any thread.
+#pragma once
+
+#include "spec/parameter.h"
+#include "weights/model_files.h"
+
+namespace lm {
+
+struct FilePart {
+  const SafetensorsEntry* entry = nullptr;
+  const SafetensorsFile* file = nullptr;
+  int64_t rows = 0, columns = 0;
+  bool transposed = false;  // the file has [columns, rows]
+};
+
+// A part that the files have, unquantized.
+FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part);
+
+// Reads elements [first, first + elements), counted in the program's order, and converts them to `dtype`. Of
+// a transposed tensor it reads a run of each row of the file, and holds at most 1 MiB or one run.
+void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to);
+
+}  // namespace lm
