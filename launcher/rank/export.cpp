@@ -187,7 +187,7 @@ Exit export_command(const CommandLine& line) {
   if (subject.checkpoint) {
     checkpoint.emplace(subject.trained, files.threads);
     files.adapter = "";
-    files.model = lora ? model.directory : "";
+    files.model = frozen_source(*job);
     files.trained = [&](size_t block, int64_t first, int64_t elements, float* out) {
       TrainedValues(*checkpoint, lora).read(static_cast<int64_t>(block), first, elements, out);
     };

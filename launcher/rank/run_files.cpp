@@ -125,6 +125,11 @@ std::vector<std::vector<float>> gather_masters(const Job& job, Rank& rank) {
 
 }  // namespace
 
+std::string frozen_source(const Job& job) {
+  const bool fresh = job.config.model.init == ModelInit::kRandom;
+  return job.model.layout.frozen_elements == 0 || fresh ? "" : job.model.directory;
+}
+
 bool trains_in_shards(const Job& job) {
   return job.plan.placement.pool(Pool::kWeights).shards > 1 && !job.model.adapter;
 }
@@ -134,8 +139,12 @@ namespace {
 void export_checkpoint(const Job& job, const std::string& checkpoint, const std::string& output) {
   const int threads = job.plan.numerics.threads;
   CheckpointReader reader(checkpoint, threads);
-  ExportFiles files{
-      .spec = job.model.spec, .layout = job.model.layout, .model = "", .adapter = "", .threads = threads};
+  ExportFiles files{.spec = job.model.spec,
+                    .layout = job.model.layout,
+                    .model = frozen_source(job),
+                    .seed = job.config.run.seed,
+                    .adapter = "",
+                    .threads = threads};
   files.trained = [&reader](size_t block, int64_t first, int64_t elements, float* out) {
     TrainedValues(reader, false).read(static_cast<int64_t>(block), first, elements, out);
   };
@@ -194,8 +203,12 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    BaseModel base{job.config.model.path, job.model.directory, job.chat_template,
-                   job.model.spec.architecture};
+    BaseModel base{.name = job.config.model.path,
+                   .directory = job.model.directory,
+                   .chat_template = job.chat_template,
+                   .architecture = job.model.spec.architecture,
+                   .revision = "",
+                   .wrapped = !job.model.spec.wrapper.empty()};
     if (const auto hub = name_of_snapshot(job.model.directory)) {
       base.name = hub->repository();
       base.revision = hub->revision;
@@ -205,6 +218,7 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
   ExportOptions options;
   options.dtype = request.dtype;
   options.replace = request.replace;
+  options.fresh = job.config.model.init == ModelInit::kRandom;
   options.chat_template = job.chat_template;
   export_model(request.output, job.model.directory, job.model.layout, source, options);
 }

@@ -56,6 +56,10 @@ Config resolved_config(const Job& job, const std::string& directory);
 void export_rank(const Job& job, Rank& rank, const std::string& output, bool replace,
                  const std::vector<std::vector<float>>& masters = {});
 
+// The directory with the weights that a checkpoint lacks; "": it has all of them, or they follow from the
+// seed.
+std::string frozen_source(const Job& job);
+
 // Whether no rank has all trained weights.
 bool trains_in_shards(const Job& job);
 

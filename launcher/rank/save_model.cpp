@@ -80,12 +80,16 @@ std::string write_elsewhere(const Job& job, Rank& rank) {
 
 int64_t model_bytes(const Job& job) {
   const bool lora = job.model.adapter.has_value();
-  const OutgoingTensors tensors(job.model.layout,
-                                lora ? OutgoingTensors::What::kAdapter : OutgoingTensors::What::kModel,
-                                lora ? DType::kF32 : job.plan.numerics.dtype,
-                                [](size_t, const TensorPlace&, int64_t) { return WeightView(); });
+  const auto nothing = [](size_t, const TensorPlace&, int64_t) { return WeightView(); };
+  ExportOptions options;
+  options.dtype = job.plan.numerics.dtype;
+  options.fresh = job.config.model.init == ModelInit::kRandom;
+  const std::vector<TensorInfo> tensors =
+      lora
+          ? OutgoingTensors(job.model.layout, OutgoingTensors::What::kAdapter, DType::kF32, nothing).tensors()
+          : exported_tensors(job.model.directory, job.model.layout, options);
   int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
-  for (const TensorInfo& tensor : tensors.tensors())
+  for (const TensorInfo& tensor : tensors)
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
   return bytes;
 }

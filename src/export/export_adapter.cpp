@@ -19,17 +19,39 @@ std::string card(const AdapterSpec& spec, const std::string& base_model) {
   return out + ".\n";
 }
 
+// PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
+// have modules of these names, too.
+Json target_modules(std::vector<std::string> targets, bool wrapped) {
+  std::ranges::sort(targets);
+  if (!wrapped) return targets;
+  std::string names;
+  for (const std::string& target : targets) {
+    names += names.empty() ? "" : "|";
+    for (const char c : target) names += c == '.' ? "\\." : std::string(1, c);
+  }
+  return R"(.*\blanguage_model\..*\.()" + names + ")";
+}
+
+// Whether the base's files hold its adapted matrices as [in, out].
+bool fan_in_fan_out(const ModelLayout& layout) {
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Trainable& entry : block.trainables) {
+      if (in_adapter(entry.role) && block.tensors[entry.owner].parameter.parts[entry.part].transposed)
+        return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, bool replace) {
   const double alpha = spec.rslora ? spec.alpha * std::sqrt(static_cast<double>(spec.r)) : spec.alpha;
-  std::vector<std::string> targets = spec.targets;
-  std::sort(targets.begin(), targets.end());
   Json config = {{"alpha_pattern", Json::object()},
                  {"base_model_name_or_path", base.name},
                  {"bias", "none"},
-                 {"fan_in_fan_out", false},
+                 {"fan_in_fan_out", fan_in_fan_out(layout)},
                  {"inference_mode", true},
                  {"init_lora_weights", true},
                  {"layers_pattern", nullptr},
@@ -40,7 +62,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
                  {"r", spec.r},
                  {"rank_pattern", Json::object()},
                  {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
-                 {"target_modules", targets},
+                 {"target_modules", target_modules(spec.targets, base.wrapped)},
                  {"task_type", "CAUSAL_LM"},
                  {"use_dora", false},
                  {"use_rslora", false}};
@@ -54,9 +76,14 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
     config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
   NewDirectory output(directory, replace);
   const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
-  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, tensors.tensors());
+  std::vector<TensorInfo> infos = tensors.tensors();
+  if (base.wrapped) {
+    for (TensorInfo& info : infos) info.name = wrapped_name(info.name);
+  }
+  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, std::move(infos));
   for (const TensorInfo& tensor : writer.order()) {
-    tensors.fill(tensor.name, [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
+    tensors.fill(canonical_name(tensor.name).text,
+                 [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
   }
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");

@@ -16,11 +16,14 @@ struct BaseModel {
   std::string chat_template = {};  // replaces the base model's; "": the base model's
   std::string architecture = {};   // "LlamaForCausalLM", to recognise a different model; "": omitted
   std::string revision = {};       // the commit of a hub model
+  bool wrapped = false;            // the base is a text model inside another one (ModelSpec::wrapper)
 };
 
-// Writes the whole directory and renames it at the end; weights in fp32. rsLoRA is written in its equivalent
-// form, alpha·√r with use_rslora false, because some readers only know lora_alpha. The base model's tokenizer
-// files and chat template are copied beside the adapter: servers look for them there first.
+// Writes the whole directory and renames it at the end; weights in fp32. The modules of a wrapped base have
+// the names of the wrapper's class in transformers 5, and a pattern as targets that leaves the towers out.
+// rsLoRA is written in its equivalent form, alpha·√r with use_rslora false, because some readers only know
+// lora_alpha. The base model's tokenizer files and chat template are copied beside the adapter: servers look
+// for them there first.
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, bool replace);
 

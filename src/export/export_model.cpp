@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/json.h"
+#include "export/base_files.h"
 
 namespace lm {
 namespace {
@@ -19,7 +20,12 @@ constexpr const char* kCopied[] = {"generation_config.json",
                                    "added_tokens.json",
                                    "vocab.json",
                                    "merges.txt",
-                                   "preprocessor_config.json"};
+                                   "tekken.json",
+                                   "processor_config.json",
+                                   "preprocessor_config.json",
+                                   "image_preprocessor_config.json",
+                                   "video_preprocessor_config.json",
+                                   "audio_preprocessor_config.json"};
 constexpr int64_t kMostConfigBytes = int64_t{4} << 20;
 constexpr int64_t kMostCopiedBytes = int64_t{256} << 20;
 
@@ -29,14 +35,9 @@ void copy_file(const std::string& from, const std::string& to) {
   atomic_write_file(to, read_small_file(from, kMostCopiedBytes));
 }
 
-}  // namespace
-
-std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place) {
-  Json config = parse_json(text, place, {.bytes = kMostConfigBytes, .depth = 32});
-  if (!config.is_object()) fail_json("config.json must hold one object", place, 0);
-  const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
-  bool changed = config.erase("quantization_config") > 0,
-       found = false;  // of a quantized base: the output is unquantized
+// Changes what one object says of its weights; whether it had a key for their type goes to `found`.
+bool set_dtype(Json& config, const char* name, bool& found) {
+  bool changed = config.erase("quantization_config") > 0;  // of a quantized base: the output is unquantized
   for (const char* key : {"dtype", "torch_dtype"}) {
     const auto it = config.find(key);
     if (it == config.end()) continue;
@@ -44,9 +45,67 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
     changed = changed || *it != name;
     *it = name;
   }
+  return changed;
+}
+
+Json* text_config(Json& config) {
+  const auto it = config.find("text_config");
+  return it != config.end() && it->is_object() ? &*it : nullptr;
+}
+
+Json read_config(const std::string& text, const std::string& place) {
+  Json config = parse_json(text, place, {.bytes = kMostConfigBytes, .depth = 32});
+  if (!config.is_object()) fail_json("config.json must hold one object", place, 0);
+  return config;
+}
+
+// Whether the base's files are asked for more than config.json: a damaged one shall not keep a model from
+// being written that needs nothing of it.
+bool needs_files(const ModelLayout& layout) {
+  for (const BlockLayout& block : layout.blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      if (place.parameter.kind == ParameterKind::kBuffer) return true;
+      // GPT-2, of which there are files with other names.
+      if (place.parameter.parts.front().name.starts_with("transformer.")) return true;
+    }
+  }
+  return false;
+}
+
+// What stays of the base: nothing where the weights are not its own.
+BaseFiles base_files(const std::string& directory, const ModelLayout& layout, const ExportOptions& options) {
+  const std::string path = directory + "/config.json";
+  std::error_code absent;
+  Json config = !directory.empty() && fs::exists(path, absent)
+                    ? read_config(read_small_file(path, kMostConfigBytes), path)
+                    : Json::object();
+  const bool wrapped = text_config(config) != nullptr;
+  const bool open = !options.fresh && (wrapped || needs_files(layout));
+  return BaseFiles(open ? directory : "", wrapped);
+}
+
+OutgoingTensors outgoing_tensors(const ModelLayout& layout, const WeightSource& source,
+                                 const ExportOptions& options) {
+  return {layout, OutgoingTensors::What::kModel, options.dtype, source};
+}
+
+}  // namespace
+
+std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place) {
+  Json config = read_config(text, place);
+  const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
+  bool found = false;
+  bool changed = set_dtype(config, name, found);
+  if (Json* const inner = text_config(config)) changed = set_dtype(*inner, name, found) || changed;
   // Neither key: the older one, unless the file is in the newer form otherwise.
   if (!found) config[config.contains("rope_parameters") ? "dtype" : "torch_dtype"] = name;
   return changed || !found ? config.dump(2) + "\n" : text;
+}
+
+std::vector<TensorInfo> exported_tensors(const std::string& base_directory, const ModelLayout& layout,
+                                         const ExportOptions& options) {
+  return base_files(base_directory, layout, options)
+      .outgoing(outgoing_tensors(layout, {}, options).tensors(), layout);
 }
 
 int64_t tokenizer_bytes(const std::string& from) {
@@ -81,11 +140,17 @@ void export_model(const std::string& output, const std::string& base_directory, 
   const std::string config_path = base_directory + "/config.json";
   const std::string config =
       config_for_dtype(read_small_file(config_path, kMostConfigBytes), options.dtype, config_path);
+  const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
+  BaseFiles base = base_files(base_directory, layout, options);
+  const std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout);
   NewDirectory directory(output, options.replace);
-  const OutgoingTensors tensors(layout, OutgoingTensors::What::kModel, options.dtype, source);
   write_model_files(
-      directory.temporary(), tensors.tensors(),
-      [&](const std::string& name, const TensorSink& sink) { tensors.fill(name, sink); }, options.part_bytes);
+      directory.temporary(), all,
+      [&](const std::string& theirs, const TensorSink& sink) {
+        const std::string name = canonical_name(theirs).text;
+        base.copies(name) ? base.copy(name, sink) : tensors.fill(name, sink);
+      },
+      options.part_bytes);
   copy_tokenizer_files(base_directory, directory.temporary(), options.chat_template);
   atomic_write_file(directory.temporary() + "/config.json", config);
   directory.commit();

@@ -7,6 +7,7 @@
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/initialise.h"
+#include "weights/read_part.h"
 #include "weights/stored.h"
 
 namespace lm {
@@ -21,6 +22,13 @@ const ParameterPart& part_of(const Parameter& parameter, int64_t row) {
   });
   LM_CHECK(part != parameter.parts.end(), parameter.name);
   return *part;
+}
+
+bool has_adapter(const ModelLayout& layout) {
+  return std::ranges::any_of(layout.blocks, [](const BlockLayout& block) {
+    return std::ranges::any_of(block.trainables,
+                               [](const Trainable& entry) { return in_adapter(entry.role); });
+  });
 }
 
 }  // namespace
@@ -62,7 +70,7 @@ FileSource::FileSource(const ExportFiles& setup) : setup_(setup) {
     files_ = std::make_unique<ModelFiles>(setup.model);
     check_model_files(*files_, setup.spec);
   }
-  if (!setup.adapter.empty() || (setup.trained && setup.layout.frozen_elements > 0)) read_adapter();
+  if (!setup.adapter.empty() || (setup.trained && has_adapter(setup.layout))) read_adapter();
 }
 
 void FileSource::read_adapter() {
@@ -115,7 +123,6 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
   for (int64_t row = first; row < first + rows;) {
     const ParameterPart& part = part_of(parameter, row);
     const int64_t end = std::min(part.first + part.rows, first + rows);
-    const ModelFiles::Tensor tensor = files_->find(part.name).value();
     if (const auto stored = find_stored(*files_, part.name, part.rows, parameter.columns)) {
       std::vector<float> values(static_cast<size_t>(part.rows * parameter.columns));
       decode_stored(*stored, part.rows, parameter.columns, values.data(), setup_.threads);
@@ -125,12 +132,9 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
       row = end;
       continue;
     }
-    const auto size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
-    const int64_t elements = (end - row) * parameter.columns;
-    raw_.resize(static_cast<size_t>(elements * size));
-    tensor.file->read(*tensor.entry, (row - part.first) * parameter.columns * size, raw_);
-    convert_elements(raw_.data(), tensor.entry->dtype,
-                     floats_.data() + (row - first) * parameter.columns * kFloat, DType::kF32, elements);
+    read_part(file_part(*files_, parameter, part), (row - part.first) * parameter.columns,
+              (end - row) * parameter.columns, DType::kF32,
+              floats_.data() + (row - first) * parameter.columns * kFloat);
     row = end;
   }
 }

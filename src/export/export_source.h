@@ -48,7 +48,9 @@ using Merge =
 struct ExportFiles {
   const ModelSpec& spec;
   const ModelLayout& layout;  // of fp32
-  std::string model;          // directory of the model's own tensors; "": initialised with `seed`
+  // Directory of the model's own tensors, of which `trained` lacks only frozen ones; "": initialised with
+  // `seed`.
+  std::string model;
   int64_t seed = 0;
   std::string adapter;  // PEFT directory; "": none
   // Replaces the trained tensors of these files: reads fp32 elements of a block's flat array.
@@ -76,7 +78,7 @@ class FileSource {
   ExportFiles setup_;
   std::unique_ptr<ModelFiles> files_;            // null: initialised
   std::vector<std::vector<std::byte>> adapter_;  // of each block, as its flat array
-  std::vector<std::byte> raw_, floats_;
+  std::vector<std::byte> floats_;
   const TensorPlace* merged_ = nullptr;  // the tensor in floats_
 };
 

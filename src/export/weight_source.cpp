@@ -4,11 +4,54 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/host_device.h"
 #include "weights/convert.h"
 
 namespace lm {
 namespace {
+
 constexpr int64_t kChunkElements = int64_t{1} << 20;
+constexpr int64_t kTransposedElements = int64_t{1} << 21;
+
+// Columns of some rows, as rows of the file.
+struct Band {
+  std::byte* memory = nullptr;
+  DType dtype = DType::kF32;
+  int64_t column = 0, columns = 0;
+  int64_t rows = 0;  // of the part: a row of the file
+};
+
+// Row `row` of the part, its elements in the band's type, `Element`.
+template <class Element>
+void put_elements(const Band& band, int64_t row, const std::byte* from) {
+  const auto* const elements = reinterpret_cast<const Element*>(from);
+  auto* const to = reinterpret_cast<Element*>(band.memory) + row;
+  for (int64_t c = 0; c < band.columns; ++c) to[c * band.rows] = elements[c];
+}
+
+// The same from elements of `dtype`, of which `from` is the row's first.
+void put_row(const Band& band, int64_t row, const std::byte* from, DType dtype,
+             std::vector<std::byte>& line) {
+  line.resize(static_cast<size_t>(band.columns) * dtype_size(band.dtype));
+  convert_elements(from + band.column * static_cast<int64_t>(dtype_size(dtype)), dtype, line.data(),
+                   band.dtype, band.columns);
+  band.dtype == DType::kF32 ? put_elements<float>(band, row, line.data())
+                            : put_elements<Bf16>(band, row, line.data());
+}
+
+}  // namespace
+
+void for_each_view(const WeightSource& source, size_t block, const TensorPlace& place, int64_t first,
+                   int64_t end, const TakeRows& take) {
+  const Parameter& parameter = place.parameter;
+  for (int64_t row = first; row < end;) {
+    const WeightView view = source(block, place, row);
+    const int64_t last = std::min(end, view.rows > 0 ? view.first_row + view.rows : parameter.rows);
+    LM_CHECK(view.memory != nullptr && view.first_row <= row && row < last, parameter.name);
+    const int64_t offset = (row - view.first_row) * parameter.columns;
+    take(row, last - row, view.memory + offset * static_cast<int64_t>(dtype_size(view.dtype)), view.dtype);
+    row = last;
+  }
 }
 
 OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source)
@@ -29,16 +72,28 @@ void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) cons
   const auto it = parts_.find(name);
   LM_CHECK(it != parts_.end(), name);
   const Part& part = it->second;
-  const Parameter& parameter = part.place->parameter;
-  const int64_t columns = parameter.columns, end = part.part->first + part.part->rows;
-  for (int64_t row = part.part->first; row < end;) {
-    const WeightView view = source_(part.block, *part.place, row);
-    const int64_t last = std::min(end, view.rows > 0 ? view.first_row + view.rows : parameter.rows);
-    LM_CHECK(view.memory != nullptr && view.first_row <= row && row < last, name);
-    const int64_t offset = (row - view.first_row) * columns;
-    pass_on(view.memory + offset * static_cast<int64_t>(dtype_size(view.dtype)), view.dtype,
-            (last - row) * columns, sink);
-    row = last;
+  if (part.part->transposed) return fill_transposed(part, sink);
+  const int64_t first = part.part->first, columns = part.place->parameter.columns;
+  for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
+                [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
+                  pass_on(from, dtype, rows * columns, sink);
+                });
+}
+
+void OutgoingTensors::fill_transposed(const Part& part, const TensorSink& sink) const {
+  const int64_t first = part.part->first, rows = part.part->rows, columns = part.place->parameter.columns;
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  const int64_t most = std::clamp<int64_t>(kTransposedElements / rows, 1, columns);
+  std::vector<std::byte> memory(static_cast<size_t>(most * rows * size)), line;
+  for (int64_t column = 0; column < columns; column += most) {
+    const Band band{memory.data(), dtype_, column, std::min(most, columns - column), rows};
+    for_each_view(source_, part.block, *part.place, first, first + rows,
+                  [&](int64_t row, int64_t count, const std::byte* from, DType dtype) {
+                    const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
+                    for (int64_t r = 0; r < count; ++r)
+                      put_row(band, row - first + r, from + r * stride, dtype, line);
+                  });
+    sink(std::span(memory).first(static_cast<size_t>(band.columns * rows * size)));
   }
 }
 

@@ -1,5 +1,6 @@
 // Tensors for export: the Hugging Face tensors of a layout, and their bytes from the caller's memory,
-// converted in bounded chunks. Borrows the layout and the source's memory; one thread.
+// converted in bounded chunks; where the files have [columns, rows], so many rows of the file at once as fit
+// into 8 MiB of fp32. Borrows the layout and the source's memory; one thread.
 #pragma once
 
 #include <functional>
@@ -24,6 +25,11 @@ struct WeightView {
 // view has at least that row, and must stay valid until the next call.
 using WeightSource = std::function<WeightView(size_t block, const TensorPlace& place, int64_t row)>;
 
+// Calls take(row, rows, memory, dtype) for rows [first, end) of a parameter, as the source has them.
+using TakeRows = std::function<void(int64_t row, int64_t rows, const std::byte* memory, DType dtype)>;
+void for_each_view(const WeightSource& source, size_t block, const TensorPlace& place, int64_t first,
+                   int64_t end, const TakeRows& take);
+
 class OutgoingTensors {
  public:
   enum class What { kModel, kAdapter };
@@ -40,6 +46,7 @@ class OutgoingTensors {
     const ParameterPart* part;
   };
   void pass_on(const std::byte* from, DType dtype, int64_t elements, const TensorSink& sink) const;
+  void fill_transposed(const Part& part, const TensorSink& sink) const;
   DType dtype_;
   WeightSource source_;
   std::vector<TensorInfo> tensors_;

@@ -1,0 +1,38 @@
+// What a full export takes from the files of its base model: their names for the tensors, and, byte for byte,
+// the towers of a wrapper and the buffers that nobody trains. Owns the open files; one thread. Errors are
+// those of ModelFiles.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "spec/block_layout.h"
+#include "weights/model_files.h"
+
+namespace lm {
+
+class BaseFiles {
+ public:
+  // A directory without weights, or "", has no names: `wrapped` chooses those of the wrapper classes of
+  // transformers 5, else the program's are taken.
+  BaseFiles(const std::string& directory, bool wrapped);
+
+  // `ours` under the base's names, the buffers of `layout` in the type that the base has them in, then the
+  // towers. Throws Error(11) if a tower is quantized: the exported config.json says that nothing is.
+  std::vector<TensorInfo> outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout);
+
+  // By the program's name: whether a tensor of that list is the base's own, and its bytes.
+  bool copies(const std::string& name) const { return copied_.contains(name); }
+  void copy(const std::string& name, const TensorSink& sink) const;
+
+ private:
+  std::string own_name(const std::string& ours) const;
+
+  bool wrapped_;
+  std::unique_ptr<ModelFiles> files_;  // null: there are none
+  std::set<std::string> copied_;       // by the program's names
+};
+
+}  // namespace lm
