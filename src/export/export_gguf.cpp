@@ -2,79 +2,133 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <numbers>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
-#include "export/gguf_tokenizer.h"
-#include "spec/families/family.h"
+#include "export/gguf_layers.h"
 
 namespace lm {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const ModelSpec& spec) {
-  throw Error(Exit::kInput, {.area = "FILE-26",
-                             .what = "llama.cpp does not support " + what,
-                             .place = spec.architecture,
-                             .next = "leave --gguf out"});
-}
+using Pair = std::pair<std::string_view, std::string_view>;
 
-const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
-  const Family* const family = family_of(spec);
-  if (family == nullptr || family->llama_cpp.name == nullptr)
-    refuse("models of type \"" + spec.model_type + "\"", spec);
-  return family->llama_cpp;
-}
+// llama.cpp's names of our parameters, biases being their matrix's or norm's.
+constexpr Pair kOutside[] = {
+    {"embed", "token_embd"}, {"positions", "position_embd"}, {"head", "output"}, {"norm", "output_norm"}};
+// In a layer: norms, and what nobody trains.
+constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},      {"attn.norm_after", "post_attention_norm"},
+                             {"attn.q_norm", "attn_q_norm"},  {"attn.k_norm", "attn_k_norm"},
+                             {"mlp.norm", "ffn_norm"},        {"mlp.norm_after", "post_ffw_norm"},
+                             {"scalar", "layer_output_scale"}};
+// The parts of its matrices, and the matrices themselves where it has several parts as one.
+constexpr Pair kParts[] = {{"attn.q", "attn_q"},      {"attn.k", "attn_k"},     {"attn.v", "attn_v"},
+                           {"attn.o", "attn_output"}, {"mlp.gate", "ffn_gate"}, {"mlp.up", "ffn_up"},
+                           {"mlp.down", "ffn_down"},  {"attn.qkv", "attn_qkv"}, {"mlp.gate_up", "ffn_up"}};
 
-constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"model.embed_tokens", "token_embd"},
-                                                                    {"model.norm", "output_norm"},
-                                                                    {"lm_head", "output"},
-                                                                    {"input_layernorm", "attn_norm"},
-                                                                    {"self_attn.q_proj", "attn_q"},
-                                                                    {"self_attn.k_proj", "attn_k"},
-                                                                    {"self_attn.v_proj", "attn_v"},
-                                                                    {"self_attn.o_proj", "attn_output"},
-                                                                    {"self_attn.q_norm", "attn_q_norm"},
-                                                                    {"self_attn.k_norm", "attn_k_norm"},
-                                                                    {"post_attention_layernorm", "ffn_norm"},
-                                                                    {"mlp.gate_proj", "ffn_gate"},
-                                                                    {"mlp.up_proj", "ffn_up"},
-                                                                    {"mlp.down_proj", "ffn_down"}};
-
-// "model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight".
-std::string gguf_name(const std::string& ours) {
-  constexpr std::string_view kLayers = "model.layers.";
-  std::string prefix, rest = ours;
-  if (ours.starts_with(kLayers)) {
-    const size_t dot = ours.find('.', kLayers.size());
-    prefix = "blk." + ours.substr(kLayers.size(), dot - kLayers.size()) + ".";
-    rest = ours.substr(dot + 1);
-  }
-  const size_t dot = rest.rfind('.');
-  for (const auto& [theirs, name] : kNames) {
-    if (rest.substr(0, dot) == theirs) return prefix + std::string(name) + rest.substr(dot);
-  }
+std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
+  const auto found = std::ranges::find(names, ours, &Pair::first);
+  if (found != names.end()) return found->second;
   throw Error(Exit::kInternal,
-              {.area = "BUG-70", .what = "no GGUF name", .place = ours, .next = "report this"});
+              {.area = "BUG-70", .what = "no GGUF name", .place = std::string(ours), .next = "report this"});
 }
 
-// The number of heads of q_proj and k_proj, weights and biases; 0 for other tensors.
-int64_t turned_heads(const ModelSpec& spec, const std::string& name) {
-  if (!llama_cpp_of(spec).turns_neighbours) return 0;
-  if (name.find(".self_attn.q_proj.") != std::string::npos) return spec.layers.front().attention().heads;
-  return name.find(".self_attn.k_proj.") != std::string::npos ? spec.layers.front().attention().kv_heads : 0;
-}
+// A tensor of the file: rows of a parameter.
+struct Outgoing {
+  GgufTensor tensor;
+  size_t block = 0;
+  const TensorPlace* place = nullptr;
+  int64_t first = 0, rows = 0;
+  int64_t heads = 0;  // of q or k, whose rows are permuted; 0: they are not
+};
 
-// Row 2 i + j of a head is its row j d/2 + i.
-std::vector<float> interleaved(std::span<const float> from, int64_t heads, int64_t head_dim) {
-  std::vector<float> out(from.size());
-  const int64_t columns = std::ssize(from) / (heads * head_dim), half = head_dim / 2;
+class Tensors {
+ public:
+  Tensors(const ModelSpec& spec, const LlamaCpp& arch, const ModelLayout& layout, GgufType type)
+      : spec_(spec), arch_(arch), type_(type) {
+    for (size_t b = 0; b < layout.blocks.size(); ++b) {
+      for (const TensorPlace& place : layout.blocks[b].tensors) {
+        if (!in_adapter(place.parameter.role)) add(b, place);
+      }
+    }
+    if (!spec.tied || !arch.needs_head) return;
+    const TensorPlace* const embedding = layout.blocks.front().find("embed");
+    LM_CHECK(embedding != nullptr, "an embedding");
+    put("output.weight", 0, *embedding, 0, embedding->parameter.rows);
+  }
+  const std::vector<Outgoing>& all() const { return all_; }
+
+ private:
+  Outgoing& put(const std::string& name, size_t block, const TensorPlace& place, int64_t first,
+                int64_t rows) {
+    const Parameter& parameter = place.parameter;
+    const bool vector = parameter.vector() || name.starts_with("position_embd");
+    const bool blocks = type_ != GgufType::kQ8_0 || parameter.columns % kGgufBlock == 0;
+    const GgufType type = vector ? GgufType::kF32 : blocks ? type_ : GgufType::kF16;
+    const std::vector<int64_t> shape =
+        parameter.vector() ? std::vector{rows} : std::vector{rows, parameter.columns};
+    all_.push_back({{name, shape, type}, block, &place, first, rows});
+    return all_.back();
+  }
+
+  // "layers.3.attn.qkv_bias" -> "blk.3.attn_q.bias" and so on.
+  void add(size_t block, const TensorPlace& place) {
+    constexpr std::string_view kLayers = "layers.", kBias = "_bias";
+    std::string_view name = place.parameter.name;
+    const bool bias = name.ends_with(kBias);
+    if (bias) name.remove_suffix(kBias.size());
+    const std::string kind = bias ? ".bias" : ".weight";
+    if (!name.starts_with(kLayers)) {
+      put(std::string(find_name(kOutside, name)) + kind, block, place, 0, place.parameter.rows);
+      return;
+    }
+    const auto layer = static_cast<int64_t>(block) - 1;
+    const std::string prefix = fmt::format("blk.{}.", layer);
+    name = name.substr(name.find('.', kLayers.size()) + 1);
+    const std::vector<MatrixSpec> matrices = layer_matrices(spec_, layer);
+    const auto matrix =
+        std::ranges::find_if(matrices, [&](const MatrixSpec& one) { return one.name == name; });
+    if (matrix == matrices.end()) {
+      put(prefix + std::string(find_name(kInLayer, name)) + kind, block, place, 0, place.parameter.rows);
+    } else if (joined(name)) {
+      put(prefix + std::string(find_name(kParts, name)) + kind, block, place, 0, place.parameter.rows);
+    } else {
+      add_parts(*matrix, {prefix, kind}, block, place);
+    }
+  }
+  bool joined(std::string_view matrix) const {
+    return (matrix == "attn.qkv" && arch_.joined_qkv) || (matrix == "mlp.gate_up" && arch_.joined_gate_up);
+  }
+  void add_parts(const MatrixSpec& matrix, const std::pair<std::string, std::string>& around, size_t block,
+                 const TensorPlace& place) {
+    int64_t row = 0;
+    for (const MatrixSpec::Part& part : matrix.parts) {
+      const std::string name = around.first + std::string(find_name(kParts, part.name)) + around.second;
+      put(name, block, place, row, part.rows).heads = permuted_heads(block, part.name);
+      row += part.rows;
+    }
+  }
+  // Of a part of q or k whose rows llama.cpp has in another order.
+  int64_t permuted_heads(size_t block, std::string_view part) const {
+    const RopeSpec* const rope = GgufLayers(spec_).rope();
+    if (!arch_.neighbours || rope == nullptr || rope->neighbours) return 0;
+    const AttentionSpec& attention = spec_.layer(static_cast<int64_t>(block) - 1).attention();
+    return part == "attn.q" ? attention.heads : part == "attn.k" ? attention.kv_heads : 0;
+  }
+
+  const ModelSpec& spec_;
+  const LlamaCpp& arch_;
+  GgufType type_;
+  std::vector<Outgoing> all_;
+};
+
+// Row 2 i + j of a head is its row j dim/2 + i, of the first `dim` rows, which RoPE turns.
+std::vector<float> interleaved(std::span<const float> from, int64_t heads, int64_t head_dim, int64_t dim) {
+  std::vector<float> out(from.begin(), from.end());
+  const int64_t columns = std::ssize(from) / (heads * head_dim), half = dim / 2;
   for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t row = 0; row < head_dim; ++row) {
+    for (int64_t row = 0; row < dim; ++row) {
       const int64_t source = head * head_dim + row % 2 * half + row / 2;
       std::copy_n(from.begin() + source * columns, columns, out.begin() + (head * head_dim + row) * columns);
     }
@@ -82,90 +136,34 @@ std::vector<float> interleaved(std::span<const float> from, int64_t heads, int64
   return out;
 }
 
-// llama.cpp's divisors of the frequencies, for the scaled RoPE of Llama 3.1.
-std::vector<float> rope_factors(const ModelSpec& spec) {
-  const RopeSpec& rope = spec.ropes.front();
-  const auto original = static_cast<double>(rope.original_max_position);
-  std::vector<float> out;
-  for (int64_t i = 0; i < rope.dim; i += 2) {
-    const double frequency = std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(rope.dim));
-    const double length = 2 * std::numbers::pi / frequency;
-    if (length < original / rope.high_freq_factor) {
-      out.push_back(1);
-    } else if (length > original / rope.low_freq_factor) {
-      out.push_back(static_cast<float>(rope.factor));
-    } else {
-      const double smooth =
-          (original / length - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
-      out.push_back(static_cast<float>(1 / ((1 - smooth) / rope.factor + smooth)));
-    }
+// Writes the next tensor. What is permuted is held whole, and every vector.
+void write(const Outgoing& one, const ModelSpec& spec, const WeightSource& source, GgufWriter& writer) {
+  const Parameter& parameter = one.place->parameter;
+  const bool whole = one.heads > 0 || parameter.vector();
+  // llama.cpp has no offsets: its factors are those that a norm multiplies by.
+  const float offset = parameter.kind == ParameterKind::kNorm ? 1 - parameter.neutral : 0;
+  std::vector<float> rows;
+  for_each_view(source, one.block, *one.place, one.first, one.first + one.rows,
+                [&](int64_t, int64_t count, const std::byte* memory, DType dtype) {
+                  LM_CHECK(dtype == DType::kF32, "fp32");
+                  const std::span from(reinterpret_cast<const float*>(memory),
+                                       static_cast<size_t>(count * parameter.columns));
+                  if (!whole) return writer.write(from);
+                  rows.insert(rows.end(), from.begin(), from.end());
+                });
+  if (!whole) return;
+  if (offset != 0) {
+    for (float& value : rows) value += offset;
   }
-  return out;
-}
-
-int64_t least_window(const ModelSpec& spec) {
-  int64_t least = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    const int64_t window = layer.attention().window;
-    if (window > 0) least = least == 0 ? window : std::min(least, window);
-  }
-  return least;
-}
-
-GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
-  GgufValues values;
-  const std::string arch(llama_cpp_of(spec).name);
-  const auto number = [&](const char* key, int64_t value) {
-    values.add(arch + "." + key, static_cast<uint32_t>(value));
-  };
-  values.add("general.architecture", arch);
-  values.add("general.type", std::string("model"));
-  values.add("general.name", options.name);
-  // llama.cpp's file type numbers.
-  const uint32_t kind = options.type == GgufType::kF16 ? 1 : options.type == GgufType::kQ8_0 ? 7 : 32;
-  values.add("general.file_type", kind);
-  values.add("general.quantization_version", uint32_t{2});
-  const int64_t window = least_window(spec);
-  if (window > 0 && window < spec.max_positions)
-    log_note("FILE-26", fmt::format("llama.cpp has no sliding window in this architecture: the file declares "
-                                    "a context of {} tokens, up to which the results are the same",
-                                    window));
-  number("context_length", window > 0 ? std::min(window, spec.max_positions) : spec.max_positions);
-  number("embedding_length", spec.hidden);
-  number("block_count", spec.layer_count());
-  const AttentionSpec& attention = spec.layers.front().attention();
-  const RopeSpec& rope = spec.ropes.front();
-  number("feed_forward_length", spec.layers.front().mlp().ffn);
-  number("attention.head_count", attention.heads);
-  number("attention.head_count_kv", attention.kv_heads);
-  number("attention.key_length", attention.head_dim);
-  number("attention.value_length", attention.head_dim);
-  number("rope.dimension_count", rope.dim);
-  number("vocab_size", spec.vocab);
-  values.add(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(spec.final_norm.eps));
-  values.add(arch + ".rope.freq_base", static_cast<float>(rope.theta));
-  if (rope.scaling == RopeSpec::Scaling::kLinear) {
-    values.add(arch + ".rope.scaling.type", std::string("linear"));
-    values.add(arch + ".rope.scaling.factor", static_cast<float>(rope.factor));
-  }
-  add_tokenizer(options.tokenizer_dir, spec.vocab, options.chat_template, values);
-  return values;
+  if (one.heads == 0) return writer.write(rows);
+  const AttentionSpec& attention = spec.layer(static_cast<int64_t>(one.block) - 1).attention();
+  writer.write(interleaved(rows, one.heads, attention.head_dim, GgufLayers(spec).rope()->dim));
 }
 
 }  // namespace
 
 void check_gguf(const ModelSpec& spec, const std::string& output) {
-  const LlamaCpp& arch = llama_cpp_of(spec);
-  for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    const AttentionSpec& attention = spec.layer(i).attention();
-    if (attention.qkv_bias && !arch.qkv_bias) refuse("biases of q, k and v", spec);
-    if ((attention.out_bias || spec.layer(i).mlp().bias) && !arch.other_bias)
-      refuse("biases of o_proj or of the MLP", spec);
-    const bool rope = arch.no_rope_every == 0 || (i + 1) % arch.no_rope_every != 0;
-    if (attention.rotates() != rope) refuse("layers without RoPE other than its built-in ones", spec);
-  }
-  if (spec.ropes.front().scaling == RopeSpec::Scaling::kLlama3 && !arch.llama3_rope)
-    refuse("Llama 3's RoPE scaling", spec);
+  check_layers(spec, llama_cpp_of(spec));
   std::error_code ignored;
   if (std::filesystem::exists(output, ignored))
     throw Error(Exit::kIncompatible, {.area = "FILE-14",
@@ -177,35 +175,16 @@ void check_gguf(const ModelSpec& spec, const std::string& output) {
 void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLayout& layout,
                  const WeightSource& source, const GgufOptions& options) {
   check_gguf(spec, output);
-  const OutgoingTensors ours(layout, OutgoingTensors::What::kModel, DType::kF32, source);
+  const LlamaCpp& arch = llama_cpp_of(spec);
+  const Tensors ours(spec, arch, layout, options.type);
+  const std::vector<RopeFactors> factors = rope_factors(spec);
   std::vector<GgufTensor> tensors;
-  const bool factors = spec.ropes.front().scaling == RopeSpec::Scaling::kLlama3;
-  if (factors) tensors.push_back({"rope_freqs.weight", {spec.ropes.front().dim / 2}, GgufType::kF32});
-  for (const TensorInfo& tensor : ours.tensors()) {
-    const bool matrix = tensor.shape.size() > 1;
-    const bool blocks = options.type != GgufType::kQ8_0 || tensor.shape.back() % kGgufBlock == 0;
-    const GgufType type = !matrix ? GgufType::kF32 : blocks ? options.type : GgufType::kF16;
-    tensors.push_back({gguf_name(tensor.name), tensor.shape, type});
-  }
-  GgufWriter writer(output, describe(spec, options), std::move(tensors));
-  if (factors) writer.write(rope_factors(spec));
-  std::vector<float> rows;
-  for (const TensorInfo& tensor : ours.tensors()) {
-    const int64_t heads = turned_heads(spec, tensor.name), columns = tensor.shape.back();
-    rows.clear();
-    ours.fill(tensor.name, [&](std::span<const std::byte> bytes) {
-      const size_t before = rows.size();
-      rows.resize(before + bytes.size() / sizeof(float));
-      std::memcpy(rows.data() + before, bytes.data(), bytes.size());
-      // Q/K matrices are permuted and therefore buffered whole.
-      if (heads > 0) return;
-      const int64_t whole = std::ssize(rows) / columns * columns;
-      if (whole == 0) return;
-      writer.write(std::span(rows).first(static_cast<size_t>(whole)));
-      rows.erase(rows.begin(), rows.begin() + whole);
-    });
-    if (heads > 0) writer.write(interleaved(rows, heads, spec.layers.front().attention().head_dim));
-  }
+  for (const RopeFactors& one : factors)
+    tensors.push_back({one.name, {std::ssize(one.divisors)}, GgufType::kF32});
+  for (const Outgoing& one : ours.all()) tensors.push_back(one.tensor);
+  GgufWriter writer(output, describe(spec, arch, options), std::move(tensors));
+  for (const RopeFactors& one : factors) writer.write(one.divisors);
+  for (const Outgoing& one : ours.all()) write(one, spec, source, writer);
   writer.commit();
 }
 

@@ -1,12 +1,13 @@
 // Exports a trained model as one GGUF file, for llama.cpp and programs built on it. Matrices have the
-// requested type, vectors fp32; rows of q and k are permuted for its RoPE. The file appears under its name
-// only when complete. One thread; errors: 11 for a model that llama.cpp does not support, 14 if the file
-// exists, 20/21 on writing.
+// requested type, vectors fp32; q, k and v, and gate and up, are joined or apart as its implementation of the
+// architecture has them (export/llama_cpp.h), and where its RoPE turns other rows those of q and k are
+// permuted. The file appears under its name only when complete. One thread; errors: 11 for a model that
+// llama.cpp does not support, 14 if the file exists, 20/21 on writing.
 #pragma once
 
 #include <string>
 
-#include "export/gguf.h"
+#include "export/gguf_values.h"
 #include "export/weight_source.h"
 #include "spec/model_spec.h"
 
@@ -14,13 +15,6 @@ namespace lm {
 
 // Throws for model features that llama.cpp does not support; called before anything is read.
 void check_gguf(const ModelSpec& spec, const std::string& output);
-
-struct GgufOptions {
-  GgufType type = GgufType::kF16;
-  std::string name;           // general.name
-  std::string tokenizer_dir;  // holds tokenizer.json
-  std::string chat_template;  // "": the directory's own
-};
 
 // `layout` and `source` are of fp32.
 void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLayout& layout,

@@ -136,6 +136,11 @@ void GgufValues::add(const std::string& name, const std::vector<float>& values) 
   for (const float value : values) put(bytes_, value);
 }
 
+void GgufValues::add(const std::string& name, const std::vector<bool>& values) {
+  begin_list(name, kBool, values.size());
+  for (const bool value : values) put<uint8_t>(bytes_, value ? 1 : 0);
+}
+
 int64_t GgufTensor::elements() const {
   int64_t out = 1;
   for (const int64_t size : shape) out *= size;

@@ -38,6 +38,7 @@ class GgufValues {
   void add(const std::string& name, const std::vector<std::string>& values);
   void add(const std::string& name, const std::vector<int32_t>& values);
   void add(const std::string& name, const std::vector<float>& values);
+  void add(const std::string& name, const std::vector<bool>& values);
   uint64_t count() const { return count_; }
   const std::string& bytes() const { return bytes_; }
 

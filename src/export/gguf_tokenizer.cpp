@@ -22,9 +22,14 @@ struct Splitting {
   const char* pattern;
   const char* name;
 };
+constexpr const char* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr Splitting kSplittings[] = {
-    {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-     "llama-bpe"},
+    {kLlama3, "llama-bpe"},
+    {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     "gpt-4o"},
+    {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     "tekken"},
     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
      "qwen2"}};
 
@@ -35,6 +40,24 @@ constexpr Splitting kSplittings[] = {
                .place = place,
                .next = "leave --gguf out, and convert the exported directory with llama.cpp's own "
                        "convert_hf_to_gguf.py"});
+}
+
+// What llama.cpp's converter takes for a control token, whether the tokenizer calls it special or not.
+bool looks_special(const std::string& text) {
+  constexpr std::string_view kNames[] = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"};
+  const auto between = [&](std::string_view begin, std::string_view end) {
+    return text.size() >= begin.size() + end.size() && text.starts_with(begin) && text.ends_with(end);
+  };
+  return std::ranges::find(kNames, text) != std::end(kNames) || between("<|", "|>") ||
+         between("<\uFF5C", "\uFF5C>") || between("<unused", ">");
+}
+
+// A token that is looked for in the text itself, where blanks are blanks.
+std::string with_blanks(std::string text) {
+  constexpr std::string_view kBlank = "\u2581";
+  for (size_t at = text.find(kBlank); at != std::string::npos; at = text.find(kBlank, at + 1))
+    text.replace(at, kBlank.size(), " ");
+  return text;
 }
 
 // The form of a value in messages.
@@ -56,9 +79,10 @@ class Tokenizer {
     read_merges(model);
   }
 
-  void add_to(GgufValues& values) const {
-    values.add("tokenizer.ggml.model", std::string(pieces_ ? "llama" : "gpt2"));
-    values.add("tokenizer.ggml.pre", pieces_ ? "default" : splitting());
+  // `model`: of a tokenizer that llama.cpp splits and joins by its own rules; null: by the file's.
+  void add_to(GgufValues& values, const char* model) const {
+    values.add("tokenizer.ggml.model", std::string(model != nullptr ? model : pieces_ ? "llama" : "gpt2"));
+    if (model == nullptr) values.add("tokenizer.ggml.pre", pieces_ ? "default" : splitting());
     values.add("tokenizer.ggml.tokens", tokens_);
     values.add("tokenizer.ggml.token_type", types_);
     if (pieces_) {
@@ -66,7 +90,8 @@ class Tokenizer {
       values.add("tokenizer.ggml.add_space_prefix",
                  whole_.value("normalizer", Json()).dump().find("\"Prepend\"") != std::string::npos ||
                      prepends(at(whole_, "pre_tokenizer")));
-    } else {
+    }
+    if (!pieces_ || model != nullptr) {
       std::vector<std::string> merges;
       for (const auto& [left, right] : merges_) merges.push_back(left + " " + right);
       values.add("tokenizer.ggml.merges", merges);
@@ -124,10 +149,12 @@ class Tokenizer {
     for (const Json& added : whole_.value("added_tokens", Json::array())) {
       const std::string text = added.value("content", "");
       if (text == unknown && !unknown.empty()) continue;
-      put(text, at(added, "id"), added.value("special", false) ? kControl : kUserDefined);
+      const bool control = added.value("special", false) || looks_special(text);
+      put(text, at(added, "id"), control ? kControl : kUserDefined);
     }
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (types_[i] == kUnused) tokens_[i] = fmt::format("[PAD{}]", i);
+      if (types_[i] == kUserDefined) tokens_[i] = with_blanks(tokens_[i]);
     }
   }
 
@@ -189,6 +216,8 @@ class Tokenizer {
     if (steps.size() == 2 && type(0) == "Split" && bytes(1, false) &&
         steps[0].value("behavior", "") == "Isolated" && steps[0].contains("pattern")) {
       const std::string pattern = steps[0]["pattern"].value("Regex", "");
+      // llama-bpe takes words that are tokens as they are; dbrx is the same but for that.
+      if (pattern == kLlama3 && !at(whole_, "model").value("ignore_merges", false)) return "dbrx";
       for (const Splitting& known : kSplittings) {
         if (pattern == known.pattern) return known.name;
       }
@@ -235,11 +264,11 @@ class Tokenizer {
 }  // namespace
 
 void add_tokenizer(const std::string& directory, int64_t vocab, const std::string& chat_template,
-                   GgufValues& values) {
+                   GgufValues& values, const char* model) {
   const std::string own = directory + "/chat_template.jinja";
   try {
     const Tokenizer tokenizer(directory, vocab);
-    tokenizer.add_to(values);
+    tokenizer.add_to(values, model);
     std::string text = chat_template;
     if (text.empty() && std::filesystem::exists(own)) text = read_small_file(own, kMiB);
     if (text.empty()) text = tokenizer.chat_template();

@@ -10,8 +10,9 @@
 namespace lm {
 
 // `vocab`: rows of the embedding; ids without a token are named [PAD12] and never written. `chat_template`:
-// "" = the directory's own.
+// "" = the directory's own. `model`: llama.cpp's name for a tokenizer of its own, which needs no other one;
+// null: by tokenizer.json.
 void add_tokenizer(const std::string& directory, int64_t vocab, const std::string& chat_template,
-                   GgufValues& values);
+                   GgufValues& values, const char* model = nullptr);
 
 }  // namespace lm

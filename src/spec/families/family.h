@@ -12,15 +12,6 @@ namespace lm {
 
 inline constexpr int64_t kMostPositions = int64_t{1} << 30;
 
-// What llama.cpp calls a family, and what its implementation has a place for.
-struct LlamaCpp {
-  const char* name = nullptr;  // null: it does not know the family
-  // Its RoPE turns rows 0 and 1, 2 and 3, ... of a head instead of 0 and d/2, ...
-  bool turns_neighbours = false;
-  bool qkv_bias = false, other_bias = false, llama3_rope = false;
-  int64_t no_rope_every = 0;  // it counts by itself which layers know no positions: each n-th; 0: none
-};
-
 struct Family {
   const char* model_type = "";    // as config.json has it
   const char* architecture = "";  // the only one of `architectures` that is implemented
@@ -33,7 +24,6 @@ struct Family {
   bool tied = false;
   int64_t pad_token = -1;  // -1: none
 
-  LlamaCpp llama_cpp = {};
   NameMap (*names)() = llama_names;
   // Fills `spec.layers` (one value for each layer is there) from the keys that only some families have.
   // Throws as ConfigReader does.

@@ -35,11 +35,6 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 const Family llama = {.model_type = "llama",
                       .architecture = "LlamaForCausalLM",
                       .max_positions = 2048,
-                      .llama_cpp = {.name = "llama",
-                                    .turns_neighbours = true,
-                                    .qkv_bias = true,
-                                    .other_bias = true,
-                                    .llama3_rope = true},
                       .read_layers = read_layers};
 
 }  // namespace families

@@ -19,7 +19,6 @@ const Family mistral = {.model_type = "mistral",
                         .architecture = "MistralForCausalLM",
                         .max_positions = 131072,
                         .kv_heads = 8,
-                        .llama_cpp = {.name = "llama", .turns_neighbours = true, .llama3_rope = true},
                         .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -16,7 +16,6 @@ const Family qwen2 = {.model_type = "qwen2",
                       .architecture = "Qwen2ForCausalLM",
                       .max_positions = 32768,
                       .kv_heads = 32,
-                      .llama_cpp = {.name = "qwen2", .qkv_bias = true},
                       .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -18,7 +18,6 @@ const Family qwen3 = {.model_type = "qwen3",
                       .max_positions = 32768,
                       .kv_heads = 32,
                       .head_dim = 128,
-                      .llama_cpp = {.name = "qwen3"},
                       .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -46,7 +46,6 @@ const Family smollm3 = {.model_type = "smollm3",
                         .rope_theta = 2e6,
                         .tied = true,
                         .pad_token = 128004,
-                        .llama_cpp = {.name = "smollm3", .turns_neighbours = true, .no_rope_every = 4},
                         .read_layers = read_layers};
 
 }  // namespace lm::families
