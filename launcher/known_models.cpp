@@ -6,6 +6,18 @@
 namespace lm {
 namespace {
 
+constexpr const char* kPhi3Window = R"({"sliding_window": 2047})";
+constexpr const char* kGelu = R"({"hidden_act": "gelu_pytorch_tanh"})";
+constexpr const char* kGemma3Window = R"({"sliding_window": 512})";
+constexpr const char* kGranite2b =
+    R"({"embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22, "attention_multiplier": 0.015625})";
+constexpr const char* kGranite8b =
+    R"({"embedding_multiplier": 12, "logits_scaling": 16, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125})";
+constexpr const char* kGlm = R"({"attention_bias": true, "partial_rotary_factor": 0.5})";
+constexpr const char* kStarcoder2 =
+    R"({"hidden_act": "gelu_pytorch_tanh", "use_bias": true, "sliding_window": 4096})";
+constexpr const char* kNemotron = R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
+
 constexpr std::array kModels = {
     KnownModel{"HuggingFaceTB/SmolLM2-135M", &families::llama, 576, 1536, 30, 9, 3, 64, 49152, true, 100000,
                8192, 134515008},
@@ -145,25 +157,106 @@ constexpr std::array kModels = {
                1000042, 32768, 10305653760},
     KnownModel{"upstage/SOLAR-10.7B-v1.0", &families::llama, 4096, 14336, 48, 32, 8, 128, 32000, false, 10000,
                4096, 10731524096},
+    KnownModel{"microsoft/Phi-3-mini-4k-instruct", &families::phi3, 3072, 8192, 32, 32, 32, 96, 32064, false,
+               10000, 4096, 3821079552, kPhi3Window},
+    KnownModel{"microsoft/Phi-3-mini-128k-instruct", &families::phi3, 3072, 8192, 32, 32, 32, 96, 32064,
+               false, 10000, 131072, 3821079552},
+    KnownModel{"microsoft/Phi-3.5-mini-instruct", &families::phi3, 3072, 8192, 32, 32, 32, 96, 32064, false,
+               10000, 131072, 3821079552},
+    KnownModel{"microsoft/Phi-3-medium-4k-instruct", &families::phi3, 5120, 17920, 40, 40, 10, 128, 32064,
+               false, 10000, 4096, 13960238080, kPhi3Window},
+    KnownModel{"microsoft/phi-4", &families::phi3, 5120, 17920, 40, 40, 10, 128, 100352, false, 250000, 16384,
+               14659507200},
+    KnownModel{"microsoft/Phi-4-mini-instruct", &families::phi3, 3072, 8192, 32, 24, 8, 128, 200064, true,
+               10000, 131072, 3836021760, R"({"partial_rotary_factor": 0.75})"},
+    KnownModel{"google/gemma-2b", &families::gemma, 2048, 16384, 18, 8, 1, 256, 256000, true, 10000, 8192,
+               2506172416, kGelu},
+    KnownModel{"google/gemma-7b", &families::gemma, 3072, 24576, 28, 16, 16, 256, 256000, true, 10000, 8192,
+               8537680896, kGelu},
+    KnownModel{"google/gemma-2-2b", &families::gemma2, 2304, 9216, 26, 8, 4, 256, 256000, true, 10000, 8192,
+               2614341888},
+    KnownModel{"google/gemma-2-9b", &families::gemma2, 3584, 14336, 42, 16, 8, 256, 256000, true, 10000, 8192,
+               9241705984},
+    KnownModel{"google/gemma-2-27b", &families::gemma2, 4608, 36864, 46, 32, 16, 128, 256000, true, 10000,
+               8192, 27227128320, R"({"query_pre_attn_scalar": 144})"},
+    KnownModel{"google/gemma-3-270m", &families::gemma3_text, 640, 2048, 18, 4, 1, 256, 262144, true, 1000000,
+               32768, 268098176, kGemma3Window},
+    KnownModel{"google/gemma-3-1b-pt", &families::gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true,
+               1000000, 32768, 999885952, kGemma3Window},
+    KnownModel{"ibm-granite/granite-3.1-2b-base", &families::granite, 2048, 8192, 40, 32, 8, 64, 49155, true,
+               5000000, 131072, 2533531648, kGranite2b},
+    KnownModel{"ibm-granite/granite-3.1-8b-base", &families::granite, 4096, 12800, 40, 32, 8, 128, 49155,
+               true, 10000000, 131072, 8170848256, kGranite8b},
+    KnownModel{"ibm-granite/granite-3.3-2b-base", &families::granite, 2048, 8192, 40, 32, 8, 64, 49159, true,
+               10000000, 131072, 2533539840, kGranite2b},
+    KnownModel{"ibm-granite/granite-3.3-8b-base", &families::granite, 4096, 12800, 40, 32, 8, 128, 49159,
+               true, 10000000, 131072, 8170864640, kGranite8b},
+    KnownModel{"allenai/OLMo-2-0425-1B", &families::olmo2, 2048, 8192, 16, 16, 16, 128, 100352, false, 500000,
+               4096, 1484916736},
+    KnownModel{"allenai/OLMo-2-1124-7B", &families::olmo2, 4096, 11008, 32, 32, 32, 128, 100352, false,
+               500000, 4096, 7298617344},
+    KnownModel{"allenai/OLMo-2-1124-13B", &families::olmo2, 5120, 13824, 40, 40, 40, 128, 100352, false,
+               500000, 4096, 13716198400},
+    KnownModel{"allenai/OLMo-2-0325-32B", &families::olmo2, 5120, 27648, 64, 40, 8, 128, 100352, false,
+               500000, 4096, 32234279936},
+    KnownModel{"zai-org/glm-4-9b-chat-hf", &families::glm, 4096, 13696, 40, 32, 2, 128, 151552, false, 10000,
+               131072, 9399951360, kGlm},
+    KnownModel{"zai-org/GLM-4-9B-0414", &families::glm4, 4096, 13696, 40, 32, 2, 128, 151552, false, 10000,
+               32768, 9400279040, kGlm},
+    KnownModel{"openai-community/gpt2", &families::gpt2, 768, 3072, 12, 12, 12, 64, 50257, true, 0, 1024,
+               124439808},
+    KnownModel{"openai-community/gpt2-medium", &families::gpt2, 1024, 4096, 24, 16, 16, 64, 50257, true, 0,
+               1024, 354823168},
+    KnownModel{"openai-community/gpt2-large", &families::gpt2, 1280, 5120, 36, 20, 20, 64, 50257, true, 0,
+               1024, 774030080},
+    KnownModel{"openai-community/gpt2-xl", &families::gpt2, 1600, 6400, 48, 25, 25, 64, 50257, true, 0, 1024,
+               1557611200},
+    KnownModel{"bigcode/starcoder2-3b", &families::starcoder2, 3072, 12288, 30, 24, 2, 128, 49152, true,
+               1000000, 16384, 3030371328, kStarcoder2},
+    KnownModel{"bigcode/starcoder2-7b", &families::starcoder2, 4608, 18432, 32, 36, 4, 128, 49152, true,
+               1000000, 16384, 7173923840, kStarcoder2},
+    KnownModel{"bigcode/starcoder2-15b", &families::starcoder2, 6144, 24576, 40, 48, 4, 128, 49152, false,
+               100000, 16384, 15957889024, kStarcoder2},
+    KnownModel{"CohereLabs/c4ai-command-r7b-12-2024", &families::cohere2, 4096, 14336, 32, 32, 8, 128, 256000,
+               true, 50000, 131072, 8028033024, R"({"logit_scale": 0.25})"},
+    KnownModel{"CohereLabs/c4ai-command-a-03-2025", &families::cohere2, 12288, 36864, 64, 96, 8, 128, 256000,
+               true, 50000, 131072, 111057580032, R"({"logit_scale": 0.25})"},
+    KnownModel{"nvidia/Nemotron-Mini-4B-Instruct", &families::nemotron, 3072, 9216, 32, 24, 8, 128, 256000,
+               false, 10000, 4096, 4190509056, kNemotron},
+    KnownModel{"nvidia/Minitron-4B-Base", &families::nemotron, 3072, 9216, 32, 24, 8, 128, 256000, false,
+               10000, 4096, 4190509056, kNemotron},
 };
+
+// GPT-2 has its own words for the same numbers.
+nlohmann::ordered_json keys_of_gpt2(const KnownModel& m) {
+  return {{"n_embd", m.hidden},           {"n_inner", m.ffn},
+          {"n_layer", m.layers},          {"n_head", m.heads},
+          {"vocab_size", m.vocab},        {"n_positions", m.positions},
+          {"tie_word_embeddings", m.tied}};
+}
+
+nlohmann::ordered_json common_keys(const KnownModel& m) {
+  return {{"hidden_size", m.hidden},
+          {"intermediate_size", m.ffn},
+          {"num_hidden_layers", m.layers},
+          {"num_attention_heads", m.heads},
+          {"num_key_value_heads", m.kv_heads},
+          {"head_dim", m.head_dim},
+          {"vocab_size", m.vocab},
+          {"tie_word_embeddings", m.tied},
+          {"rope_theta", m.rope_theta},
+          {"max_position_embeddings", m.positions},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", 1e-5}};
+}
 
 std::string config_json(const KnownModel& m) {
   nlohmann::ordered_json json{{"architectures", {m.family->architecture}},
-                              {"model_type", m.family->model_type},
-                              {"hidden_size", m.hidden},
-                              {"intermediate_size", m.ffn},
-                              {"num_hidden_layers", m.layers},
-                              {"num_attention_heads", m.heads},
-                              {"num_key_value_heads", m.kv_heads},
-                              {"head_dim", m.head_dim},
-                              {"vocab_size", m.vocab},
-                              {"tie_word_embeddings", m.tied},
-                              {"rope_theta", m.rope_theta},
-                              {"max_position_embeddings", m.positions},
-                              {"hidden_act", "silu"},
-                              {"rms_norm_eps", 1e-5}};
+                              {"model_type", m.family->model_type}};
+  json.update(m.family == &families::gpt2 ? keys_of_gpt2(m) : common_keys(m));
   if (m.family == &families::mistral)
     json["sliding_window"] = nullptr;  // its configuration class assumes one
+  if (m.more != nullptr) json.update(nlohmann::ordered_json::parse(m.more));
   return json.dump();
 }
 

@@ -20,6 +20,8 @@ struct KnownModel {
   double rope_theta;
   int positions;
   int64_t parameters;  // as its publisher counts them
+  // Further keys of its config.json, as JSON: those that its family does not assume.
+  const char* more = nullptr;
 };
 std::span<const KnownModel> known_models();
 

@@ -30,9 +30,25 @@ void require_elements(EncodingKind stored, const std::string& directory) {
                .kept = "nothing was started or written"});
 }
 
+// The reference chooses these frequencies for each batch, by its longest text; a run has one table.
+void note_of_rope(const Config& config, const ModelSpec& spec) {
+  for (const RopeSpec& rope : spec.ropes) {
+    const bool longer = config.data.max_length > rope.original_max_position;
+    const bool dynamic = rope.scaling == RopeSpec::Scaling::kDynamic && longer;
+    if (!dynamic && rope.scaling != RopeSpec::Scaling::kLongRope) continue;
+    log_note("MODEL-24",
+             fmt::format("data.max_length = {} chooses the model's RoPE: all texts of the run use the "
+                         "frequencies for {} {} tokens",
+                         config.data.max_length, longer ? "more than" : "at most",
+                         rope.original_max_position));
+    return;
+  }
+}
+
 // Removes suffixes of tuned models, which have the shape of their base.
 std::string untuned(std::string name) {
-  for (const std::string_view word : {"-Instruct", "-Base", "-base", "-Chat", "-chat", "-it"}) {
+  for (const std::string_view word :
+       {"-Instruct", "-instruct", "-Base", "-base", "-Chat", "-chat", "-it", "-pt"}) {
     const size_t at = name.find(word), end = at + word.size();
     if (at != std::string::npos && (end == name.size() || name[end] == '-')) name.erase(at, word.size());
   }
@@ -49,7 +65,24 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 
 }  // namespace
 
+void require_positions(const Config& config, const ModelSpec& spec) {
+  const int64_t most = spec.embedding.positions, asked = config.data.max_length;
+  if (most == 0 || asked <= most) return;
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = fmt::format("a text of {} tokens needs as many positions, and the model has learned "
+                           "an embedding for {}",
+                           asked, most),
+       .place = config.model.path,
+       .next = fmt::format("set data.max_length = {} or less (generate: a shorter prompt or a smaller "
+                           "--max-tokens; chat: a smaller --context)",
+                           most),
+       .kept = "nothing was started or written"});
+}
+
 void warn_of_length(const Config& config, const ModelSpec& spec) {
+  note_of_rope(config, spec);
   // Random weights have no trained context length.
   const int64_t most = spec.longest_text(), asked = config.data.max_length;
   if (config.model.init == ModelInit::kRandom || asked <= most) return;
@@ -74,6 +107,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
     out.directory = resolve_model(config.model.path, environment, config.lora.init);
     out.spec = read_model_spec(out.directory);
   }
+  require_positions(config, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;

@@ -30,7 +30,12 @@ struct PlannedModel {
   }
 };
 
-// Warns if data.max_length exceeds the context length that the model was trained for.
+// Throws Error(10) if data.max_length exceeds the positions for which the model has learned an embedding:
+// there is none for a longer text. `generate` and `chat` set it to their longest text.
+void require_positions(const Config& config, const ModelSpec& spec);
+
+// Warns if data.max_length exceeds the context length that the model was trained for. Notes which frequencies of
+// RoPE it chooses, where it does.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
 // Whether a plan for that name needs no file of the model.
@@ -38,7 +43,8 @@ bool model_is_known(const std::string& path, std::span<const ModelShape> known);
 
 // Reads config.json, and adapter_config.json if an adapter is trained further. A model that is not found
 // locally is planned from its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their
-// base. Throws Error(10, 11).
+// base. Throws Error(10, 11), also if data.max_length is more than the positions that the model has
+// embeddings for.
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known = {});
 

@@ -40,7 +40,7 @@ MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/mach
 MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.
-SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
+SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_chunks|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
 SEES_CUDA = {"offload", "comm"}
 
 TORCH = re.compile(r"^(torch|ATen|c10)/")
@@ -165,10 +165,10 @@ def cycle_breaches(includes):
 # A kind of norm or activation is an enumeration, and who depends on it switches over it: the compiler then finds what a new kind
 # concerns. So there is such a switch where its formulas are, and no `default:` hides a missing case. (A mixer is a type, which a
 # variant holds: the compiler finds who does not visit it.)
-KIND_HEADERS = ("src/spec/layer_spec.h", "src/spec/norm_spec.h", "src/spec/mixers/attention.h", "src/spec/mixers/gated_mlp.h")
+KIND_HEADERS = ("src/spec/layer_spec.h", "src/spec/norm_spec.h", "src/spec/mixers/attention.h", "src/base/activation.h")
 KINDS = {
     "NormKind": ("src/model/norm.cpp",),
-    "Activation": ("src/model/mixers/gated_mlp.cpp",),
+    "Activation": ("src/kernels/activation_formula.h",),
 }
 
 
@@ -207,7 +207,7 @@ def self_test():
                for b in include_breaches(root, "launcher/door/a.h", '#include "launcher/rank/job.h"\n'))
     assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
     kinds = {"src/spec/norm_spec.h": "enum class NormKind {};\nenum class RouterKind {};\n",
-             "src/model/mixers/gated_mlp.cpp": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
+             "src/kernels/activation_formula.h": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
     found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
     assert len(found) == 4 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

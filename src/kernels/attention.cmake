@@ -3,7 +3,7 @@
 # headers keep everything in an anonymous namespace, and -O3 in every build type leaves no inline function of
 # another header behind as a shared copy.
 lm_library(lm_attention SOURCES attention_cpu.cpp attention_baseline.cpp attention_avx2.cpp attention_avx512.cpp
-           attention_avx512_bf16.cpp attention_amx_bf16.cpp DEPENDS lm_base)
+           attention_avx512_bf16.cpp attention_amx_bf16.cpp attention_chunk_sizes.cpp DEPENDS lm_base)
 # Attention is not one of the kernels whose every operation is fixed: a * b + c may become fma.
 set_source_files_properties(attention_baseline.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
 set_source_files_properties(attention_avx2.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast;-mavx2;-mfma")

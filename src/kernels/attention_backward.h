@@ -8,14 +8,21 @@
 namespace lm::attention {
 namespace {
 
+// The derivative of a soft cap, from what it gives: 1 - (score / cap)^2.
+template <class Isa>
+[[gnu::always_inline]] inline typename Isa::V cap_slope(const float* score, typename Isa::V inverse_cap) {
+  const typename Isa::V x = Isa::load(score) * inverse_cap;
+  return 1.0f - x * x;
+}
+
 // P and dS of a block of rows, from their scores and dP: as left operands of dQ (dS) and, pairs of rows
-// together, of dV and dK.
-template <class Isa, bool kMasked>
+// together, of dV and dK. With a soft cap the scores are those that it gives, and dS is of what it is given.
+template <class Isa, bool kMasked, bool kCapped>
 [[gnu::noinline]] void probability_rows(const BackwardScratch& s, const RowBlock& block, float scale2,
-                                        int64_t window) {
+                                        int64_t window, float cap) {
   using V = typename Isa::V;
   using Lane = typename Isa::Lane;
-  const V factor = Isa::splat_float(scale2);
+  const V factor = Isa::splat_float(scale2), inverse_cap = Isa::splat_float(kCapped ? 1 / cap : 0);
   for (int64_t m = 0; m < Isa::kRows; m += 2) {
     const int64_t row = block.begin + m;
     const V lse0 = Isa::splat_float(-s.lse[row]), lse1 = Isa::splat_float(-s.lse[row + 1]);
@@ -31,13 +38,29 @@ template <class Isa, bool kMasked>
         p0 = Isa::keep(p0, k, begin0, end0, 0);
         p1 = Isa::keep(p1, k, begin1, end1, 0);
       }
-      const V ds0 = p0 * (Isa::load(dp + k) - delta0), ds1 = p1 * (Isa::load(dp + kKeys + k) - delta1);
+      V ds0 = p0 * (Isa::load(dp + k) - delta0), ds1 = p1 * (Isa::load(dp + kKeys + k) - delta1);
+      if constexpr (kCapped) {
+        ds0 = ds0 * cap_slope<Isa>(score + k, inverse_cap);
+        ds1 = ds1 * cap_slope<Isa>(score + kKeys + k, inverse_cap);
+      }
       Isa::store_keys(ds + k / Isa::kStep, ds0);
       Isa::store_keys(ds + (kKeys + k) / Isa::kStep, ds1);
       Isa::store_row_pair(reinterpret_cast<Lane*>(s.p_pairs) + row / Isa::kStep * kKeys + k, kKeys, p0, p1);
       Isa::store_row_pair(reinterpret_cast<Lane*>(s.ds_pairs) + row / Isa::kStep * kKeys + k, kKeys, ds0,
                           ds1);
     }
+  }
+}
+
+// The same of a block whose scores are q·k.
+template <class Isa, bool kMasked>
+void probabilities(const AttentionBackward& a, const BackwardScratch& s, const RowBlock& block) {
+  const float scale2 = rest_of_scale(a) * kLog2E;
+  if (a.softcap > 0) {
+    cap_scores<Isa>(s.score, block.span, a.scale, a.softcap);
+    probability_rows<Isa, kMasked, true>(s, block, scale2, a.window, a.softcap);
+  } else {
+    probability_rows<Isa, kMasked, false>(s, block, scale2, a.window, 0);
   }
 }
 
@@ -129,7 +152,6 @@ void backward_tile(const AttentionBackward& a, const Tile& tile, const BackwardS
   using Lane = typename Isa::Lane;
   using Element = typename Isa::Element;
   const int64_t dim = a.head_dim, width = padded(dim), lanes = dim / Isa::kStep;
-  const float scale2 = a.scale * kLog2E;
   auto *q = reinterpret_cast<Lane*>(s.q), *dout = reinterpret_cast<Lane*>(s.dout),
        *ds = reinterpret_cast<Lane*>(s.ds);
   auto *key_t = reinterpret_cast<Lane*>(s.key_t), *value_t = reinterpret_cast<Lane*>(s.value_t);
@@ -155,9 +177,9 @@ void backward_tile(const AttentionBackward& a, const Tile& tile, const BackwardS
       multiply_rows<Isa>({dout + r * lanes, lanes, 1}, value_t + begin, kKeys, lanes, s.dp + begin, kKeys,
                          count, false);
       if (block.partly_masked)
-        probability_rows<Isa, true>(s, block, scale2, a.window);
+        probabilities<Isa, true>(a, s, block);
       else
-        probability_rows<Isa, false>(s, block, scale2, a.window);
+        probabilities<Isa, false>(a, s, block);
       if constexpr (Isa::kTiles) Isa::turn_rows(s, r, begin, block.span.end);
       multiply_rows<Isa>({ds + begin / Isa::kStep, kKeys / Isa::kStep, 1}, key + begin / Isa::kStep * width,
                          width, count / Isa::kStep, s.dq + r * width, width, width, true);

@@ -155,6 +155,7 @@ void check_arguments(const Args& a, StreamView stream) {
   LM_CHECK(a.kv_heads >= 1 && a.heads % a.kv_heads == 0,
            std::to_string(a.heads) + " query heads, " + std::to_string(a.kv_heads) + " key heads");
   LM_CHECK(a.scale > 0 && a.window >= 0, std::to_string(a.scale) + ", " + std::to_string(a.window));
+  LM_CHECK(a.softcap >= 0, std::to_string(a.softcap));
   LM_CHECK(reinterpret_cast<uintptr_t>(a.scratch) % 64 == 0, "scratch is not aligned");
   LM_CHECK(
       a.documents.count >= 1 && a.documents.start[0] == 0 && a.documents.start[a.documents.count] == a.tokens,

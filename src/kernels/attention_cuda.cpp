@@ -1,12 +1,15 @@
 // Attention on GPUs by ATen's kernels over packed documents: flash attention in bf16, the memory-efficient
 // kernel in fp32 (flash has no fp32). Both take document starts, so padding and masks never exist. What they
 // allocate themselves (outputs, workspaces) comes from ATen's caching allocator and is freed in stream order.
+// What neither computes goes in chunks (attention_chunks.h).
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 
 #include "kernels/aten.h"
+#include "kernels/attention_chunks.h"
 #include "kernels/library.h"
 
 namespace lm {
@@ -137,13 +140,25 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
   grad.v.copy_(narrow_sum(dv.squeeze(0), a.kv_heads));
 }
 
+// Flash attention's backward pass has no room for heads of these sizes on the current card.
+bool lacks_shared_memory(int64_t head_dim) {
+  if (!wants_shared_memory(head_dim)) return false;
+  const cudaDeviceProp* const card = at::cuda::getCurrentDeviceProperties();
+  return has_little_shared_memory(card->major, card->minor);
+}
+
 }  // namespace
 
-void attention_forward_cuda(const AttentionForward& args, StreamView) {
+void attention_forward_cuda(const AttentionForward& args, StreamView stream) {
+  if (!library_attends(args.head_dim, args.softcap)) return attention_forward_chunks(args, stream);
   for (int64_t i = 0; i < args.documents.run_count; ++i) forward(args, args.documents.runs[i]);
 }
 
-void attention_backward_cuda(const AttentionBackward& args, StreamView) {
+void attention_backward_cuda(const AttentionBackward& args, StreamView stream) {
+  // Flash's own forward pass leaves the lse that the chunks need.
+  const bool too_large = args.dtype == DType::kBF16 && lacks_shared_memory(args.head_dim);
+  if (too_large || !library_attends(args.head_dim, args.softcap))
+    return attention_backward_chunks(args, stream);
   for (int64_t i = 0; i < args.documents.run_count; ++i) backward(args, args.documents.runs[i]);
 }
 

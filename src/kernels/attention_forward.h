@@ -15,6 +15,13 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // range, and most key tiles need neither a horizontal maximum nor a rescaled output.
 inline constexpr float kSlack = 8;
 
+// What the scores of a tile are multiplied by, lazily, as the exponents are made: with a soft cap they are
+// complete before.
+template <class Args>
+float rest_of_scale(const Args& a) {
+  return a.softcap > 0 ? 1.0f : a.scale;
+}
+
 // Rows of a tile computed at once, padded: rows past the end repeat the last one's position and read zeros.
 struct RowBlock {
   int64_t begin;  // row in the tile
@@ -30,6 +37,18 @@ RowBlock row_block(const int32_t* position, int64_t begin, int64_t key0, int64_t
   block.partly_masked =
       key0 + block.span.end - 1 > first || (window > 0 && key0 + block.span.begin <= last - window);
   return block;
+}
+
+// The block's scores, q·k until now, become cap * tanh(scale * q·k / cap).
+template <class Isa>
+[[gnu::noinline]] void cap_scores(float* score, const Span& span, float scale, float cap) {
+  const typename Isa::V factor = Isa::splat_float(scale / cap), most = Isa::splat_float(cap);
+  for (int64_t m = 0; m < Isa::kRows; ++m) {
+    for (int64_t k = span.begin; k < span.end; k += Isa::kWidth) {
+      float* const x = score + m * kKeys + k;
+      Isa::store(x, Isa::tanh(Isa::load(x) * factor) * most);
+    }
+  }
 }
 
 template <class Isa>
@@ -79,11 +98,12 @@ template <class Isa>
 void finish_forward(const AttentionForward& a, const Tile& tile, const ForwardScratch& s) {
   using Element = typename Isa::Element;
   const int64_t group = a.heads / a.kv_heads, width = padded(a.head_dim);
+  const float scale = rest_of_scale(a);
   for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
     const int64_t token = tile.document_begin + s.position[r];
     const int64_t head = tile.kv_head * group + (tile.row_begin + r) % group;
     const float sum = Isa::total(Isa::load(s.sum + r * 16));
-    a.lse[head * a.tokens + token] = s.top[r] * a.scale + std::log(sum);
+    a.lse[head * a.tokens + token] = s.top[r] * scale + std::log(sum);
     auto* out = static_cast<Element*>(a.out) + (token * a.heads + head) * a.head_dim;
     Isa::store_row(out, s.out + r * width, 1 / sum, a.head_dim);
   }
@@ -111,7 +131,7 @@ void forward_tile(const AttentionForward& a, const Tile& tile, const ForwardScra
   using Element = typename Isa::Element;
   const int64_t dim = a.head_dim, width = padded(dim), lanes = dim / Isa::kStep;
   const int64_t rows = tile.row_end - tile.row_begin;
-  const float scale2 = a.scale * kLog2E;
+  const float scale2 = rest_of_scale(a) * kLog2E;
   auto *q = reinterpret_cast<Lane*>(s.q), *key_t = reinterpret_cast<Lane*>(s.key_t);
   auto *value = reinterpret_cast<Lane*>(s.value), *p = reinterpret_cast<Lane*>(s.p);
 
@@ -133,6 +153,7 @@ void forward_tile(const AttentionForward& a, const Tile& tile, const ForwardScra
       if (count <= 0) continue;
       multiply_rows<Isa>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
                          count, false);
+      if (a.softcap > 0) cap_scores<Isa>(s.score, block.span, a.scale, a.softcap);
       if (block.partly_masked)
         softmax_rows<Isa, true>(s, block, scale2, a.window, width);
       else

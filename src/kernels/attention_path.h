@@ -19,7 +19,7 @@ inline constexpr int64_t kKeys = 64;      // keys of a key tile
 inline constexpr int64_t kRowBlock = 6;   // rows of a register block: 6 x 4 accumulators of 32 registers
 inline constexpr int64_t kMostRows = 32;  // of any path's block of rows
 inline constexpr int64_t kKeyBlock = 4;   // keys of a register block in dK and dV
-inline constexpr int64_t kMaxHeadDim = 256;
+inline constexpr int64_t kMaxHeadDim = 512;
 
 // One tile of rows of one pair.
 struct Tile {

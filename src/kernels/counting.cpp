@@ -1,9 +1,11 @@
 #include "kernels/counting.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
+#include "kernels/attention_chunks.h"
 #include "kernels/library.h"
 #include "kernels/norms_formula.h"
 
@@ -47,19 +49,38 @@ void move(StreamView stream, double bytes) {
 }
 
 void rms_norm_forward(const RmsNormForward& a, StreamView stream) {
-  pass(stream, product(a.rows, a.groups, a.width) * (a.residual == nullptr ? 2 : 4), a.dtype);
+  const int arrays = (a.residual == nullptr ? 2 : 4) + (a.add_to == nullptr ? 0 : 1);
+  pass(stream, product(a.rows, a.groups, a.width) * arrays, a.dtype);
 }
 void rms_norm_backward(const RmsNormBackward& a, StreamView stream) {
   pass(stream, product(a.rows, a.groups, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
 }
+void layer_norm_forward(const LayerNormForward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.width) * (a.residual == nullptr ? 2 : 4), a.dtype);
+}
+void layer_norm_backward(const LayerNormBackward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
+}
 void rope(const Rope& a, StreamView stream) {
-  pass(stream, 2 * product(a.rows, a.heads, a.head_dim), a.dtype);
+  pass(stream, 2 * product(a.rows, a.heads, a.turned()), a.dtype);
+}
+void scale_by_position(const ScaleByPosition& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.width), a.dtype);
 }
 void gated_forward(const GatedForward& a, StreamView stream) {
   pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
 }
 void gated_backward(const GatedBackward& a, StreamView stream) {
   pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
+}
+void activation_forward(const ActivationForward& a, StreamView stream) {
+  pass(stream, 2 * product(a.elements, 1), a.dtype);
+}
+void activation_backward(const ActivationBackward& a, StreamView stream) {
+  pass(stream, 4 * product(a.elements, 1), a.dtype);
+}
+void cap_logits(const CapLogits& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
   pass(stream, product(a.rows, a.columns), a.dtype);
@@ -72,7 +93,7 @@ void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
   pass(stream, arrays * product(a.rows, 1), DType::kF32);
 }
 void gather_rows(const GatherRows& a, StreamView stream) {
-  move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
+  move(stream, (a.add ? 3 : 2) * product(a.rows, a.width) * size(a.dtype));
 }
 void scatter_rows(const ScatterRows& a, StreamView stream) {
   move(stream, product(a.rows + a.out_rows, a.width) * size(a.dtype));
@@ -116,9 +137,37 @@ double visible_keys(const Documents& documents, int64_t tokens, int64_t window) 
   }
   return sum;
 }
+// In chunks: products with all keys that some row of a chunk sees, and passes over these scores.
+template <class Args>
+void attention_in_chunks(const Args& a, StreamView stream, double products) {
+  const ChunkShape shape = chunk_shape(a);
+  const int64_t length = std::max<int64_t>(a.tokens / a.documents.count, 1);  // on average
+  const Chunk chunk = chunk_of(shape, a.documents.past + length);
+  const auto rows = static_cast<double>(std::min(chunk.tokens, length));
+  // Beside what is visible: of the keys up to the last row's a row sees half of the last ones; a window hides
+  // as many of the first.
+  const bool leaves = a.window > 0 && a.window < length;
+  const double hidden = static_cast<double>(a.tokens) * rows * (leaves ? 1 : 0.5);
+  const double scores =
+      (visible_keys(a.documents, a.tokens, a.window) + hidden) * static_cast<double>(a.heads);
+  const double parts = static_cast<double>(a.documents.count) *
+                       std::ceil(static_cast<double>(length) / rows) *
+                       std::ceil(static_cast<double>(a.kv_heads) / static_cast<double>(chunk.kv_heads));
+  // Times that a score is read or written, in fp32; in bf16 P and dS are rounded beside.
+  double passes = shape.capped ? 12 : 8, rounding = 1;
+  if (shape.backward) passes = shape.capped ? 26 : 14, rounding = 1.5;
+  if (a.dtype != DType::kF32) passes += rounding;
+  Cost& cost = counted(stream);
+  cost.attention_flops += products * 2 * scores * static_cast<double>(a.head_dim);
+  cost.pass_bytes += size(DType::kF32) * passes * scores;
+  cost.calls += parts * (shape.backward ? 22 : 16) - 1;
+}
+
 // Flash attention multiplies five times where the forward does twice.
 template <class Args>
 void attention(const Args& a, StreamView stream, double products) {
+  if (stream.device == DeviceType::kCuda && !library_attends(a.head_dim, a.softcap))
+    return attention_in_chunks(a, stream, products);
   counted(stream).attention_flops +=
       products * 2 * visible_keys(a.documents, a.tokens, a.window) * product(a.heads, a.head_dim);
 }

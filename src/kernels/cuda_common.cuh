@@ -139,6 +139,13 @@ static __device__ __forceinline__ float block_sum(float x) {
   for (int w = 0; w < kThreads / 32; ++w) sum += warps[w];
   return sum;
 }
+// The sum over the kLanes threads that share a vector: a warp, or for vectors above kWarpWidth the block.
+inline constexpr int64_t kWarpWidth = 1024;
+template <int kLanes>
+__device__ __forceinline__ float vector_sum(float x) {
+  if constexpr (kLanes == 32) return warp_sum(x);
+  return block_sum(x);
+}
 static __device__ __forceinline__ float block_max(float x) {
   __shared__ float warps[kThreads / 32];
   x = warp_max(x);

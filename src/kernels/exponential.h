@@ -1,4 +1,5 @@
-// exp of lanes (V: F32, or the Wide of wide_lanes.h), compiled per instruction set like these (lanes.h).
+// exp and tanh of lanes (V: F32, or the Wide of wide_lanes.h), compiled per instruction set like these
+// (lanes.h).
 #pragma once
 
 #include "kernels/wide_lanes.h"
@@ -29,6 +30,21 @@ LM_INLINE V exponential(V x) {
 template <class V>
 LM_INLINE V exponential_to_infinity(V x) {
   return select_less(V(3.40282347e38f), x, x, exponential(x));
+}
+
+// tanh within four units in the last place: near 0 an odd polynomial (Cephes's), so that small arguments keep
+// their digits; elsewhere by exp, -1 and 1 at the ends. tanh(NaN) is NaN.
+template <class V>
+LM_INLINE V hyperbolic_tangent(V x) {
+  const V square = x * x;
+  V y = V(-5.70498872745e-3f);
+  y = multiply_add(y, square, V(2.06390887954e-2f));
+  y = multiply_add(y, square, V(-5.37397155531e-2f));
+  y = multiply_add(y, square, V(1.33314422036e-1f));
+  y = multiply_add(y, square, V(-3.33332819422e-1f));
+  const V small = multiply_add(y, square * x, x);
+  const V large = V(1.f) - V(2.f) / (V(1.f) + exponential(x + x));
+  return select_less(square, V(0.390625f), small, large);
 }
 
 }  // namespace lm::LM_ISA

@@ -36,6 +36,11 @@ void copy_rows(const CopyRows& c, StreamView stream) {
 
 void scale(const Scale& s, StreamView stream) {
   at::Tensor out = tensor_of(s.out, stream.device);
+  if (s.device_factor != nullptr) {
+    const View factor = view_of(const_cast<void*>(s.device_factor), s.x.dtype, 1);
+    at::mul_out(out, tensor_of(s.x, stream.device), tensor_of(factor, stream.device));
+    return;
+  }
   // As a tensor: with a scalar ATen makes the product in memory of its own and copies it.
   at::mul_out(out, tensor_of(s.x, stream.device), at::native::wrapped_scalar_tensor(s.factor));
 }

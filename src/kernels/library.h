@@ -10,7 +10,8 @@ namespace lm {
 // functions belong to the compute thread, and on a GPU to ATen's current stream.
 const Kernels& library_kernels(DeviceType device);
 
-// Attention on GPUs by ATen (attention_cuda.cpp | no_attention_cuda.cpp, chosen by the executable).
+// Attention on GPUs by ATen (attention_cuda.cpp | no_attention_cuda.cpp, chosen by the executable). What its
+// own attention does not compute goes in chunks, by products of matrices (attention_chunks.h).
 void attention_forward_cuda(const AttentionForward& args, StreamView stream);
 void attention_backward_cuda(const AttentionBackward& args, StreamView stream);
 // Its scratch: none for forward, and for backward a random state that is never read.

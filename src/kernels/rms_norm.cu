@@ -8,23 +8,29 @@
 namespace lm::gpu {
 namespace {
 
-constexpr int64_t kWarpWidth = 1024;
-
-// The sum over the kLanes threads that share a vector (a warp or the block).
-template <int kLanes>
-__device__ __forceinline__ float vector_sum(float x) {
-  if constexpr (kLanes == 32) return warp_sum(x);
-  return block_sum(x);
+// n neighbours of the weight. Where there is none they are 1, in kernels of the form that rounds once.
+template <int n, WeightForm kForm, class T>
+__device__ __forceinline__ Pack<T, n> load_weight(const void* weight, int64_t j) {
+  if constexpr (kForm == WeightForm::kBeforeRounding) {
+    if (weight == nullptr) {
+      Pack<T, n> ones;
+      for (int i = 0; i < n; ++i) ones.at[i] = round_to<T>(1.f);
+      return ones;
+    }
+  }
+  return load_pack<n>(static_cast<const T*>(weight) + j);
+}
+WeightForm form_of(const void* weight, WeightForm form) {
+  return weight == nullptr ? WeightForm::kBeforeRounding : form;
 }
 
-template <class T, int n, int kLanes>
+template <class T, int n, int kLanes, WeightForm kForm>
 __global__ void forward(RmsNormForward a) {
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
   if (vector >= a.rows * a.groups) return;  // whole warps only: a block has one vector when kLanes = kThreads
   const int64_t r = vector / a.groups, g = vector % a.groups;
   const int first = static_cast<int>(threadIdx.x % kLanes) * n;
   const T* x = static_cast<const T*>(a.x) + r * a.x_stride + g * a.width;
-  const T* weight = static_cast<const T*>(a.weight);
   T* out = static_cast<T*>(a.out) + r * a.out_stride + g * a.width;
   float squares = 0;
   if (a.residual != nullptr) {
@@ -49,15 +55,31 @@ __global__ void forward(RmsNormForward a) {
   const float mean = vector_sum<kLanes>(squares) / static_cast<float>(a.width);
   const float rstd = 1.f / sqrtf(mean + a.eps);
   if (a.rstd != nullptr && first == 0) a.rstd[vector] = rstd;
+  const auto output = [&](int64_t j, float(&y)[n]) {
+    const Pack<T, n> v = load_pack<n>(x + j), w = load_weight<n, kForm, T>(a.weight, j);
+    for (int i = 0; i < n; ++i) {
+      y[i] = norm_factor<kForm>(to_float(w.at[i])) * norm_input<T, kForm>(to_float(v.at[i]) * rstd);
+    }
+  };
+  float y[n];
+  if (a.add_to == nullptr) {
+    for (int64_t j = first; j < a.width; j += kLanes * n) {
+      output(j, y);
+      store_rounded(out + j, y);
+    }
+    return;
+  }
+  const T* add_to = static_cast<const T*>(a.add_to) + r * a.width;
+  const bool scaled = a.factor != 1;
   for (int64_t j = first; j < a.width; j += kLanes * n) {
-    const Pack<T, n> v = load_pack<n>(x + j), w = load_pack<n>(weight + j);
-    float y[n];
-    for (int i = 0; i < n; ++i) y[i] = rms_norm_output<T>(to_float(v.at[i]), rstd, to_float(w.at[i]));
+    const Pack<T, n> to = load_pack<n>(add_to + j);
+    output(j, y);
+    for (int i = 0; i < n; ++i) y[i] = norm_added<T>(to_float(to.at[i]), y[i], a.factor, scaled);
     store_rounded(out + j, y);
   }
 }
 
-template <class T, int n, int kLanes>
+template <class T, int n, int kLanes, WeightForm kForm>
 __global__ void backward(RmsNormBackward a) {
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
   if (vector >= a.rows * a.groups) return;
@@ -65,26 +87,27 @@ __global__ void backward(RmsNormBackward a) {
   const int first = static_cast<int>(threadIdx.x % kLanes) * n;
   const T* dy = static_cast<const T*>(a.dy) + r * a.dy_stride + g * a.width;
   const T* x = static_cast<const T*>(a.x) + r * a.x_stride + g * a.width;
-  const T* weight = static_cast<const T*>(a.weight);
   const T* dresidual = a.dresidual != nullptr ? static_cast<const T*>(a.dresidual) + r * a.width : nullptr;
   T* dx = static_cast<T*>(a.dx) + r * a.dx_stride + g * a.width;
   const float rstd = a.rstd[vector];
   float dots = 0;
   for (int64_t j = first; j < a.width; j += kLanes * n) {
-    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j), w = load_pack<n>(weight + j);
+    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j),
+                     w = load_weight<n, kForm, T>(a.weight, j);
     for (int i = 0; i < n; ++i) {
-      dots += to_float(w.at[i]) * to_float(gradient.at[i]) * (to_float(v.at[i]) * rstd);
+      dots += norm_factor<kForm>(to_float(w.at[i])) * to_float(gradient.at[i]) * (to_float(v.at[i]) * rstd);
     }
   }
   const float mean = vector_sum<kLanes>(dots) / static_cast<float>(a.width);
   for (int64_t j = first; j < a.width; j += kLanes * n) {
-    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j), w = load_pack<n>(weight + j);
+    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j),
+                     w = load_weight<n, kForm, T>(a.weight, j);
     Pack<T, n> d{};
     if (dresidual != nullptr) d = load_pack<n>(dresidual + j);
     float sum[n];
     for (int i = 0; i < n; ++i) {
       const float own = rms_norm_gradient(to_float(v.at[i]) * rstd, to_float(gradient.at[i]),
-                                          to_float(w.at[i]), mean, rstd);
+                                          norm_factor<kForm>(to_float(w.at[i])), mean, rstd);
       sum[i] = dresidual != nullptr ? to_float(d.at[i]) + own : own;
     }
     store_rounded(dx + j, sum);
@@ -93,7 +116,7 @@ __global__ void backward(RmsNormBackward a) {
 
 // partial[b, j]: rows b * 64 ... in order, the groups of a row in order. A thread has n columns and asks for
 // kAhead vectors at a time: one after the other would wait for memory as often as there are rows.
-template <class T, int n>
+template <class T, int n, WeightForm kForm>
 __global__ void weight_partials(RmsNormBackward a) {
   constexpr int kAhead = n == 1 ? 16 : 8;
   const int64_t j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n, block = blockIdx.x;
@@ -118,7 +141,7 @@ __global__ void weight_partials(RmsNormBackward a) {
     for (int v = 0; v < kVectors; ++v) {
       float d[n], value[n];
       unpack<T>(gradient[v], d), unpack<T>(input[v], value);
-      for (int i = 0; i < n; ++i) sum[i] += d[i] * round_as<T>(value[i] * scale[v]);
+      for (int i = 0; i < n; ++i) sum[i] += d[i] * norm_input<T, kForm>(value[i] * scale[v]);
     }
   };
   int64_t left = rows * a.groups;
@@ -161,7 +184,7 @@ struct RowPacks {
 
 // A block has 64 rows, the sums of its columns in registers. While it works on kRows of them the next ones
 // are on their way: 48 KB at 4096 columns of bf16, which is what a multiprocessor's share of 4.1 TB/s needs.
-template <class T, int n, int kRows, int kEach, int kBlock>
+template <class T, int n, int kRows, int kEach, int kBlock, WeightForm kForm>
 __global__ void __launch_bounds__(kBlock) backward_once(RmsNormBackward a) {
   const int64_t begin = blockIdx.x * kRowBlock, end = min(a.rows, begin + kRowBlock);
   Loaded<T, n> weight[kEach]{};
@@ -191,7 +214,7 @@ __global__ void __launch_bounds__(kBlock) backward_once(RmsNormBackward a) {
     for (int q = 0; q < kRows; ++q) {
       for (int e = 0; e < kEach; ++e) {
         unpack<T>(now.dy[q][e], dy), unpack<T>(now.x[q][e], x), unpack<T>(weight[e], w);
-        for (int i = 0; i < n; ++i) mean[q] += w[i] * dy[i] * (x[i] * now.rstd[q]);
+        for (int i = 0; i < n; ++i) mean[q] += norm_factor<kForm>(w[i]) * dy[i] * (x[i] * now.rstd[q]);
       }
     }
     block_sums<kRows, kBlock>(mean, static_cast<int>(turn));
@@ -204,8 +227,8 @@ __global__ void __launch_bounds__(kBlock) backward_once(RmsNormBackward a) {
         unpack<T>(now.dresidual[q][e], d);
         for (int i = 0; i < n; ++i) {
           const float normal = x[i] * now.rstd[q];
-          sums[e][i] += dy[i] * round_as<T>(normal);
-          d[i] += rms_norm_gradient(normal, dy[i], w[i], mean[q], now.rstd[q]);
+          sums[e][i] += dy[i] * norm_input<T, kForm>(normal);
+          d[i] += rms_norm_gradient(normal, dy[i], norm_factor<kForm>(w[i]), mean[q], now.rstd[q]);
         }
         store_rounded(static_cast<T*>(a.dx) + (first + q) * a.dx_stride + column(e), d);
       }
@@ -220,18 +243,19 @@ __global__ void __launch_bounds__(kBlock) backward_once(RmsNormBackward a) {
 
 // Whether it was launched. Fewer blocks than 64 leave half of a large GPU idle, and the second of two passes
 // over so few rows finds most of them in L2.
-template <class T>
+template <class T, WeightForm kForm>
 bool launch_backward_once(const RmsNormBackward& a, unsigned blocks, StreamView stream) {
   constexpr int n = kPack<T>;
   const int64_t packs = a.width / n;
   if (blocks < 64 || a.groups != 1 || a.width <= kWarpWidth || packs > 1024) return false;
   if (a.dresidual == nullptr) return false;  // the last norm's alone
+  if (a.weight == nullptr) return false;     // it would have no gradient
   if (packs <= 256) {
-    launch(backward_once<T, n, 4, 1, 256>, blocks, 256, stream, a);
+    launch(backward_once<T, n, 4, 1, 256, kForm>, blocks, 256, stream, a);
   } else if (packs <= 512) {
-    launch(backward_once<T, n, 2, 1, 512>, blocks, 512, stream, a);
+    launch(backward_once<T, n, 2, 1, 512, kForm>, blocks, 512, stream, a);
   } else {
-    launch(backward_once<T, n, 1, 2, 512>, blocks, 512, stream, a);
+    launch(backward_once<T, n, 1, 2, 512, kForm>, blocks, 512, stream, a);
   }
   return true;
 }
@@ -241,49 +265,61 @@ bool packable(const Arguments& a, int64_t in_stride, int64_t out_stride) {
   return a.width % kPack<T> == 0 && in_stride % kPack<T> == 0 && out_stride % kPack<T> == 0;
 }
 
+template <class T, WeightForm kForm>
+void launch_forward(const RmsNormForward& a, StreamView stream) {
+  const int64_t vectors = a.rows * a.groups;
+  const bool pack = packable<T>(a, a.x_stride, a.out_stride) &&
+                    aligned(16, a.x, a.residual, a.weight, a.sum, a.add_to, a.out);
+  const bool warp = a.width <= kWarpWidth;
+  const unsigned grid = blocks_of(vectors, warp ? kThreads / 32 : 1);
+  if (pack && warp) return launch(forward<T, kPack<T>, 32, kForm>, grid, kThreads, stream, a);
+  if (pack) return launch(forward<T, kPack<T>, kThreads, kForm>, grid, kThreads, stream, a);
+  if (warp) return launch(forward<T, 1, 32, kForm>, grid, kThreads, stream, a);
+  launch(forward<T, 1, kThreads, kForm>, grid, kThreads, stream, a);
+}
+
+template <class T, WeightForm kForm>
+void launch_backward(const RmsNormBackward& a, StreamView stream) {
+  const bool pack = packable<T>(a, a.x_stride, a.dx_stride) && a.dy_stride % kPack<T> == 0 &&
+                    aligned(16, a.dy, a.x, a.weight, a.dresidual, a.dx);
+  if (a.dweight != nullptr) {  // first, because dx may be dy
+    const unsigned blocks = blocks_of(a.rows, kRowBlock);
+    const bool once = pack && launch_backward_once<T, kForm>(a, blocks, stream);
+    // Of the weight's gradient the forms differ only in where n is rounded.
+    constexpr WeightForm kInput = kForm == WeightForm::kAfterRounding ? kForm : WeightForm::kBeforeRounding;
+    // A vector of 128 elements has one thread per element rather than 16 threads.
+    if (!once && pack && a.width > kWarpWidth) {
+      launch(weight_partials<T, kPack<T>, kInput>, dim3(blocks, blocks_of(a.width, 128 * kPack<T>)), 128,
+             stream, a);
+    } else if (!once) {
+      launch(weight_partials<T, 1, kInput>, dim3(blocks, blocks_of(a.width, 128)), 128, stream, a);
+    }
+    launch(sum_partials, blocks_of(a.width, 128), 128, stream, static_cast<const float*>(a.partial),
+           int64_t{blocks}, a.width, a.dweight);
+    if (once) return;
+  }
+  const int64_t vectors = a.rows * a.groups;
+  const bool warp = a.width <= kWarpWidth;
+  const unsigned grid = blocks_of(vectors, warp ? kThreads / 32 : 1);
+  if (pack && warp) return launch(backward<T, kPack<T>, 32, kForm>, grid, kThreads, stream, a);
+  if (pack) return launch(backward<T, kPack<T>, kThreads, kForm>, grid, kThreads, stream, a);
+  if (warp) return launch(backward<T, 1, 32, kForm>, grid, kThreads, stream, a);
+  launch(backward<T, 1, kThreads, kForm>, grid, kThreads, stream, a);
+}
+
 }  // namespace
 
 void rms_norm_forward(const RmsNormForward& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
-    using T = decltype(t);
-    const int64_t vectors = a.rows * a.groups;
-    const bool pack =
-        packable<T>(a, a.x_stride, a.out_stride) && aligned(16, a.x, a.residual, a.weight, a.sum, a.out);
-    const bool warp = a.width <= kWarpWidth;
-    const unsigned grid = blocks_of(vectors, warp ? kThreads / 32 : 1);
-    if (pack && warp) return launch(forward<T, kPack<T>, 32>, grid, kThreads, stream, a);
-    if (pack) return launch(forward<T, kPack<T>, kThreads>, grid, kThreads, stream, a);
-    if (warp) return launch(forward<T, 1, 32>, grid, kThreads, stream, a);
-    launch(forward<T, 1, kThreads>, grid, kThreads, stream, a);
+    with_form(form_of(a.weight, a.form),
+              [&](auto form) { launch_forward<decltype(t), decltype(form)::value>(a, stream); });
   });
 }
 
 void rms_norm_backward(const RmsNormBackward& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
-    using T = decltype(t);
-    const bool pack = packable<T>(a, a.x_stride, a.dx_stride) && a.dy_stride % kPack<T> == 0 &&
-                      aligned(16, a.dy, a.x, a.weight, a.dresidual, a.dx);
-    if (a.dweight != nullptr) {  // first, because dx may be dy
-      const unsigned blocks = blocks_of(a.rows, kRowBlock);
-      const bool once = pack && launch_backward_once<T>(a, blocks, stream);
-      // A vector of 128 elements has one thread per element rather than 16 threads.
-      if (!once && pack && a.width > kWarpWidth) {
-        launch(weight_partials<T, kPack<T>>, dim3(blocks, blocks_of(a.width, 128 * kPack<T>)), 128, stream,
-               a);
-      } else if (!once) {
-        launch(weight_partials<T, 1>, dim3(blocks, blocks_of(a.width, 128)), 128, stream, a);
-      }
-      launch(sum_partials, blocks_of(a.width, 128), 128, stream, static_cast<const float*>(a.partial),
-             int64_t{blocks}, a.width, a.dweight);
-      if (once) return;
-    }
-    const int64_t vectors = a.rows * a.groups;
-    const bool warp = a.width <= kWarpWidth;
-    const unsigned grid = blocks_of(vectors, warp ? kThreads / 32 : 1);
-    if (pack && warp) return launch(backward<T, kPack<T>, 32>, grid, kThreads, stream, a);
-    if (pack) return launch(backward<T, kPack<T>, kThreads>, grid, kThreads, stream, a);
-    if (warp) return launch(backward<T, 1, 32>, grid, kThreads, stream, a);
-    launch(backward<T, 1, kThreads>, grid, kThreads, stream, a);
+    with_form(form_of(a.weight, a.form),
+              [&](auto form) { launch_backward<decltype(t), decltype(form)::value>(a, stream); });
   });
 }
 

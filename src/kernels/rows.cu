@@ -1,4 +1,5 @@
-// Rows by index on the GPU. A thread owns a column of a row, so sums keep the order of their list.
+// Rows by index on the GPU. A thread owns a column of a row, so sums keep the order of their list; nothing is
+// contracted, and every bit is the CPU's.
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
@@ -10,6 +11,23 @@ template <class T>
 __global__ void gather(const T* table, const int32_t* index, T* out, int64_t width) {
   const int64_t r = blockIdx.x, from = index[r];
   for (int64_t j = threadIdx.x; j < width; j += blockDim.x) out[r * width + j] = table[from * width + j];
+}
+
+template <class T, int n>
+__global__ void gather_scaled(GatherRows a) {
+  const int64_t r = blockIdx.x, from = a.index[r];
+  const T* row = static_cast<const T*>(a.table) + from * a.width;
+  T* out = static_cast<T*>(a.out) + r * a.width;
+  for (int64_t j = int64_t{threadIdx.x} * n; j < a.width; j += int64_t{blockDim.x} * n) {
+    const Pack<T, n> x = load_pack<n>(row + j);
+    float scaled[n];
+    for (int i = 0; i < n; ++i) scaled[i] = round_as<T>(to_float(x.at[i]) * a.scale);
+    if (a.add) {
+      const Pack<T, n> before = load_pack<n>(out + j);
+      for (int i = 0; i < n; ++i) scaled[i] = to_float(before.at[i]) + scaled[i];
+    }
+    store_rounded(out + j, scaled);
+  }
 }
 
 template <class T>
@@ -36,7 +54,7 @@ __global__ void add_listed(AddRows a) {
   const int64_t s = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (j >= a.width) return;
   T* to = static_cast<T*>(a.gradient) + a.row[s] * a.width + j;
-  *to = round_to<T>(to_float(*to) + a.sums[s * a.width + j]);
+  *to = round_to<T>(to_float(*to) + a.sums[s * a.width + j] * a.scale);
 }
 
 template <class T>
@@ -50,9 +68,13 @@ void gather_as(const GatherRows& a, int64_t width, StreamView stream) {
 void gather_rows(const GatherRows& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
     using T = decltype(t);
-    if (a.width % kPack<T> == 0 && aligned(16, a.table, a.out)) {
-      return gather_as<Pack<T, kPack<T>>>(a, a.width / kPack<T>, stream);
+    const bool packs = a.width % kPack<T> == 0 && aligned(16, a.table, a.out);
+    if (a.scale != 1 || a.add) {
+      const unsigned grid = static_cast<unsigned>(a.rows);
+      if (packs) return launch(gather_scaled<T, kPack<T>>, grid, 128, stream, a);
+      return launch(gather_scaled<T, 1>, grid, 128, stream, a);
     }
+    if (packs) return gather_as<Pack<T, kPack<T>>>(a, a.width / kPack<T>, stream);
     gather_as<T>(a, a.width, stream);
   });
 }

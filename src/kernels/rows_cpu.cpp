@@ -4,8 +4,32 @@
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
+namespace {
+
+template <class T>
+void gather_scaled(const GatherRows& a, int64_t begin, int64_t end) {
+  const F32 scale(a.scale);
+  const bool add = a.add;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* from = static_cast<const T*>(a.table) + a.index[r] * a.width;
+    T* out = static_cast<T*>(a.out) + r * a.width;
+    each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
+      F32 row = round_as<T>(load(from + j, count) * scale);
+      if (add) row = load(out + j, count) + row;
+      store(out + j, row, count);
+    });
+  }
+}
+
+}  // namespace
 
 void gather_rows(const GatherRows& a, StreamView stream) {
+  if (a.scale != 1 || a.add) {
+    return with_dtype("gather_rows", a.dtype, [&](auto t) {
+      parallel_for(stream.threads, a.rows, row_grain(a.width),
+                   [&](int64_t begin, int64_t end) { gather_scaled<decltype(t)>(a, begin, end); });
+    });
+  }
   const size_t bytes = static_cast<size_t>(a.width) * dtype_size(a.dtype);
   parallel_for(stream.threads, a.rows, row_grain(a.width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -56,8 +80,9 @@ void add_rows(const AddRows& a, StreamView stream) {
       for (int64_t s = begin; s < end; ++s) {
         const float* sums = a.sums + s * a.width;
         T* row = static_cast<T*>(a.gradient) + a.row[s] * a.width;
+        const F32 scale(a.scale);
         each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
-          store(row + j, load(row + j, count) + load(sums + j, count), count);
+          store(row + j, load(row + j, count) + load(sums + j, count) * scale, count);
         });
       }
     });

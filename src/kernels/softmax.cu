@@ -1,4 +1,5 @@
-// Softmax cross-entropy on the GPU: a block per row of a vocabulary segment.
+// Softmax cross-entropy on the GPU, a block per row of a vocabulary segment; and the scale and cap of logits
+// before it, a thread per 16 bytes.
 #include "kernels/block_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
@@ -43,6 +44,23 @@ struct Running {
 };
 
 template <class T, int n>
+__global__ void cap(CapLogits a) {
+  const int64_t r = blockIdx.x, j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n;
+  if (j >= a.columns) return;
+  T* x = static_cast<T*>(a.logits) + r * a.stride + j;
+  const Loaded<T, n> v = load<n>(x);
+  float logit[n];
+  unpack<T>(v, logit);
+  if (a.cap > 0) {
+    const float ratio = a.scale / a.cap;
+    for (int i = 0; i < n; ++i) logit[i] = soft_cap(logit[i], ratio, a.cap);
+  } else {
+    for (int i = 0; i < n; ++i) logit[i] *= a.scale;
+  }
+  store_rounded(x, logit);
+}
+
+template <class T, int n>
 __global__ void statistics(SoftmaxStatistics a) {
   const int64_t r = blockIdx.x;
   const T* x = static_cast<const T*>(a.logits) + r * a.stride;
@@ -72,7 +90,7 @@ __device__ __forceinline__ void gradient_at(const SoftmaxGradient& a, int64_t r,
   Loaded<T, n> v[packs];
   for (int p = 0; p < packs; ++p) v[p] = load<n>(x + p * kStep<n>);
   const float lse = a.max[r] + logf(a.sum[r]);
-  const float scale = a.weight == nullptr ? a.scale : a.scale * a.weight[r];
+  const float scale = (a.weight == nullptr ? a.scale : a.scale * a.weight[r]) * a.logit_scale;
   const int64_t target = a.target[r] - a.first_column - j;
   LM_UNROLL
   for (int p = 0; p < packs; ++p) {
@@ -83,6 +101,10 @@ __device__ __forceinline__ void gradient_at(const SoftmaxGradient& a, int64_t r,
       for (int i = 0; i < n; ++i) {
         if (p * kStep<n> + i == target) d[i] = lm::softmax_gradient(logit[i], lse, 1.f, scale);
       }
+    }
+    if (a.logit_cap > 0) {
+      const float inverse = 1 / (a.logit_cap * a.logit_cap);
+      for (int i = 0; i < n; ++i) d[i] *= soft_cap_slope(logit[i], a.logit_cap, inverse);
     }
     store_rounded(x + p * kStep<n>, d);
   }
@@ -117,6 +139,18 @@ __global__ void loss(SoftmaxLoss a) {
 }
 
 }  // namespace
+
+void cap_logits(const CapLogits& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    const unsigned rows = static_cast<unsigned>(a.rows);
+    if (a.columns % kPack<T> == 0 && a.stride % kPack<T> == 0 && aligned(16, a.logits)) {
+      return launch(cap<T, kPack<T>>, dim3(rows, blocks_of(a.columns, kThreads * kPack<T>)), kThreads, stream,
+                    a);
+    }
+    launch(cap<T, 1>, dim3(rows, blocks_of(a.columns, kThreads)), kThreads, stream, a);
+  });
+}
 
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {

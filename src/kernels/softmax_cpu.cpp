@@ -1,5 +1,6 @@
-// Softmax cross-entropy on the CPU, a vocabulary segment at a time. The two passes of the statistics read a
-// row of a segment (16 KB in bf16) once from memory, once from L1.
+// Softmax cross-entropy on the CPU, and the scale and cap of logits before it, a vocabulary segment at a
+// time. The two passes of the statistics read a row of a segment (16 KB in bf16) once from memory, once from
+// L1.
 #include <cmath>
 #include <type_traits>
 
@@ -45,25 +46,64 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
 }
 
 template <class T>
+void scale_row(const CapLogits& a, int64_t r) {
+  T* x = static_cast<T*>(a.logits) + r * a.stride;
+  const F32 scale(a.scale);
+  each_vector(a.columns,
+              [&](int64_t j, auto count) LM_BODY { store(x + j, load(x + j, count) * scale, count); });
+}
+
+template <class T>
+void cap_row(const CapLogits& a, int64_t r) {
+  T* x = static_cast<T*>(a.logits) + r * a.stride;
+  const float cap = a.cap, ratio = a.scale / cap;
+  each_wide(a.columns, [&](int64_t j, auto count) LM_BODY {
+    const auto logit = load(x + j, count);
+    using V = std::remove_const_t<decltype(logit)>;
+    store(x + j, soft_cap(logit, V(ratio), V(cap)), count);
+  });
+}
+
+// The gradient of one vector of logits, or of four.
+template <bool capped, class V>
+LM_INLINE V gradient_of(V logit, float lse, float is_target, float scale, float cap) {
+  const V gradient = lm::softmax_gradient(logit, V(lse), V(is_target), V(scale));
+  if constexpr (capped) return gradient * soft_cap_slope(logit, V(cap), V(1 / (cap * cap)));
+  return gradient;
+}
+
+template <class T, bool capped>
 void gradient_row(const SoftmaxGradient& a, int64_t r) {
   T* x = static_cast<T*>(a.logits) + r * a.stride;
-  const float lse = a.max[r] + std::log(a.sum[r]);
-  const float scale = a.weight == nullptr ? a.scale : a.scale * a.weight[r];
+  const float lse = a.max[r] + std::log(a.sum[r]), cap = a.logit_cap;
+  const float scale = (a.weight == nullptr ? a.scale : a.scale * a.weight[r]) * a.logit_scale;
   const int64_t column = a.target[r] - a.first_column;
   const bool here = column >= 0 && column < a.columns;
   const float target = here ? to_float(x[column]) : 0.f;
   each_wide(a.columns, [&](int64_t j, auto count) LM_BODY {
-    const auto logit = load(x + j, count);
-    using V = std::remove_const_t<decltype(logit)>;
-    store(x + j, lm::softmax_gradient(logit, V(lse), V(0.f), V(scale)), count);
+    store(x + j, gradient_of<capped>(load(x + j, count), lse, 0.f, scale, cap), count);
   });
   if (!here) return;
   float lane[kLanes];
-  store(lane, lm::softmax_gradient(F32(target), F32(lse), F32(1.f), F32(scale)), Whole{});
+  store(lane, gradient_of<capped>(F32(target), lse, 1.f, scale, cap), Whole{});
   x[column] = round_to<T>(lane[0]);
 }
 
 }  // namespace
+
+void cap_logits(const CapLogits& a, StreamView stream) {
+  with_dtype("cap_logits", a.dtype, [&](auto t) {
+    parallel_for(stream.threads, a.rows, row_grain(a.columns), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (a.cap > 0) {
+          cap_row<decltype(t)>(a, r);
+        } else {
+          scale_row<decltype(t)>(a, r);
+        }
+      }
+    });
+  });
+}
 
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
   with_dtype("softmax_statistics", a.dtype, [&](auto t) {
@@ -76,7 +116,13 @@ void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
 void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
   with_dtype("softmax_gradient", a.dtype, [&](auto t) {
     parallel_for(stream.threads, a.rows, row_grain(a.columns), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) gradient_row<decltype(t)>(a, r);
+      for (int64_t r = begin; r < end; ++r) {
+        if (a.logit_cap > 0) {
+          gradient_row<decltype(t), true>(a, r);
+        } else {
+          gradient_row<decltype(t), false>(a, r);
+        }
+      }
     });
   });
 }

@@ -94,20 +94,26 @@ class ModelBinding::Binder {
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
     : final_norm_(spec.final_norm),
       embedding_(find(layout.blocks.front(), "embed")),
-      norm_(find(layout.blocks.back(), "norm")),
-      head_(find(layout.blocks.back(), "head")) {
+      positions_(find(layout.blocks.front(), "positions")),
+      head_(find(layout.blocks.back(), "head")),
+      norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")} {
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const std::vector<LinearModule> modules =
         adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec, layer);
-    std::vector<SublayerPlace>& block = blocks_.emplace_back();
+    const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
+    LayerPlace& places = layers_.emplace_back();
+    if (spec.layer(layer).scalar) places.scalar = find(block, fmt::format("layers.{}.scalar", layer));
     for (const SublayerSpec& sublayer : spec.layer(layer).sublayers) {
-      SublayerPlace& place = block.emplace_back();
+      LM_CHECK(!sublayer.beside || (!places.sublayers.empty() && !sublayer.norm),
+               "a sublayer beside another one reads that one's norm");
+      SublayerPlace& place = places.sublayers.emplace_back();
       place.spec = sublayer;
       std::visit(
           [&](const auto& mixer) {
-            Finder finder(layout.blocks[static_cast<size_t>(layer) + 1], layer, modules, place);
-            place.norm = finder.place(sublayer.norm_name());
-            place.norm_after = finder.place(sublayer.norm_after_name());
+            Finder finder(block, layer, modules, place);
+            place.norm = {finder.place(sublayer.norm_name()), finder.place(sublayer.norm_bias_name())};
+            place.norm_after = {finder.place(sublayer.norm_after_name()),
+                                finder.place(sublayer.norm_after_bias_name())};
             auto parts = unbound_mixer(mixer, layer);
             parts.visit(parts, finder);
           },
@@ -122,7 +128,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
 Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const BindOptions& options) {
   if (place.rows == 0) return {};
   const auto at = [&](std::byte* begin, int64_t byte, DType type) {
-    return view_of(begin + byte, type, place.rows, place.columns);
+    return view_of(begin == nullptr ? nullptr : begin + byte, type, place.rows, place.columns);
   };
   if (place.encoding != EncodingKind::kPlain) {
     Param out{{nullptr, options.dtype, place.rows, place.columns, place.columns}, {}, place.encoding};
@@ -167,19 +173,29 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
   return out;
 }
 
-Param ModelBinding::embedding(const BlockMemory& memory, const BindOptions& options) const {
-  return bind(embedding_, memory, options);
+Norm ModelBinding::bind(const NormSpec& spec, const NormPlace& place, const BlockMemory& memory,
+                        const BindOptions& options) {
+  return {spec, bind(place.weight, memory, options), bind(place.bias, memory, options)};
+}
+
+Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& options) const {
+  return {bind(embedding_, memory, options), bind(positions_, memory, options)};
 }
 
 TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& memory,
                                            const BindOptions& options) const {
+  const LayerPlace& layer = layers_[static_cast<size_t>(block) - 1];
   TransformerBlock out;
-  for (const SublayerPlace& place : blocks_[static_cast<size_t>(block) - 1]) {
+  out.scalar = bind(layer.scalar, memory, options).weight;
+  for (const SublayerPlace& place : layer.sublayers) {
     Sublayer& sublayer = out.sublayers.emplace_back();
-    sublayer.norm = {place.spec.norm.value_or(NormSpec()), bind(place.norm, memory, options)};
-    sublayer.norm_after = {place.spec.norm_after.value_or(NormSpec()),
-                           bind(place.norm_after, memory, options)};
+    const auto norm = [&](const std::optional<NormSpec>& spec, const NormPlace& of) {
+      return spec ? std::optional(bind(*spec, of, memory, options)) : std::nullopt;
+    };
+    sublayer.norm = norm(place.spec.norm, place.norm);
+    sublayer.norm_after = norm(place.spec.norm_after, place.norm_after);
     sublayer.residual_scale = static_cast<float>(place.spec.residual_scale);
+    sublayer.beside = place.spec.beside;
     std::visit(
         [&](const auto& spec) {
           auto mixer = unbound_mixer(spec, block - 1);
@@ -192,7 +208,7 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
 }
 
 Norm ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& options) const {
-  return {final_norm_, bind(norm_, memory, options)};
+  return bind(final_norm_, norm_, memory, options);
 }
 
 Head ModelBinding::head(const BlockMemory& memory, const Param& tied_embedding,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/embedding.h"
 #include "model/head_loss.h"
 #include "model/transformer.h"
 #include "spec/block_layout.h"
@@ -38,7 +39,7 @@ class ModelBinding {
   // `adapter` null: full fine-tuning. Nothing of the arguments is kept.
   ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter);
 
-  Param embedding(const BlockMemory& memory, const BindOptions& options) const;
+  Embedding embedding(const BlockMemory& memory, const BindOptions& options) const;
   TransformerBlock transformer(int64_t block, const BlockMemory& memory, const BindOptions& options) const;
   Norm final_norm(const BlockMemory& memory, const BindOptions& options) const;
   Head head(const BlockMemory& memory, const Param& tied_embedding, const BindOptions& options) const;
@@ -67,12 +68,19 @@ class ModelBinding {
     Place weight, bias;
     std::vector<AdapterPlace> adapters;
   };
+  struct NormPlace {
+    Place weight, bias;
+  };
   // The tensors of a sublayer; those of its mixer in the order in which the mixer visits its parts.
   struct SublayerPlace {
     SublayerSpec spec;
-    Place norm, norm_after;
+    NormPlace norm, norm_after;
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
+  };
+  struct LayerPlace {
+    std::vector<SublayerPlace> sublayers;
+    Place scalar;
   };
   class Finder;
   class Binder;
@@ -80,12 +88,15 @@ class ModelBinding {
   static Place find(const BlockLayout& layout, const std::string& name);
   static Place place_of(const TensorPlace* place);  // null: the model has no such tensor
   static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
+  static Norm bind(const NormSpec& spec, const NormPlace& place, const BlockMemory& memory,
+                   const BindOptions& options);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
   float scale_ = 1, dropout_ = 0;  // of the adapters
   NormSpec final_norm_;
-  Place embedding_, norm_, head_;
-  std::vector<std::vector<SublayerPlace>> blocks_;  // transformer blocks, in order
+  Place embedding_, positions_, head_;
+  NormPlace norm_;
+  std::vector<LayerPlace> layers_;
 };
 
 }  // namespace lm

@@ -46,18 +46,20 @@ RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, Devi
   std::vector<float> table(static_cast<size_t>(memory_.size()) / sizeof(float));
   float* out = table.data();
   for (const RopeSpec& rope : spec.ropes) {
-    const std::vector<float> frequencies = rope_frequencies(rope);
+    const std::vector<float> frequencies = rope_frequencies(rope, positions);
+    const auto factor = static_cast<float>(rope.attention_factor);
     elements_.push_back(positions * std::ssize(frequencies));
     for (int64_t p = 0; p < positions; ++p) {
       for (const float frequency : frequencies) {
         const float angle = static_cast<float>(p) * frequency;
-        *out = rounded(std::cos(angle));
-        out[elements_.back()] = rounded(std::sin(angle));
+        *out = rounded(std::cos(angle) * factor);
+        out[elements_.back()] = rounded(std::sin(angle) * factor);
         ++out;
       }
     }
     out += elements_.back();
   }
+  if (table.empty()) return;  // a model without RoPE
   copy_bytes(memory_.data(), table.data(), memory_.size(), stream);
   synchronize(stream);  // the table is gone when this returns
 }

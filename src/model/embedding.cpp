@@ -1,66 +1,89 @@
 #include "model/embedding.h"
 
+#include <algorithm>
 #include <span>
 
 #include "base/error.h"
+#include "base/host_device.h"
 
 namespace lm {
 
-void embedding_forward(const Context& context, const View& table, const DeviceBatch& batch, const View& x) {
-  context.kernels.gather_rows({.table = table.data,
+float embedding_scale(const EmbeddingSpec& spec, DType dtype) {
+  const auto scale = static_cast<float>(spec.scale);
+  return spec.round_scale && dtype == DType::kBF16 ? to_float(to_bf16(scale)) : scale;
+}
+
+void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
+                       const View& x) {
+  context.kernels.gather_rows({.table = embedding.table.weight.data,
                                .index = batch.token,
                                .out = x.data,
                                .rows = batch.tokens,
                                .width = x.columns,
+                               .scale = embedding_scale(context.spec.embedding, context.dtype),
                                .dtype = context.dtype},
                               context.stream);
+  if (embedding.positions.weight.defined()) {
+    context.kernels.gather_rows({.table = embedding.positions.weight.data,
+                                 .index = batch.position,
+                                 .out = x.data,
+                                 .rows = batch.tokens,
+                                 .width = x.columns,
+                                 .add = true,
+                                 .dtype = context.dtype},
+                                context.stream);
+  }
   zero_surplus(context, x, batch.tokens);
 }
 
-EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens,
-                                     DeviceType device)
-    : spec_(spec),
+UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length) {
+  return {.tokens = std::min(spec.vocab, step_tokens),
+          .positions = std::min(spec.embedding.positions, max_length)};
+}
+
+RowGradient::RowGradient(const Table& table, int64_t max_rows, int64_t max_tokens, DeviceType device)
+    : table_(table),
       max_rows_(max_rows),
-      slot_of_token_(static_cast<size_t>(spec.vocab), -1),
-      sums_(device, max_rows * spec.hidden * static_cast<int64_t>(sizeof(float))),
+      slot_of_row_(static_cast<size_t>(table.rows), -1),
+      sums_(device, max_rows * table.columns * static_cast<int64_t>(sizeof(float))),
       index_(device, device == DeviceType::kCpu ? 0 : (max_tokens + 2 * max_rows + 3) * 4) {}
 
-void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
-  for (const int32_t token : rows_) slot_of_token_[static_cast<size_t>(token)] = -1;
+void RowGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
+  for (const int32_t row : rows_) slot_of_row_[static_cast<size_t>(row)] = -1;
   rows_.clear();
   for (const Batch& batch : micro_batches) {
-    for (const int32_t token : batch.token) {
-      int32_t& slot = slot_of_token_[static_cast<size_t>(token)];
-      if (slot >= 0 || token == spec_.pad_token) continue;
+    for (const int32_t row : batch.*table_.index) {
+      int32_t& slot = slot_of_row_[static_cast<size_t>(row)];
+      if (slot >= 0 || row == table_.ignored) continue;
       slot = static_cast<int32_t>(rows_.size());
-      rows_.push_back(token);
+      rows_.push_back(row);
     }
   }
   const auto slots = static_cast<int64_t>(rows_.size());
-  LM_CHECK(slots <= max_rows_, "distinct tokens of a step");
+  LM_CHECK(slots <= max_rows_, "distinct rows of a step");
   micro_.resize(micro_batches.size());
   for (size_t m = 0; m < micro_batches.size(); ++m) {
-    const std::vector<int32_t>& token = micro_batches[m].token;
-    micro_[m].tokens = std::ssize(token);
+    const std::vector<int32_t>& chosen = micro_batches[m].*table_.index;
+    micro_[m].tokens = std::ssize(chosen);
     std::vector<int32_t>& index = micro_[m].order_and_start;
-    index.assign(token.size() + static_cast<size_t>(slots) + 1, 0);
-    const std::span<int32_t> order(index.data(), token.size()),
-        start(index.begin() + std::ssize(token), index.end());
-    for (const int32_t id : token) {
-      if (id != spec_.pad_token) ++start[static_cast<size_t>(slot_of_token_[static_cast<size_t>(id)]) + 1];
+    index.assign(chosen.size() + static_cast<size_t>(slots) + 1, 0);
+    const std::span<int32_t> order(index.data(), chosen.size()),
+        start(index.begin() + std::ssize(chosen), index.end());
+    for (const int32_t row : chosen) {
+      if (row != table_.ignored) ++start[static_cast<size_t>(slot_of_row_[static_cast<size_t>(row)]) + 1];
     }
     for (size_t s = 0; s + 1 < start.size(); ++s) start[s + 1] += start[s];
     std::vector<int32_t> next(start.begin(), start.end() - 1);
-    for (size_t t = 0; t < token.size(); ++t) {
-      if (token[t] == spec_.pad_token) continue;
-      const auto slot = static_cast<size_t>(slot_of_token_[static_cast<size_t>(token[t])]);
+    for (size_t t = 0; t < chosen.size(); ++t) {
+      if (chosen[t] == table_.ignored) continue;
+      const auto slot = static_cast<size_t>(slot_of_row_[static_cast<size_t>(chosen[t])]);
       order[static_cast<size_t>(next[slot]++)] = static_cast<int32_t>(t);
     }
   }
-  zero_bytes(sums_.data(), slots * spec_.hidden * static_cast<int64_t>(sizeof(float)), context.stream);
+  zero_bytes(sums_.data(), slots * table_.columns * static_cast<int64_t>(sizeof(float)), context.stream);
 }
 
-void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx) {
+void RowGradient::add(const Context& context, size_t micro, const View& dx) {
   const Slots& slots = micro_[micro];
   const int32_t* order = slots.order_and_start.data();
   if (context.device == DeviceType::kCuda) {
@@ -72,12 +95,12 @@ void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx
                             .start = order + slots.tokens,
                             .sums = reinterpret_cast<float*>(sums_.data()),
                             .slots = static_cast<int64_t>(rows_.size()),
-                            .width = spec_.hidden,
+                            .width = table_.columns,
                             .dtype = context.dtype},
                            context.stream);
 }
 
-void EmbeddingGradient::finish(const Context& context, const View& gradient) {
+void RowGradient::finish(const Context& context, const View& gradient, float scale) {
   const int32_t* rows = rows_.data();
   if (context.device == DeviceType::kCuda) {
     context.uploads.send(index_.data(), rows, std::ssize(rows_) * 4, context.stream);
@@ -87,9 +110,34 @@ void EmbeddingGradient::finish(const Context& context, const View& gradient) {
                             .row = rows,
                             .gradient = gradient.data,
                             .slots = static_cast<int64_t>(rows_.size()),
-                            .width = spec_.hidden,
+                            .width = table_.columns,
+                            .scale = scale,
                             .gradient_dtype = gradient.dtype},
                            context.stream);
+}
+
+EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens,
+                                     DeviceType device)
+    : tokens_({.rows = spec.vocab, .columns = spec.hidden, .ignored = spec.pad_token}, most.tokens,
+              max_tokens, device) {
+  const RowGradient::Table table{
+      .rows = spec.embedding.positions, .columns = spec.hidden, .index = &Batch::position};
+  if (table.rows > 0) positions_.emplace(table, most.positions, max_tokens, device);
+}
+
+void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
+  tokens_.begin(context, micro_batches);
+  if (positions_) positions_->begin(context, micro_batches);
+}
+
+void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx) {
+  tokens_.add(context, micro, dx);
+  if (positions_) positions_->add(context, micro, dx);
+}
+
+void EmbeddingGradient::finish(const Context& context, const Embedding& embedding) {
+  tokens_.finish(context, embedding.table.gradient, embedding_scale(context.spec.embedding, context.dtype));
+  if (positions_) positions_->finish(context, embedding.positions.gradient, 1);
 }
 
 }  // namespace lm

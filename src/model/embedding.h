@@ -1,28 +1,50 @@
-// The embedding: a gather of rows forward; backward, the sum of gradients per distinct token of the whole
-// optimizer step, in position order, added to the block's gradient once (for a tied weight that is after the
-// head's gradient), before ranks exchange it. Memory for the sums is owned here, sized for the longest step.
+// The embedding: a gather of rows forward, of the tokens' table and, where a model learns its positions, of
+// theirs; backward, the sum of gradients per distinct row of the whole optimizer step, in the order of
+// positions, added to the block's gradient once (for a tied weight that is after the head's gradient), before
+// ranks exchange it. Memory for the sums is owned here, sized for the longest step.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "model/linear.h"
 
 namespace lm {
 
-// x [T, H] = table[token].
-void embedding_forward(const Context& context, const View& table, const DeviceBatch& batch, const View& x);
+struct Embedding {
+  Param table;      // [V, H]
+  Param positions;  // [P, H]; undefined where positions are not learned
+};
 
-class EmbeddingGradient {
+// What multiplies a token's row, as the model's type has it.
+float embedding_scale(const EmbeddingSpec& spec, DType dtype);
+
+// x [T, H] = scale * table[token] (+ positions[position]).
+void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
+                       const View& x);
+
+// Rows of the tables that a step may update at most: distinct tokens, and distinct positions.
+struct UpdatedRows {
+  int64_t tokens = 0, positions = 0;
+  int64_t all() const { return tokens + positions; }
+};
+UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length);
+
+// The gradient of one table of which each token of a batch takes a row.
+class RowGradient {
  public:
-  // `max_rows` distinct tokens at most: min(V, tokens per step).
-  EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens, DeviceType device);
+  struct Table {
+    int64_t rows = 0, columns = 0;
+    std::vector<int32_t> Batch::*index = &Batch::token;  // which row
+    int64_t ignored = -1;                                // a row that gets no gradient; -1: none
+  };
+  // `max_rows` distinct rows of a step at most, `max_tokens` of a micro-batch.
+  RowGradient(const Table& table, int64_t max_rows, int64_t max_tokens, DeviceType device);
 
-  // A backward of the step begins: numbers the distinct tokens of its micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
-  // Adds dx [T, H] of micro-batch `micro`, in position order. Micro-batches come in ascending order.
   void add(const Context& context, size_t micro, const View& dx);
-  // gradient[token] += sum, once per backward. Without a tied head the caller has zeroed `gradient` before.
-  void finish(const Context& context, const View& gradient);
+  // gradient[row] += scale * sum.
+  void finish(const Context& context, const View& gradient, float scale);
 
  private:
   // Of one micro-batch: positions grouped by slot.
@@ -31,13 +53,30 @@ class EmbeddingGradient {
     int64_t tokens = 0;
   };
 
-  const ModelSpec& spec_;
+  Table table_;
   int64_t max_rows_;
-  std::vector<int32_t> slot_of_token_;  // [V], -1 outside a step
-  std::vector<int32_t> rows_;           // distinct tokens in order of appearance
+  std::vector<int32_t> slot_of_row_;  // [table_.rows], -1 outside a step
+  std::vector<int32_t> rows_;         // distinct ones in order of appearance
   std::vector<Slots> micro_;
-  Memory sums_;   // fp32 [max_rows, H]
+  Memory sums_;   // fp32 [max_rows, columns]
   Memory index_;  // on a GPU: order, start and rows of the call in flight
+};
+
+class EmbeddingGradient {
+ public:
+  EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens, DeviceType device);
+
+  // A backward of the step begins: numbers the distinct rows of its micro-batches and zeroes their sums.
+  void begin(const Context& context, const std::vector<Batch>& micro_batches);
+  // Adds dx [T, H] of micro-batch `micro`, in the order of positions. Micro-batches come in ascending order.
+  void add(const Context& context, size_t micro, const View& dx);
+  // gradient[row] += sum, once per backward, of both tables; the tokens' with the factor that their rows
+  // have. Without a tied head the caller has zeroed the gradients before, with one that of positions.
+  void finish(const Context& context, const Embedding& embedding);
+
+ private:
+  RowGradient tokens_;
+  std::optional<RowGradient> positions_;
 };
 
 }  // namespace lm

@@ -36,9 +36,24 @@ void put_back(const Context& context, const TargetRows& targets, const View& dpi
                                context.stream);
 }
 
-// logits = x Wᵀ
+// The products become what the model calls its logits.
+void cap(const Context& context, const View& logits) {
+  const HeadSpec& head = context.spec.head;
+  if (head.logit_scale == 1 && head.logit_cap == 0) return;
+  context.kernels.cap_logits({.logits = logits.data,
+                              .rows = logits.rows,
+                              .columns = logits.columns,
+                              .stride = logits.stride,
+                              .scale = static_cast<float>(head.logit_scale),
+                              .cap = static_cast<float>(head.logit_cap),
+                              .dtype = logits.dtype},
+                             context.stream);
+}
+
+// logits = x Wᵀ, scaled and capped
 void multiply(const Context& context, const View& x, const View& weight, const View& logits) {
   context.kernels.gemm({.a = x, .b = weight, .out = logits, .transpose_b = true}, context.stream);
+  cap(context, logits);
 }
 
 int64_t segment_rows(int64_t vocab, int64_t first) {
@@ -109,6 +124,8 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                     .first_column = segment.first_row,
                                     .scale = scale,
                                     .weight = chunk.weight,
+                                    .logit_scale = static_cast<float>(context.spec.head.logit_scale),
+                                    .logit_cap = static_cast<float>(context.spec.head.logit_cap),
                                     .dtype = context.dtype},
                                    context.stream);
   if (segment.weight.gradient.defined())
@@ -159,6 +176,10 @@ void whole_chunk(const Context& context, const Head& head, Chunk chunk, const Vi
 void zero_gradient(const Context& context, const Param& param) {
   if (param.gradient.defined()) context.kernels.zero(param.gradient, context.stream);
 }
+void zero_gradient(const Context& context, const Norm& norm) {
+  zero_gradient(context, norm.weight);
+  zero_gradient(context, norm.bias);
+}
 
 // The final norm of the rows with targets, into the first rows of `normed`; zeros behind.
 void norm_targets(const Context& context, const Norm& norm, const TargetRows& targets, const View& picked,
@@ -207,7 +228,7 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   if (count == 0) {
     if (dx.defined()) context.kernels.zero(dx, context.stream);
     if (dx.defined() && options.first) {
-      zero_gradient(context, head.norm.weight);
+      zero_gradient(context, head.norm);
       zero_gradient(context, head.weight);
     }
     return;
@@ -282,7 +303,7 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   if (count == 0) {
     context.kernels.zero(dx, context.stream);
-    if (options.first) zero_gradient(context, norm.weight);
+    if (options.first) zero_gradient(context, norm);
     return;
   }
   const View picked = pick(context, rows.targets, x);
@@ -312,6 +333,7 @@ void head_segment_logits(const Context& context, const HeadSegment& segment, con
                                 .stride = weight.stride,
                                 .dtype = context.dtype},
                                context.stream);
+  cap(context, columns);
 }
 
 void head_logits(const Context& context, const Head& head, const View& x, const View& logits) {

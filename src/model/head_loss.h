@@ -2,7 +2,8 @@
 // logits of the whole batch never exist. Rows without a target are dropped before the norm; each of the
 // others has a weight in the loss (TargetRows) and may give its nll by itself. The vocabulary is walked in
 // segments of 8192 rows in order: (max, sum) combine per segment, dX is added per segment in fp32, so that
-// cutting the matrix never changes a bit.
+// cutting the matrix never changes a bit. A model's factor and cap of its logits (HeadSpec) follow each
+// segment's product, wherever that is made.
 //
 // A head whose matrix is there as a whole does all of it in one go (head_loss: row chunks outside, segments
 // inside, three GEMMs). Of one whose segments come one after another the steps are taken singly: begin,

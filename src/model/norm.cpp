@@ -1,24 +1,133 @@
 #include "model/norm.h"
 
 namespace lm {
+namespace {
+
+void check_parameters(const Norm& norm) {
+  LM_CHECK(norm.weight.weight.defined() == norm.spec.has_weight(),
+           "a norm's weight is not as its kind has it");
+  LM_CHECK(norm.bias.weight.defined() == norm.spec.has_bias(), "a norm's bias is not as its kind has it");
+}
+
+// How the weight of an RMSNorm multiplies; a LayerNorm's kernels round once.
+WeightForm weight_form(NormKind kind) {
+  switch (kind) {
+    case NormKind::kRms:
+      return WeightForm::kAfterRounding;
+    case NormKind::kRmsOffset:
+    case NormKind::kLayerOffset:
+      return WeightForm::kOffset;
+    case NormKind::kRmsLate:
+    case NormKind::kRmsPlain:
+    case NormKind::kLayer:
+    case NormKind::kLayerNoBias:
+      break;
+  }
+  return WeightForm::kBeforeRounding;
+}
+
+struct Forward {
+  View x, out, rstd;
+  View residual = {}, sum = {};  // as in ResidualNorm
+  View add_to = {};              // as RmsNormForward has it
+  float factor = 1;
+};
+
+void forward_centred(const Context& context, const Norm& norm, const Forward& pass, int64_t width) {
+  context.kernels.layer_norm_forward({.x = pass.x.data,
+                                      .residual = pass.residual.data,
+                                      .weight = norm.weight.weight.data,
+                                      .bias = norm.bias.weight.data,
+                                      .sum = pass.sum.data,
+                                      .out = pass.out.data,
+                                      .rstd = pass.rstd.floats(),
+                                      .rows = pass.x.rows,
+                                      .width = width,
+                                      .x_stride = pass.x.stride,
+                                      .out_stride = pass.out.stride,
+                                      .eps = static_cast<float>(norm.spec.eps),
+                                      .offset = norm.spec.offset(),
+                                      .dtype = context.dtype},
+                                     context.stream);
+}
+
+void forward(const Context& context, const Norm& norm, const Forward& pass, Groups groups) {
+  check_parameters(norm);
+  if (norm.spec.centred()) {
+    LM_CHECK(groups.groups == 1 && !pass.add_to.defined(), "LayerNorm is of whole rows");
+    return forward_centred(context, norm, pass, groups.width);
+  }
+  context.kernels.rms_norm_forward({.x = pass.x.data,
+                                    .residual = pass.residual.data,
+                                    .weight = norm.weight.weight.data,
+                                    .sum = pass.sum.data,
+                                    .add_to = pass.add_to.data,
+                                    .out = pass.out.data,
+                                    .rstd = pass.rstd.floats(),
+                                    .rows = pass.x.rows,
+                                    .groups = groups.groups,
+                                    .width = groups.width,
+                                    .x_stride = pass.x.stride,
+                                    .out_stride = pass.out.stride,
+                                    .eps = static_cast<float>(norm.spec.eps),
+                                    .factor = pass.factor,
+                                    .form = weight_form(norm.spec.kind),
+                                    .dtype = context.dtype},
+                                   context.stream);
+}
+
+// Sums over rows in fp32, before they are added to the gradients; undefined for what is frozen.
+struct ParameterSums {
+  View dweight, dbias, partial;
+};
+
+void backward_centred(const Context& context, const Norm& norm, const NormBackward& pass, int64_t width,
+                      const ParameterSums& sums) {
+  context.kernels.layer_norm_backward({.dy = pass.dy.data,
+                                       .x = pass.x.data,
+                                       .weight = norm.weight.weight.data,
+                                       .rstd = pass.rstd.floats(),
+                                       .dresidual = pass.dresidual.data,
+                                       .dx = pass.dx.data,
+                                       .dweight = sums.dweight.floats(),
+                                       .dbias = sums.dbias.floats(),
+                                       .partial = sums.partial.floats(),
+                                       .rows = pass.x.rows,
+                                       .width = width,
+                                       .dy_stride = pass.dy.stride,
+                                       .x_stride = pass.x.stride,
+                                       .dx_stride = pass.dx.stride,
+                                       .offset = norm.spec.offset(),
+                                       .dtype = context.dtype},
+                                      context.stream);
+}
+
+void backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,
+              const ParameterSums& sums) {
+  context.kernels.rms_norm_backward({.dy = pass.dy.data,
+                                     .x = pass.x.data,
+                                     .weight = norm.weight.weight.data,
+                                     .rstd = pass.rstd.floats(),
+                                     .dresidual = pass.dresidual.data,
+                                     .dx = pass.dx.data,
+                                     .dweight = sums.dweight.floats(),
+                                     .partial = sums.partial.floats(),
+                                     .rows = pass.x.rows,
+                                     .groups = groups.groups,
+                                     .width = groups.width,
+                                     .dy_stride = pass.dy.stride,
+                                     .x_stride = pass.x.stride,
+                                     .dx_stride = pass.dx.stride,
+                                     .form = weight_form(norm.spec.kind),
+                                     .dtype = context.dtype},
+                                    context.stream);
+}
+
+}  // namespace
+
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups) {
-  switch (norm.spec.kind) {
-    case NormKind::kRms:
-      context.kernels.rms_norm_forward({.x = x.data,
-                                        .weight = norm.weight.weight.data,
-                                        .out = out.data,
-                                        .rstd = rstd.floats(),
-                                        .rows = x.rows,
-                                        .groups = groups.groups,
-                                        .width = groups.width,
-                                        .x_stride = x.stride,
-                                        .out_stride = out.stride,
-                                        .eps = static_cast<float>(norm.spec.eps),
-                                        .dtype = context.dtype},
-                                       context.stream);
-      return;
-  }
+  forward(context, norm, {.x = x, .out = out, .rstd = rstd}, groups);
 }
 
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out,
@@ -27,56 +136,58 @@ void norm_forward(const Context& context, const Norm& norm, const View& x, const
 }
 
 void norm_forward_residual(const Context& context, const Norm& norm, const ResidualNorm& pass) {
-  switch (norm.spec.kind) {
-    case NormKind::kRms:
-      context.kernels.rms_norm_forward({.x = pass.x.data,
-                                        .residual = pass.residual.data,
-                                        .weight = norm.weight.weight.data,
-                                        .sum = pass.sum.data,
-                                        .out = pass.out.data,
-                                        .rstd = pass.rstd.floats(),
-                                        .rows = pass.x.rows,
-                                        .groups = 1,
-                                        .width = pass.x.columns,
-                                        .x_stride = pass.x.stride,
-                                        .out_stride = pass.out.stride,
-                                        .eps = static_cast<float>(norm.spec.eps),
-                                        .dtype = context.dtype},
-                                       context.stream);
-      return;
+  forward(context, norm,
+          {.x = pass.x, .out = pass.out, .rstd = pass.rstd, .residual = pass.residual, .sum = pass.sum},
+          {1, pass.x.columns});
+}
+
+void norm_forward_added(const Context& context, const Norm& norm, const AddedNorm& pass) {
+  const Groups whole{1, pass.x.columns};
+  if (pass.sum.defined() && !norm.spec.centred()) {
+    return forward(
+        context, norm,
+        {.x = pass.x, .out = pass.sum, .rstd = pass.rstd, .add_to = pass.residual, .factor = pass.factor},
+        whole);
   }
+  const ArenaFrame frame(context.arena);
+  const View normed = context.like(pass.x);
+  norm_forward(context, norm, pass.x, normed, pass.rstd, whole);
+  if (!pass.sum.defined()) return;
+  const View& sum = pass.sum;
+  if (pass.factor != 1)
+    context.kernels.scale({.x = normed, .out = normed, .factor = pass.factor}, context.stream);
+  if (sum.data != pass.residual.data)
+    context.kernels.copy_rows({.from = pass.residual, .to = sum}, context.stream);
+  context.kernels.accumulate({.to = sum.data,
+                              .from = normed.data,
+                              .elements = normed.elements(),
+                              .to_dtype = sum.dtype,
+                              .from_dtype = normed.dtype},
+                             context.stream);
 }
 
 void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,
                    bool first) {
+  check_parameters(norm);
   const ArenaFrame frame(context.arena);
-  const Param& weight = norm.weight;
-  View dweight, partial;
-  if (weight.gradient.defined()) {
-    dweight = context.tensor(groups.width, 1, DType::kF32);
-    partial = context.tensor((pass.x.rows + kRowBlock - 1) / kRowBlock, groups.width, DType::kF32);
+  const bool centred = norm.spec.centred();
+  const auto sums_of = [&](const Param& parameter) {
+    return parameter.gradient.defined() ? context.tensor(groups.width, 1, DType::kF32) : View{};
+  };
+  ParameterSums sums{.dweight = sums_of(norm.weight), .dbias = sums_of(norm.bias), .partial = {}};
+  if (sums.dweight.defined() || sums.dbias.defined()) {
+    const int64_t blocks = (pass.x.rows + kRowBlock - 1) / kRowBlock;
+    sums.partial = context.tensor(centred ? 2 * blocks : blocks, groups.width, DType::kF32);
   }
-  switch (norm.spec.kind) {
-    case NormKind::kRms:
-      context.kernels.rms_norm_backward({.dy = pass.dy.data,
-                                         .x = pass.x.data,
-                                         .weight = weight.weight.data,
-                                         .rstd = pass.rstd.floats(),
-                                         .dresidual = pass.dresidual.data,
-                                         .dx = pass.dx.data,
-                                         .dweight = dweight.floats(),
-                                         .partial = partial.floats(),
-                                         .rows = pass.x.rows,
-                                         .groups = groups.groups,
-                                         .width = groups.width,
-                                         .dy_stride = pass.dy.stride,
-                                         .x_stride = pass.x.stride,
-                                         .dx_stride = pass.dx.stride,
-                                         .dtype = context.dtype},
-                                        context.stream);
-      break;
+  if (centred) {
+    LM_CHECK(groups.groups == 1, "LayerNorm is of whole rows");
+    backward_centred(context, norm, pass, groups.width, sums);
+  } else {
+    backward(context, norm, pass, groups, sums);
   }
-  if (dweight.defined()) add_vector_gradient(context, weight.gradient, dweight.floats(), first);
+  if (sums.dweight.defined())
+    add_vector_gradient(context, norm.weight.gradient, sums.dweight.floats(), first);
+  if (sums.dbias.defined()) add_vector_gradient(context, norm.bias.gradient, sums.dbias.floats(), first);
 }
 
 void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, bool first) {

@@ -19,8 +19,8 @@ struct Groups {
   int64_t width = 0;
 };
 
-// out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be
-// undefined.
+// out [T, groups * width] = norm(x); strides come from the tensors. `rstd` [T, groups] fp32 may be undefined.
+// Only RMSNorms have more groups than one.
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups);
 // The same of whole rows.
@@ -34,8 +34,18 @@ struct ResidualNorm {
 };
 void norm_forward_residual(const Context& context, const Norm& norm, const ResidualNorm& pass);
 
-// dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added, or overwritten when `first`. dx
-// may be dy or dresidual.
+// sum = residual + factor * norm(x), each operation rounded to the model's type; all [T, H], residual and
+// sum contiguous. With an undefined sum only rstd is computed.
+struct AddedNorm {
+  View x, residual;
+  View sum;   // may be residual
+  View rstd;  // [T] fp32; may be undefined
+  float factor = 1;
+};
+void norm_forward_added(const Context& context, const Norm& norm, const AddedNorm& pass);
+
+// dx = norm'(dy) (+ dresidual, when defined); the gradients of weight and bias are added, or overwritten when
+// `first`. dx may be dy or dresidual.
 struct NormBackward {
   View dy, x;
   View rstd;  // of the forward pass

@@ -105,7 +105,7 @@ BindOptions Pass::options(bool training) const {
           .step = step_};
 }
 
-Param Pass::embedding(const BlockMemory& memory, bool gradient) const {
+Embedding Pass::embedding(const BlockMemory& memory, bool gradient) const {
   return binding_.embedding(memory, options(gradient));
 }
 
@@ -116,7 +116,8 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 Head Pass::bind_head(bool gradient) {
   const BlockMemory memory = memory_.borrow(head_, gradient);
   const bool with_table = gradient && !config_.table_last;
-  const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table) : Param();
+  const Param tied =
+      context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table).table : Param();
   return binding_.head(memory, tied, options(gradient));
 }
 
@@ -152,7 +153,7 @@ void Pass::table_gradient(int64_t micro) {
   HeadRows rows = kept_head(micro);
   rows.targets = batch.targets;
   rows.normed = rows.normed.row_range(0, context_.rounded(rows.targets.count));
-  head_weight_gradient(context_, embedding(memory_.borrow(0, true), true), rows, loss_options(micro));
+  head_weight_gradient(context_, embedding(memory_.borrow(0, true), true).table, rows, loss_options(micro));
 }
 
 bool Pass::last_of_group(int64_t micro) const {
@@ -179,7 +180,7 @@ void Pass::begin_micro(int64_t micro) {
   group_[static_cast<size_t>(micro % config_.group)] =
       std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size());
   const View x = make_input(1, micro);
-  embedding_forward(context_, embedding(memory_.borrow(0, false), false).weight, at(micro).device, x);
+  embedding_forward(context_, embedding(memory_.borrow(0, false), false), at(micro).device, x);
 }
 
 void Pass::forward(int64_t block, int64_t micro) {
@@ -265,8 +266,8 @@ void ForwardPass::carry_out(const Operation& operation) {
   const Context& context = pass_.context_;
   const Unit& unit = pass_.unit(operation);
   if (unit.role == UnitRole::kEmbedding) {
-    const Param table = pass_.embedding(pass_.memory_.borrow(0, false), false);
-    return embedding_forward(context, table.weight, batch_, x_);
+    const Embedding tables = pass_.embedding(pass_.memory_.borrow(0, false), false);
+    return embedding_forward(context, tables, batch_, x_);
   }
   const ArenaFrame frame(context.arena);
   const TransformerBlock bound = pass_.bind_block(unit.block, false, false);

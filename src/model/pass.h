@@ -50,7 +50,7 @@ class Pass {
   std::byte* gradient_slot() const { return gradient_slot_; }
 
   // The embedding's weights, with its gradient if `gradient`.
-  Param embedding(const BlockMemory& memory, bool gradient) const;
+  Embedding embedding(const BlockMemory& memory, bool gradient) const;
 
  private:
   friend class ForwardPass;

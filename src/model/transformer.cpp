@@ -3,10 +3,6 @@
 namespace lm {
 namespace {
 
-bool has(const Norm& norm) {
-  return norm.weight.weight.defined();
-}
-
 // to [T, H] += x.
 void add_to(const Context& context, const View& x, const View& to) {
   context.kernels.accumulate(
@@ -14,20 +10,61 @@ void add_to(const Context& context, const View& x, const View& to) {
       context.stream);
 }
 
+// x [T, H] *= the block's scalar, forward and backward.
+void apply_scalar(const Context& context, const TransformerBlock& block, const View& x) {
+  if (!block.scalar.defined()) return;
+  context.kernels.scale({.x = x, .out = x, .device_factor = block.scalar.data}, context.stream);
+}
+
+// Sublayers beside each other are a group: the first of them has the norm, and [first, end) read its output.
+size_t group_first(const TransformerBlock& block, size_t s) {
+  while (block.sublayers[s].beside) --s;
+  return s;
+}
+size_t group_end(const TransformerBlock& block, size_t s) {
+  do {
+    ++s;
+  } while (s < block.sublayers.size() && block.sublayers[s].beside);
+  return s;
+}
+
+// x becomes the sublayer's input, and `normed` the norm of it where there is one. `y`: the output of the
+// sublayer before, which has not been added yet; undefined: kept.x has the input already, or it is the
+// block's.
+void read_stream(const Context& context, const Sublayer& sublayer, const BlockSaved::Sublayer& kept,
+                 const View& y, const View& normed, View& x) {
+  if (y.defined() && sublayer.norm) {  // the norm adds it
+    norm_forward_residual(context, *sublayer.norm,
+                          {.x = y, .residual = x, .sum = kept.x, .out = normed, .rstd = kept.rstd});
+    x = kept.x;
+    return;
+  }
+  if (y.defined()) {
+    context.kernels.copy_rows({.from = x, .to = kept.x}, context.stream);
+    add_to(context, y, kept.x);
+  }
+  if (kept.x.defined()) x = kept.x;
+  if (sublayer.norm) norm_forward(context, *sublayer.norm, x, normed, kept.rstd);
+}
+
 // sum = residual + scale * norm_after(output), where one of these is between the output and the residual
-// stream. With an undefined sum only what the norm saves is computed.
+// stream; `residual` may be `sum`. With an undefined sum only what the norm saves is computed.
 void add_output(const Context& context, const Sublayer& sublayer, const View& output,
                 const BlockSaved::Sublayer& kept, const View& residual, const View& sum) {
-  const ArenaFrame frame(context.arena);
-  View added = output;
-  if (has(sublayer.norm_after)) {
-    added = context.like(output);
-    norm_forward(context, sublayer.norm_after, output, added, kept.rstd_after);
+  if (sublayer.norm_after) {
+    return norm_forward_added(context, *sublayer.norm_after,
+                              {.x = output,
+                               .residual = residual,
+                               .sum = sum,
+                               .rstd = kept.rstd_after,
+                               .factor = sublayer.residual_scale});
   }
   if (!sum.defined()) return;
+  const ArenaFrame frame(context.arena);
+  View added = output;
   if (sublayer.residual_scale != 1)
     context.kernels.scale({.x = added, .out = added, .factor = sublayer.residual_scale}, context.stream);
-  context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
+  if (residual.data != sum.data) context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
   add_to(context, added, sum);
 }
 
@@ -37,11 +74,28 @@ View output_gradient(const Context& context, const Sublayer& sublayer, const Blo
                      const View& dx, bool first) {
   if (sublayer.adds_output()) return dx;
   const View dy = context.like(dx);
-  context.kernels.scale({.x = dx, .out = dy, .factor = sublayer.residual_scale}, context.stream);
-  if (has(sublayer.norm_after))
-    norm_backward(context, sublayer.norm_after,
-                  {.dy = dy, .x = kept.output, .rstd = kept.rstd_after, .dx = dy}, first);
+  const bool scaled = sublayer.residual_scale != 1;
+  if (scaled) context.kernels.scale({.x = dx, .out = dy, .factor = sublayer.residual_scale}, context.stream);
+  if (sublayer.norm_after)
+    norm_backward(context, *sublayer.norm_after,
+                  {.dy = scaled ? dy : dx, .x = kept.output, .rstd = kept.rstd_after, .dx = dy}, first);
   return dy;
+}
+
+// From dx to the gradients of the sublayer's parameters, but its norm's, and of its input.
+void mixer_backward(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
+                    const BlockSaved::Sublayer& kept, const BlockGradient& gradient, MixerInput& input) {
+  const View dy = output_gradient(context, sublayer, kept, gradient.dx, gradient.first);
+  std::visit(
+      [&](const auto& mixer) {
+        using Saved = typename std::decay_t<decltype(mixer)>::Saved;
+        mixer.backward(context, batch, input, std::get<Saved>(kept.mixer), dy, gradient.first);
+      },
+      sublayer.mixer);
+}
+
+bool trained(const std::optional<Norm>& norm) {
+  return norm && (norm->weight.gradient.defined() || norm->bias.gradient.defined());
 }
 
 }  // namespace
@@ -52,9 +106,9 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
   saved.sublayers.reserve(block.sublayers.size());
   for (const Sublayer& sublayer : block.sublayers) {
     BlockSaved::Sublayer& out = saved.sublayers.emplace_back();
-    if (saved.sublayers.size() > 1) out.x = context.tensor(rows, hidden);
-    if (has(sublayer.norm)) out.rstd = context.tensor(rows, 1, DType::kF32);
-    if (has(sublayer.norm_after)) {
+    if (saved.sublayers.size() > 1 && !sublayer.beside) out.x = context.tensor(rows, hidden);
+    if (sublayer.norm) out.rstd = context.tensor(rows, 1, DType::kF32);
+    if (sublayer.norm_after) {
       out.output = context.tensor(rows, hidden);
       out.rstd_after = context.tensor(rows, 1, DType::kF32);
     }
@@ -68,71 +122,74 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
                    const View& x_in, BlockSaved& saved, const View& x_out) {
   const ArenaFrame frame(context.arena);
   const View normed = context.tensor(batch.rows, context.spec.hidden);
-  View x = x_in, y;  // y: an output that has not been added yet
+  // x: what a group reads. stream: the same, and behind its first sublayer the sum with outputs so far. y: an
+  // output that has not been added yet.
+  View x = x_in, stream, y, input;
   for (size_t s = 0; s < block.sublayers.size(); ++s) {
     const Sublayer& sublayer = block.sublayers[s];
     BlockSaved::Sublayer& kept = saved.sublayers[s];
-    const bool last = s + 1 == block.sublayers.size();
-    if (y.defined() && has(sublayer.norm)) {  // the norm adds it
-      norm_forward_residual(context, sublayer.norm,
-                            {.x = y, .residual = x, .sum = kept.x, .out = normed, .rstd = kept.rstd});
-      x = kept.x;
-    } else {
-      if (y.defined()) {
-        context.kernels.copy_rows({.from = x, .to = kept.x}, context.stream);
-        add_to(context, y, kept.x);
-      }
-      if (s > 0) x = kept.x;
-      if (has(sublayer.norm)) norm_forward(context, sublayer.norm, x, normed, kept.rstd);
+    if (!sublayer.beside) {
+      read_stream(context, sublayer, kept, y, normed, x);
+      stream = x;
+      input = sublayer.norm ? normed : x;
     }
-    // The last sublayer's last product adds its output to the residual stream, the next one's norm that of
-    // another.
-    MixerOutput output{.kind = MixerOutput::Kind::kAlone, .residual = x, .sum = x_out};
-    if (has(sublayer.norm_after)) {
+    const size_t end = group_end(block, s);
+    const bool last = end == block.sublayers.size(), several = sublayer.beside || end > s + 1;
+    const View sum = last ? x_out : saved.sublayers[end].x;
+    // The last product of the last sublayer, and of those beside each other, adds the output to the residual
+    // stream; the next one's norm adds that of another.
+    MixerOutput output{.kind = MixerOutput::Kind::kAlone, .residual = stream, .sum = sum};
+    if (sublayer.norm_after) {
       output = {.kind = MixerOutput::Kind::kAdded, .residual = {}, .sum = kept.output};
-    } else if (last && !x_out.defined()) {
+    } else if (!sum.defined()) {
       output.kind = MixerOutput::Kind::kNone;
-    } else if (last && sublayer.adds_output()) {
+    } else if ((last || several) && sublayer.adds_output()) {
       output.kind = MixerOutput::Kind::kAdded;
     }
     std::visit(
         [&](const auto& mixer) {
           using Saved = typename std::decay_t<decltype(mixer)>::Saved;
-          y = mixer.forward(context, batch, has(sublayer.norm) ? normed : x, std::get<Saved>(kept.mixer),
-                            output);
+          y = mixer.forward(context, batch, input, std::get<Saved>(kept.mixer), output);
         },
         sublayer.mixer);
-    if (sublayer.adds_output()) continue;
-    const View sum = last ? x_out : saved.sublayers[s + 1].x;
-    add_output(context, sublayer, y, kept, x, sum);
-    y = {};
+    if (!sublayer.adds_output()) add_output(context, sublayer, y, kept, stream, sum);
+    if (output.kind != MixerOutput::Kind::kAlone || !sublayer.adds_output()) y = {};
+    stream = sum;
   }
+  if (x_out.defined()) apply_scalar(context, block, x_out);
 }
 
 void block_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                     const View& x_in, const BlockSaved& saved, const BlockGradient& gradient) {
   const auto& [dx, first, want_dx] = gradient;
-  for (size_t s = block.sublayers.size(); s-- > 0;) {
-    const Sublayer& sublayer = block.sublayers[s];
-    const BlockSaved::Sublayer& kept = saved.sublayers[s];
-    const View& x = s == 0 ? x_in : kept.x;
+  apply_scalar(context, block, dx);
+  for (size_t end = block.sublayers.size(), begin = 0; end > 0; end = begin) {
+    begin = group_first(block, end - 1);
+    const std::optional<Norm>& norm = block.sublayers[begin].norm;
+    const BlockSaved::Sublayer& kept = saved.sublayers[begin];
+    const View& x = begin == 0 ? x_in : kept.x;
+    const bool wanted = begin > 0 || want_dx || trained(norm);
     const ArenaFrame frame(context.arena);
-    const View dy = output_gradient(context, sublayer, kept, dx, first);
-    MixerInput input(context, sublayer.norm, x, s > 0 || want_dx || sublayer.norm.weight.gradient.defined());
-    std::visit(
-        [&, first = first](const auto& mixer) {
-          using Saved = typename std::decay_t<decltype(mixer)>::Saved;
-          mixer.backward(context, batch, input, std::get<Saved>(kept.mixer), dy, first);
-        },
-        sublayer.mixer);
+    // What the sublayers beside the first one give the shared input is complete before that one begins.
+    View others;
+    if (wanted && end - begin > 1) others = context.like(x);
+    for (size_t s = end - 1; s > begin; --s) {
+      const ArenaFrame beside(context.arena);
+      MixerInput input(context, norm, x, wanted, s + 1 == end ? others : View());
+      mixer_backward(context, block.sublayers[s], batch, saved.sublayers[s], gradient, input);
+      if (wanted && s + 1 < end) add_to(context, input.gradient(), others);
+    }
+    MixerInput input(context, norm, x, wanted);
+    mixer_backward(context, block.sublayers[begin], batch, kept, gradient, input);
     const View& dinput = input.gradient();
     if (!dinput.defined()) continue;
-    if (!has(sublayer.norm)) {
+    if (others.defined()) add_to(context, others, dinput);
+    if (!norm) {
       add_to(context, dinput, dx);
       continue;
     }
-    norm_backward(context, sublayer.norm,
-                  {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx}, first);
+    norm_backward(context, *norm, {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx},
+                  first);
   }
 }
 

@@ -1,9 +1,11 @@
 // One transformer block with its explicit forward and backward: a list of sublayers, each of them
 //   x = x + scale * norm_after(mixer(norm(x)))
-// Families differ in what the spec says of them, never in this code's shape. Saved activations and
-// temporaries live in the arena; parameters are views into the block's arrays.
+// or several beside each other, which read the same norm(x). Families differ in what the spec says of them,
+// never in this code's shape. Saved activations and temporaries live in the arena; parameters are views into
+// the block's arrays.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "model/mixers/table.h"
@@ -11,23 +13,25 @@
 namespace lm {
 
 struct Sublayer {
-  Norm norm, norm_after;  // [H]; undefined weights where there is none
+  std::optional<Norm> norm, norm_after;  // [H]; unset where there is none
   float residual_scale = 1;
+  bool beside = false;  // it reads what the sublayer before it reads, and has no norm
   Mixer mixer;
   // Nothing stands between the mixer's output and the residual stream.
-  bool adds_output() const { return !norm_after.weight.weight.defined() && residual_scale == 1; }
+  bool adds_output() const { return !norm_after && residual_scale == 1; }
 };
 
 struct TransformerBlock {
   std::vector<Sublayer> sublayers;
+  View scalar;  // [1], of the model's type: multiplies the block's output; undefined: 1
 };
 
 // What backward needs of a block's forward, in arena order. The first sublayer's x, the block's input,
 // belongs to the caller.
 struct BlockSaved {
   struct Sublayer {
-    View x;                   // [T, H], the sublayer's input; undefined: the block's
-    View rstd;                // [T] fp32
+    View x;                   // [T, H], the sublayer's input; undefined: the block's, or it is beside another
+    View rstd;                // [T] fp32, where a norm is before the mixer
     View output, rstd_after;  // [T, H] of the mixer and [T] fp32, where a norm follows it; else undefined
     MixerSaved mixer;
   };

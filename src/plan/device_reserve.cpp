@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "kernels/attention_chunks.h"
 
 namespace lm {
 namespace {
@@ -41,14 +42,30 @@ int64_t efficient_backward(const AttentionSpec& spec, const AttentionShape& shap
   return 7 * wide + 2 * kv + logsumexp + spec.heads * shape.tokens * 4;
 }
 
+// Attention in chunks (attention_chunks.h), which allocates once per call.
+int64_t chunks_backward(const AttentionSpec& spec, const AttentionShape& shape) {
+  return chunk_memory({.tokens = shape.tokens,
+                       .keys = shape.tokens,
+                       .heads = spec.heads,
+                       .kv_heads = spec.kv_heads,
+                       .head_dim = spec.head_dim,
+                       .window = spec.window,
+                       .capped = spec.softcap > 0,
+                       .backward = true,
+                       .dtype = shape.dtype})
+      .bytes;
+}
+
 int64_t attention_workspace(const AttentionSpec& spec, const AttentionShape& shape) {
+  if (!library_attends(spec.head_dim, spec.softcap)) return chunks_backward(spec, shape);
   if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
   // More documents mean more rows, and fewer splits: one, once each processor has a document.
   const int64_t all = documents_at_once(shape.tokens);
   int64_t most = flash_backward(spec, shape, all);
   for (int64_t documents = 1; documents <= std::min(all, processors(shape)); ++documents)
     most = std::max(most, flash_backward(spec, shape, documents));
-  return most;
+  // The plan is for any card.
+  return wants_shared_memory(spec.head_dim) ? std::max(most, chunks_backward(spec, shape)) : most;
 }
 
 }  // namespace
@@ -63,11 +80,11 @@ int64_t document_starts(int64_t tokens, int64_t documents) {
 
 int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) {
   // Most layers have heads of the same sizes: each size is looked at once.
-  std::set<std::tuple<int64_t, int64_t, int64_t>> sizes;
+  std::set<std::tuple<int64_t, int64_t, int64_t, int64_t, double>> sizes;
   int64_t most = 0;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec* const a = layer.find<AttentionSpec>();
-    if (a != nullptr && sizes.emplace(a->heads, a->kv_heads, a->head_dim).second)
+    if (a != nullptr && sizes.emplace(a->heads, a->kv_heads, a->head_dim, a->window, a->softcap).second)
       most = std::max(most, attention_workspace(*a, shape));
   }
   return most;

@@ -102,7 +102,8 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
   const auto updated =
       in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
   const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
-  plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
+  const double tables = in.spec.embedding.positions > 0 ? 2 : 1;
+  plan.timeline.link_bytes += lookups * tables * shape.step_tokens / in.world.ranks * row + updated;
 }
 
 // With a first backward for the norm alone.

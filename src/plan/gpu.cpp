@@ -181,9 +181,4 @@ std::string gpu_code() {
   return LM_GPU_CODE;
 }
 
-bool trains_heads_of(int64_t head_dim, const ComputeCapability& c) {
-  const bool little_shared_memory = c.major == 12 || (c.major == 8 && c.minor > 0);
-  return !little_shared_memory || head_dim <= 192 || head_dim > 224;
-}
-
 }  // namespace lm

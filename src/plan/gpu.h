@@ -58,8 +58,4 @@ GpuObstacle gpu_obstacle(const ComputeCapability& capability, const std::string&
 // Of this program.
 std::string gpu_code();
 
-// Whether a card can train heads of this size. From 193 to 224 the backward pass of LibTorch's attention
-// wants more shared memory than 8.6, 8.7, 8.9 and 12.x have; larger ones have another kernel.
-bool trains_heads_of(int64_t head_dim, const ComputeCapability& capability);
-
 }  // namespace lm

@@ -8,33 +8,6 @@
 
 namespace lm {
 
-namespace {
-
-// The first size of heads that the GPU cannot train; 0: none.
-int64_t untrainable_heads(const ModelSpec& spec, const Gpu& gpu) {
-  for (const LayerSpec& layer : spec.layers) {
-    const AttentionSpec* const attention = layer.find<AttentionSpec>();
-    if (attention != nullptr && !trains_heads_of(attention->head_dim, gpu.capability))
-      return attention->head_dim;
-  }
-  return 0;
-}
-
-void refuse_heads(const PlanInputs& inputs, const Gpu& gpu) {
-  const int64_t size = untrainable_heads(inputs.spec, gpu);
-  if (size == 0) return;
-  throw Error(
-      Exit::kDoesNotFit,
-      {.area = "GPU-34",
-       .what = fmt::format("{} has compute capability {}, on which attention has no backward pass for "
-                           "heads of {} numbers: not for 193 to 224",
-                           gpu.name.empty() ? "the GPU" : gpu.name, gpu.capability.text(), size),
-       .place = "config.json of the model: head_dim",
-       .next = "use a card of 8.0, 9.0 or 10.0 (A100, H100, B200), or --gpus 0 for the CPU"});
-}
-
-}  // namespace
-
 Plan place_plan(const PlanInput& in) {
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
@@ -51,7 +24,6 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                  .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU"});
   }
   const PlanInput in{inputs, machine, world, purpose};
-  if (in.device == DeviceType::kCuda && in.trains()) refuse_heads(inputs, machine.gpus.front());
   Plan plan = place_plan(in);
   if (in.trains()) forecast(in, plan);
   return plan;

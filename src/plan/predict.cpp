@@ -156,8 +156,10 @@ StepCosts::StepCosts(const StepShape& shape)
     products_.push_back(products);
   }
   if (units_.front().elements > 0) {
-    embedding_rows_ = std::min(static_cast<double>(shape.model.spec.vocab), shape.step_tokens) *
-                      static_cast<double>(shape.model.spec.hidden) * (4 + 2 * gradient_bytes_);
+    const ModelSpec& spec = shape.model.spec;
+    const double rows = std::min(static_cast<double>(spec.vocab), shape.step_tokens) +
+                        std::min(static_cast<double>(spec.embedding.positions), shape.step_tokens);
+    embedding_rows_ = rows * static_cast<double>(spec.hidden) * (4 + 2 * gradient_bytes_);
   }
 }
 

@@ -33,8 +33,11 @@ class RehearsedMemory : public PassMemory {
   }
   void begin_gradient(int64_t) override {}
   void add_embedding_gradient(int64_t, const View& dx) override {
-    context_.kernels.sum_rows({.slots = batch_.tokens, .width = dx.columns, .dtype = dx.dtype},
-                              context_.stream);
+    const int tables = context_.spec.embedding.positions > 0 ? 2 : 1;
+    for (int i = 0; i < tables; ++i) {
+      context_.kernels.sum_rows({.slots = batch_.tokens, .width = dx.columns, .dtype = dx.dtype},
+                                context_.stream);
+    }
   }
   std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
   std::byte* input(int64_t, int64_t) override { return nowhere(); }

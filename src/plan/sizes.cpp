@@ -8,6 +8,7 @@
 #include "base/batch.h"
 #include "base/bytes.h"
 #include "base/staging.h"
+#include "model/embedding.h"
 #include "model/key_value_cache.h"
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
@@ -33,9 +34,16 @@ std::string per_parameter(DType type) {
 }
 
 // Of the embedding, that a step may update.
-int64_t updated_rows(const PlanInput& in) {
-  if (in.adapter != nullptr || !in.trains()) return 0;
-  return std::min(in.spec.vocab, in.config.train.global_batch * in.config.data.max_length);
+UpdatedRows updated_rows(const PlanInput& in) {
+  if (in.adapter != nullptr || !in.trains()) return {};
+  const int64_t length = in.config.data.max_length;
+  return updated_rows(in.spec, in.config.train.global_batch * length, length);
+}
+
+// Numbers in host memory by which a step's tokens reach the rows of a table (model/embedding.h); 0 rows:
+// none.
+int64_t order_numbers(int64_t table, int64_t rows, int64_t step_tokens, int64_t micro_batches) {
+  return rows == 0 ? 0 : table + step_tokens + micro_batches * rows;
 }
 
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
@@ -44,10 +52,11 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
   if (!in.trains()) return angles + plan.micro_tokens * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
-  if (in.adapter == nullptr)
-    bytes += 4 * (in.spec.vocab + step_tokens + plan.numerics.micro_batches * updated_rows(in));
-  return bytes;
+  const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
+  const UpdatedRows rows = updated_rows(in);
+  const int64_t micro_batches = plan.numerics.micro_batches;
+  return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
+                      order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches));
 }
 
 // A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
@@ -56,10 +65,12 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
   const int64_t batch =
       copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
-  if (!in.trains()) return batch;
-  const int64_t rows = updated_rows(in);
-  const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
-  return n.micro_batches * (batch + order) + copy(rows);
+  const UpdatedRows updated = updated_rows(in);
+  int64_t bytes = (in.trains() ? n.micro_batches : 1) * batch;
+  for (const int64_t rows : {updated.tokens, updated.positions}) {
+    if (rows > 0) bytes += n.micro_batches * copy(micro_tokens + rows + 1) + copy(rows);
+  }
+  return bytes;
 }
 
 // What an export holds at once (export/export_source.h): an adapter, and the largest tensor that it may be
@@ -246,8 +257,9 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
                  fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
   table.slots();
-  table.device("embedding rows", updated_rows(in) * in.spec.hidden * 4,
-               "fp32 sums of a step's distinct tokens");
+  table.device("embedding rows", updated_rows(in).all() * in.spec.hidden * 4,
+               in.spec.embedding.positions > 0 ? "fp32 sums of a step's distinct tokens and positions"
+                                               : "fp32 sums of a step's distinct tokens");
   if (const int64_t scratch = in.trains() ? update_scratch_bytes(in.layout, n.rule) : 0; scratch > 0) {
     // On both where both update.
     const bool products = is_orthogonal(n.rule);

@@ -1,6 +1,7 @@
 #include "spec/architecture.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace lm {
 namespace {
@@ -25,6 +26,9 @@ class Comparison {
   template <class E>
   requires std::is_enum_v<E>
   static std::string text(E value) { return fmt::format("of kind {}", static_cast<int>(value)); }
+  static std::string text(const std::vector<double>& value) {
+    return fmt::format("[{}]", fmt::join(value, ", "));
+  }
   std::string difference_;
 };
 
@@ -42,12 +46,25 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
   found.field("num_key_value_heads" + of, a.kv_heads, b.kv_heads);
   found.field("head_dim" + of, a.head_dim, b.head_dim);
   compare(a.head_norm, b.head_norm, "the norm of q's and k's heads" + of, found);
+  found.field("the use of one norm for all heads" + of, a.joint_norm, b.joint_norm);
+  compare(a.value_norm, b.value_norm, "the norm of v's heads" + of, found);
+  found.field("attention_k_eq_v" + of, a.values_are_keys, b.values_are_keys);
   found.field("the sliding window" + of, a.window, b.window);
   found.field("the use of RoPE" + of, a.rotates(), b.rotates());
+  found.field("the RoPE table" + of, a.rope, b.rope);
   found.field("the bias of q, k and v" + of, a.qkv_bias, b.qkv_bias);
   found.field("the bias of the attention's output" + of, a.out_bias, b.out_bias);
+  found.field("the softmax's scale" + of, a.scale(), b.scale());
+  found.field("attn_logit_softcapping" + of, a.softcap, b.softcap);
+  found.field("llama_4_scaling_beta" + of, a.position_slope, b.position_slope);
+  found.field("the positions by which queries are scaled" + of, a.position_period, b.position_period);
 }
-void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const std::string& of, Comparison& found) {
+// Of an MLP with a gate or without one.
+template <class Mlp>
+requires requires(const Mlp& mlp) {
+  mlp.ffn;
+}
+void compare(const Mlp& a, const Mlp& b, const std::string& of, Comparison& found) {
   found.field("intermediate_size" + of, a.ffn, b.ffn);
   found.field("the activation" + of, a.activation, b.activation);
   found.field("the bias of the MLP" + of, a.bias, b.bias);
@@ -57,6 +74,7 @@ void compare_layers(const LayerSpec& a, const LayerSpec& b, const std::string& o
   found.field("the number of sublayers" + of, std::ssize(a.sublayers), std::ssize(b.sublayers));
   for (size_t s = 0; s < std::min(a.sublayers.size(), b.sublayers.size()); ++s) {
     const SublayerSpec &ours = a.sublayers[s], &theirs = b.sublayers[s];
+    found.field("the place of a sublayer beside another" + of, ours.beside, theirs.beside);
     compare(ours.norm, theirs.norm, "the norm before a sublayer" + of, found);
     compare(ours.norm_after, theirs.norm_after, "the norm after a sublayer" + of, found);
     found.field("the residual scale" + of, ours.residual_scale, theirs.residual_scale);
@@ -68,17 +86,50 @@ void compare_layers(const LayerSpec& a, const LayerSpec& b, const std::string& o
         },
         ours.mixer);
   }
+  found.field("the layer_scalar" + of, a.scalar, b.scalar);
 }
 
 void compare_ropes(const RopeSpec& a, const RopeSpec& b, Comparison& found) {
   found.field("rope_theta", a.theta, b.theta);
+  found.field("the number of features that RoPE turns", a.dim, b.dim);
+  found.field("the use of neighbours as RoPE's pairs", a.neighbours, b.neighbours);
   found.field("the scaling of RoPE", a.scaling, b.scaling);
-  if (a.scaling == RopeSpec::Scaling::kNone) return;
-  found.field("the factor of RoPE's scaling", a.factor, b.factor);
-  if (a.scaling == RopeSpec::Scaling::kLinear) return;
-  found.field("low_freq_factor", a.low_freq_factor, b.low_freq_factor);
-  found.field("high_freq_factor", a.high_freq_factor, b.high_freq_factor);
-  found.field("original_max_position_embeddings", a.original_max_position, b.original_max_position);
+  if (a.scaling != b.scaling) return;
+  const auto factor = [&] { found.field("the factor of RoPE's scaling", a.factor, b.factor); };
+  const auto original = [&] {
+    found.field("original_max_position_embeddings", a.original_max_position, b.original_max_position);
+  };
+  const auto attention = [&] {
+    found.field("RoPE's attention_factor", a.attention_factor, b.attention_factor);
+  };
+  switch (a.scaling) {
+    case RopeSpec::Scaling::kNone:
+      return;
+    case RopeSpec::Scaling::kLinear:
+      return factor();
+    case RopeSpec::Scaling::kDynamic:
+      return factor(), original();
+    case RopeSpec::Scaling::kLlama3:
+      factor(), original();
+      found.field("low_freq_factor", a.low_freq_factor, b.low_freq_factor);
+      found.field("high_freq_factor", a.high_freq_factor, b.high_freq_factor);
+      return;
+    case RopeSpec::Scaling::kYarn:
+      factor(), original(), attention();
+      found.field("beta_fast", a.beta_fast, b.beta_fast);
+      found.field("beta_slow", a.beta_slow, b.beta_slow);
+      found.field("truncate", a.truncate, b.truncate);
+      return;
+    case RopeSpec::Scaling::kLongRope:
+      original(), attention();
+      found.field("short_factor", a.short_factors, b.short_factors);
+      found.field("long_factor", a.long_factors, b.long_factors);
+      return;
+    case RopeSpec::Scaling::kProportional:
+      factor();
+      found.field("partial_rotary_factor", a.turned, b.turned);
+      return;
+  }
 }
 
 }  // namespace
@@ -89,7 +140,13 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   found.field("hidden_size", model.hidden, other.hidden);
   found.field("vocab_size", model.vocab, other.vocab);
   found.field("tie_word_embeddings", model.tied, other.tied);
-  found.field("rms_norm_eps", model.final_norm.eps, other.final_norm.eps);
+  compare(model.final_norm, other.final_norm, "the final norm", found);
+  found.field("the embedding's factor", model.embedding.scale, other.embedding.scale);
+  found.field("the rounding of the embedding's factor", model.embedding.round_scale,
+              other.embedding.round_scale);
+  found.field("the number of learned positions", model.embedding.positions, other.embedding.positions);
+  found.field("logit_scale", model.head.logit_scale, other.head.logit_scale);
+  found.field("final_logit_softcapping", model.head.logit_cap, other.head.logit_cap);
   found.field("num_hidden_layers", model.layer_count(), other.layer_count());
   for (int64_t i = 0; i < std::min(model.layer_count(), other.layer_count()); ++i)
     compare_layers(model.layer(i), other.layer(i), fmt::format(" of layer {}", i), found);

@@ -21,14 +21,15 @@ struct NormName {
   const char* path = "";  // what stands before ".weight" and ".bias", in its layer
 };
 
-// Of vocabulary matrices and the last norm: what stands before ".weight". A layer's names follow `layers`,
-// the layer's number and a dot.
+// Of vocabulary matrices and the last norm: what stands before ".weight" and ".bias". A layer's names follow
+// `layers`, the layer's number and a dot.
 struct NameMap {
   const char* embedding = "";
   const char* positions = "";  // of learned ones
   const char* layers = "";
   std::vector<NormName> norms;      // in a layer
   std::vector<ModuleName> modules;  // every part once, in order
+  const char* scalar = "";          // of a layer: the tensor's whole name in its layer
   const char* norm = "";            // the last one
   const char* head = "";
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -13,6 +14,14 @@ namespace {
 
 std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
+}
+
+// LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj.
+std::string module_name(const NameMap& names, const ModuleName& module) {
+  const std::string last = last_name(module.path);
+  const auto alike = std::ranges::count_if(
+      names.modules, [&](const ModuleName& other) { return last_name(other.path) == last; });
+  return alike == 1 ? last : module.path;
 }
 
 Parameter single(const std::string& name, ParameterKind kind, const std::string& hf, int64_t rows,
@@ -28,8 +37,10 @@ Parameter join(const std::string& ours, ParameterKind kind, const std::string& l
   if (!bias) parameter.columns = matrix.columns;
   for (const LinearModule& module : modules) {
     if (module.matrix != matrix.name) continue;
-    parameter.parts.push_back(
-        {layer + module.path + (bias ? ".bias" : ".weight"), module.first, module.rows});
+    parameter.parts.push_back({.name = layer + module.path + (bias ? ".bias" : ".weight"),
+                               .first = module.first,
+                               .rows = module.rows,
+                               .transposed = module.transposed && !bias});
     parameter.rows += module.rows;
   }
   return parameter;
@@ -42,29 +53,67 @@ std::string norm_path(const NameMap& names, std::string_view ours) {
   return found->path;
 }
 
-// The base model's parameters of layer `i`: matrices, norms, biases.
+// A norm as the parameter list needs it: what has no weight or bias adds none. `path`: what stands before
+// ".weight" in the files.
+struct NamedNorm {
+  std::string name;  // ours, of its weight
+  std::string path;
+  int64_t width = 0;
+  NormSpec spec = {};
+};
+void add_weight(const NamedNorm& norm, std::vector<Parameter>& out) {
+  if (!norm.spec.has_weight()) return;
+  out.push_back(single(norm.name, ParameterKind::kNorm, norm.path + ".weight", norm.width));
+  if (norm.spec.offset()) out.back().neutral = 0;
+}
+void add_bias(const NamedNorm& norm, std::vector<Parameter>& out) {
+  if (!norm.spec.has_bias()) return;
+  out.push_back(single(norm.name + "_bias", ParameterKind::kBias, norm.path + ".bias", norm.width));
+}
+
+// Of layer `i`: those before and behind the mixers, then those inside them. A mixer beside another one reads
+// that one's norm, and has none.
+std::vector<NamedNorm> layer_norms(const ModelSpec& spec, int64_t i) {
+  const std::string ours = fmt::format("layers.{}.", i);
+  const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
+  std::vector<NamedNorm> out;
+  const auto add = [&](const std::string& name, int64_t width, const NormSpec& norm) {
+    // What has no parameters has no name in the files either.
+    if (!norm.has_weight() && !norm.has_bias()) return;
+    out.push_back({ours + name, hf + norm_path(spec.names, name), width, norm});
+  };
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
+    LM_CHECK(!sublayer.beside || !sublayer.norm, "a mixer beside another one reads that one's norm");
+    if (sublayer.norm) add(sublayer.norm_name(), spec.hidden, *sublayer.norm);
+    if (sublayer.norm_after) add(sublayer.norm_after_name(), spec.hidden, *sublayer.norm_after);
+  }
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
+    for (const InnerNorm& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
+      add(inner.name, inner.width, inner.spec);
+  return out;
+}
+
+// The base model's parameters of layer `i` that are trained: matrices, norms, biases.
 std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   const std::string ours = fmt::format("layers.{}.", i);
   const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
   const std::vector<LinearModule> modules = linear_modules(spec, i);
   const std::vector<MatrixSpec> matrices = layer_matrices(spec, i);
+  const std::vector<NamedNorm> norms = layer_norms(spec, i);
   std::vector<Parameter> out;
-  const auto norm = [&](const std::string& name, int64_t width) {
-    out.push_back(
-        single(ours + name, ParameterKind::kNorm, hf + norm_path(spec.names, name) + ".weight", width));
-  };
   for (const MatrixSpec& matrix : matrices)
     out.push_back(join(ours, ParameterKind::kMatrix, hf, matrix, modules));
-  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
-    if (sublayer.norm) norm(sublayer.norm_name(), spec.hidden);
-    if (sublayer.norm_after) norm(sublayer.norm_after_name(), spec.hidden);
-  }
-  for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
-    for (const NormWeight& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
-      norm(inner.name, inner.width);
+  for (const NamedNorm& norm : norms) add_weight(norm, out);
   for (const MatrixSpec& matrix : matrices)
     if (matrix.bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrix, modules));
+  for (const NamedNorm& norm : norms) add_bias(norm, out);
   return out;
+}
+
+std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
+  if (!spec.layer(i).scalar) return {};
+  return {single(fmt::format("layers.{}.scalar", i), ParameterKind::kBuffer,
+                 fmt::format("{}{}.{}", spec.names.layers, i, spec.names.scalar), 1)};
 }
 
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
@@ -113,11 +162,12 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
             std::ranges::find(spec.names.modules, std::string_view(one.name), &ModuleName::first);
         LM_CHECK(name != spec.names.modules.end(), "the family names no " + std::string(one.name));
         out.push_back({.path = name->path,
-                       .name = last_name(name->path),
+                       .name = module_name(spec.names, *name),
                        .matrix = matrix.name,
                        .part = part,
                        .first = row,
-                       .columns = matrix.columns});
+                       .columns = matrix.columns,
+                       .transposed = name->transposed});
         last = name->last != nullptr ? name->last : name->first;
       }
       out.back().rows += one.rows;
@@ -134,35 +184,45 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   std::vector<BlockParameters> blocks;
   const NameMap& names = spec.names;
   const auto weight = [](const char* path) { return path + std::string(".weight"); };
-  auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters) {
+  // The base model's tensors are trained or, beside adapters, frozen; buffers always are.
+  auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters,
+                 std::vector<Parameter> buffers) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
     block.trainable = adapter ? std::move(adapters) : std::move(base);
     if (adapter) block.frozen = std::move(base);
+    std::ranges::move(buffers, std::back_inserter(block.frozen));
     blocks.push_back(std::move(block));
   };
-  add("embedding",
-      {single("embed", ParameterKind::kEmbedding, weight(names.embedding), spec.vocab, spec.hidden)}, {});
+  std::vector<Parameter> first = {
+      single("embed", ParameterKind::kEmbedding, weight(names.embedding), spec.vocab, spec.hidden)};
+  if (spec.embedding.positions > 0) {
+    first.push_back(single("positions", ParameterKind::kEmbedding, weight(names.positions),
+                           spec.embedding.positions, spec.hidden));
+  }
+  add("embedding", std::move(first), {}, {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     add(fmt::format("block {}", i), layer_parameters(spec, i),
-        adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{});
+        adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{}, layer_buffers(spec, i));
   }
   std::vector<Parameter> last;
   if (!spec.tied) {
     last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.vocab, spec.hidden));
   }
-  last.push_back(single("norm", ParameterKind::kNorm, weight(names.norm), spec.hidden));
-  add("head", std::move(last), {});
+  const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
+  add_weight(norm, last);
+  add_bias(norm, last);
+  add("head", std::move(last), {}, {});
   return blocks;
 }
 
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place) {
-  // A target names a module by the end of its path, as PEFT matches a list: "q_proj" or "self_attn.q_proj".
+  // A target names modules by the end of their paths, as PEFT matches a list: "q_proj" or "self_attn.q_proj".
   std::vector<bool> chosen(names.modules.size());
   auto fail = [&](const std::string& what) {
     std::string next = "use \"all-linear\" or some of";
     for (const ModuleName& module : names.modules)
-      next += (&module == &names.modules.front() ? " " : ", ") + last_name(module.path);
+      next += (&module == &names.modules.front() ? " " : ", ") + module_name(names, module);
     throw Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
@@ -173,14 +233,17 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
       chosen[m] = known = true;
     }
     if (known) continue;
-    const bool vocabulary = target == "lm_head" || target == "embed_tokens" || target == "model.embed_tokens";
+    const bool vocabulary =
+        !target.empty() &&
+        (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
+         target == names.positions || target == last_name(names.positions));
     fail("target \"" + target.substr(0, 100) +
          (vocabulary ? "\" is not supported: adapters on the vocabulary matrices are not implemented"
                      : "\" is not a linear layer of the model"));
   }
   std::vector<std::string> out;
   for (size_t m = 0; m < names.modules.size(); ++m) {
-    if (chosen[m]) out.push_back(last_name(names.modules[m].path));
+    if (chosen[m]) out.push_back(module_name(names, names.modules[m]));
   }
   if (out.empty()) fail("the list of targets is empty");
   return out;

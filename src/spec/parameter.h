@@ -64,11 +64,13 @@ std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer);
 
 // A linear layer of the family's files, which an adapter may target: some rows of a matrix, or all.
 struct LinearModule {
-  std::string path;                          // in its layer: "self_attn.q_proj"
-  std::string name;                          // the end of that: "q_proj"
+  std::string path;  // in its layer: "self_attn.q_proj"
+  // The end of that, "q_proj"; the path where several modules of a layer end alike.
+  std::string name;
   std::string matrix;                        // the MatrixSpec's name: "attn.qkv"
   int64_t part = 0;                          // the first part that it has, counted in the layer
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
+  bool transposed = false;                   // the files hold it as [columns, rows]
 };
 // Of a layer, in the order of its matrices.
 std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
@@ -76,7 +78,7 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
 struct BlockParameters {
   std::string name;                  // "embedding", "block 3", "head"
   std::vector<Parameter> trainable;  // order of the flat array: decayed first, then norms and biases
-  std::vector<Parameter> frozen;     // order of the frozen bytes
+  std::vector<Parameter> frozen;     // order of the frozen bytes; of a full run: buffers
 };
 
 // Ours, per block b in 0 .. L+1:
@@ -85,12 +87,12 @@ struct BlockParameters {
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
 //                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
 //   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
-// With an adapter every one of these is frozen, and per target module of block i, in the order of
-// linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
+// Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
+// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
-// "all-linear" and suffixes -> the family's module names in block order; throws Error(10) naming an unknown
-// target.
+// "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws
+// Error(10) naming an unknown target.
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 
@@ -96,6 +97,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                uploads_,
                setup_.plan.step.arithmetic.documents_at_once,
                setup_.plan.step.arithmetic.round_rows} {
+  const int64_t positions = setup.spec.embedding.positions;
+  LM_CHECK(positions == 0 || setup.max_length <= positions, "documents longer than the table of positions");
   if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.placement.library_device_bytes);
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
@@ -122,9 +125,9 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                        .clock = off_device_.clock()},
         update_stream);
     if (setup.adapter == nullptr) {
-      embedding_gradient_ =
-          std::make_unique<EmbeddingGradient>(setup.spec, std::min(setup.spec.vocab, setup.tokens_per_step),
-                                              setup.plan.micro_tokens, stream.device);
+      embedding_gradient_ = std::make_unique<EmbeddingGradient>(
+          setup.spec, updated_rows(setup.spec, setup.tokens_per_step, setup.max_length),
+          setup.plan.micro_tokens, stream.device);
     }
   }
   make_step();

@@ -224,10 +224,14 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
 
 void TrainStep::add_rows() {
   if (!trained(0)) return;
-  // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
+  // A tied embedding's gradient is begun by the head; an untied one, and that of positions, consists of the
+  // step's rows alone.
   if (!context_.spec.tied) gradients_->zero(0);
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
-  embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
+  const Embedding embedding = pass_.embedding(memory, true);
+  const View& positions = embedding.positions.gradient;
+  if (context_.spec.tied && positions.defined()) context_.kernels.zero(positions, context_.stream);
+  embedding_gradient_->finish(context_, embedding);
 }
 
 void TrainStep::norm(const Operation& operation) {

@@ -110,7 +110,8 @@ class WeightStore {
   DType dtype_;
   Store* off_device_;
   std::byte* embedding_;
-  bool shards_;  // `store` has a shard of each of its arrays
+  bool shards_;       // `store` has a shard of each of its arrays
+  bool frozen_base_;  // what is offloaded is frozen
   std::vector<Unit> units_;
   std::vector<UnitHome> homes_;  // of each unit
 };

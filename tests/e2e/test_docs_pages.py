@@ -1,4 +1,4 @@
-"""README.md and docs/ against what they speak of: the size of README, every link, the keys of the configuration, the exit codes, and the
+"""README.md and docs/ against what they speak of: the size of README, every link, the families, the keys of the configuration, the exit codes, and the
 messages that troubleshooting explains."""
 
 import os
@@ -60,6 +60,11 @@ def test_a_broken_link_is_found():
 def test_the_first_page_names_every_other():
     linked = links_of((ROOT / "docs" / "README.md").read_text())
     assert sorted(page.name for page in PAGES if page.name != "README.md") == sorted(linked)
+
+
+def test_the_page_of_models_has_every_family_and_no_other():
+    families = re.findall(r"^LM_FAMILY\((\w+)\)", (ROOT / "src" / "spec" / "families" / "table.inc").read_text(), re.M)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "models.md").read_text(), re.M)) == sorted(families)
 
 
 def test_the_page_of_all_keys_is_what_the_program_prints():

@@ -339,10 +339,10 @@ def mask_all(work):
 
 
 def test_an_unsupported_architecture_is_refused_by_name(work):
-    directory = work / "gemma"
+    directory = work / "deepseek"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}))
-    refused(work, "unsupported", 11, "gemma2", model__path="gemma")
+    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}))
+    refused(work, "unsupported", 11, "deepseek_v3", model__path="deepseek")
 
 
 def test_damaged_weights_are_refused(work):

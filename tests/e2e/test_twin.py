@@ -52,12 +52,12 @@ def lmlaunch(*arguments, cwd, on="twin", code=0, **more):
 def make_work(directory, family):
     """A tiny model and examples of 3 to 20 tokens, of which the first two are not trained."""
     work = directory / family
-    tiny_models.make(family, work / "model")
+    vocab = tiny_models.text_config(tiny_models.make(family, work / "model")).vocab_size
     generator = torch.Generator().manual_seed(2)
     for name, count in [("train", 24), ("eval", 6)]:
         with open(work / f"{name}.jsonl", "w") as file:
             for _ in range(count):
-                ids = torch.randint(4, 331, (int(torch.randint(3, 21, (1,), generator=generator)),), generator=generator).tolist()
+                ids = torch.randint(4, vocab, (int(torch.randint(3, 21, (1,), generator=generator)),), generator=generator).tolist()
                 file.write(json.dumps({"input_ids": ids, "labels": [-100] * 2 + ids[2:]}) + "\n")
     # eps: where a gradient is all but 0, Adam must not make a step of its rounding's sign.
     (work / "c.toml").write_text(
@@ -121,7 +121,7 @@ def expect_same_curve(twin, cpu, rel=1e-4):
 
 LORA = ["train.method=lora", "lora.r=4", "lora.alpha=8", "lora.dropout=0.1", "optimizer.lr=1e-2"]
 FAMILIES = [pytest.param(family, method, id=f"{family}-{method}", marks=[] if (i + (method == "lora")) % 2 == 0 else [long])
-            for i, family in enumerate(tiny_models.MODELS) for method in ("full", "lora")]
+            for i, family in enumerate([*tiny_models.MODELS, *tiny_models.KERNELS]) for method in ("full", "lora")]
 
 
 @pytest.mark.parametrize("family,method", FAMILIES)

@@ -9,10 +9,21 @@ using lm::fuzz::require;
 void check(lm::ModelSpec spec) {
   require(!spec.layers.empty());
   require(spec.pad_token >= -1 && spec.pad_token < spec.vocab);
-  for (const float f : lm::rope_frequencies(spec.ropes.front())) require(f >= 0);
+  require(spec.longest_text() > 0);
+  for (const lm::RopeSpec& rope : spec.ropes) {
+    require(rope.attention_factor > 0);
+    for (const int64_t longest : {int64_t{0}, spec.max_positions + 1}) {
+      const std::vector<float> frequencies = lm::rope_frequencies(rope, longest);
+      require(std::ssize(frequencies) == rope.dim / 2);
+      for (const float f : frequencies) require(f >= 0);
+    }
+  }
   for (const lm::LayerSpec& layer : spec.layers) {
     const lm::AttentionSpec& attention = layer.attention();
-    require(attention.window >= 0 && attention.heads % attention.kv_heads == 0);
+    require(attention.window >= 0 && attention.heads % attention.kv_heads == 0 && attention.scale() > 0);
+    require(attention.rope < std::ssize(spec.ropes));
+    require(!attention.rotates() ||
+            spec.ropes[static_cast<size_t>(attention.rope)].dim <= attention.head_dim);
   }
   // Two layers say what all need; laying out thousands of them takes a second.
   const int64_t layers = spec.layer_count();

@@ -65,7 +65,7 @@ def items():
         test("pairwise_gpu_test", 200),
         test("gpu_ranks_save_test", 200),
         test("nccl_group_test", 200),
-        Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 100,
+        Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 130,
              [*python, str(HERE / "parity.py"), "BIN", "mistral_window_shorter_than_documents"], together=True),
         Item("resume", [*python, str(HERE / "resume.py"), "BIN"], 120, [*python, str(HERE / "resume.py"), "BIN", "full"], together=True),
         test("store_gpu_test", 60),

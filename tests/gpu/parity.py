@@ -1,6 +1,6 @@
 """parity_tool_gpu against transformers: logits, loss, gradients, five AdamW steps, within the bounds of tests/parity/bounds.py.
-Where this Python has transformers, every family of tests/parity/tiny_models.py; elsewhere the models, inputs and results in
-fixtures/, which `--make` wrote where it has.
+Where this Python has transformers, the models of tests/parity/tiny_models.py, and of the other families one for each kernel; elsewhere
+the models, inputs and results in fixtures/, which `--make` wrote where it has.
 
   python parity.py [--fixtures DIRECTORY] BIN [MODEL...]     BIN/parity_tool_gpu (on the twin: twin_parity_tool_gpu);
                                                              with --fixtures: against these, whatever is installed
@@ -71,29 +71,35 @@ def make_case(name, dtype, directory):
     import tool
 
     model = tiny_models.make(name, directory / "model", DTYPES[dtype])
-    documents = reference.random_documents(model.config.vocab_size)
+    documents = tiny_models.documents(name, model)
     theirs = reference.train(model, documents, bounds.STEPS, bounds.LR, bounds.WEIGHT_DECAY)
+    (directory / "case.json").write_text(json.dumps({"idle": tiny_models.idle(name), "tool": tiny_models.options(name)}))
     write_tensors(tool.batch_tensors(documents), directory / "input.safetensors")
     # Results of bf16 are compared by their direction: 8 bits will do.
-    theirs = {name: tensor.to(DTYPES[dtype]) if "." in name else tensor for name, tensor in flat(theirs).items()}
+    theirs = {tiny_models.canonical(name): tensor.to(DTYPES[dtype]) if "." in name else tensor for name, tensor in flat(theirs).items()}
     write_tensors(theirs, directory / "theirs.safetensors")
 
 
 def run_tool(program, case, dtype, work):
     output = work / "ours.safetensors"
-    options = {"dtype": dtype, "threads": 1, "steps": bounds.STEPS, "lr": bounds.LR, "weight-decay": bounds.WEIGHT_DECAY}
+    options = {"dtype": dtype, "threads": 1, "steps": bounds.STEPS, "lr": bounds.LR, "weight-decay": bounds.WEIGHT_DECAY,
+               **read_case(case)["tool"]}
     done = subprocess.run([program, case / "model", case / "input.safetensors", output,
-                           *(str(word) for name, value in options.items() for word in ("--" + name, value))],
+                           *(str(word) for name, value in options.items() for word in ("--" + name.replace("_", "-"), value))],
                           capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise AssertionError(f"parity_tool: exit status {done.returncode}: {done.stderr.strip()}")
     return read_tensors(output)
 
 
-def compare(dtype, ours, theirs):
+def read_case(case):
+    return json.loads((case / "case.json").read_text())
+
+
+def compare(dtype, ours, theirs, idle=()):
     bounds.check(dtype, ours["logits"].float(), theirs["logits"])
-    bounds.check_all(dtype, prefixed(ours, "grad."), prefixed(theirs, "grad."))
-    bounds.check_all(dtype, prefixed(ours, "weight."), prefixed(theirs, "weight."))
+    for prefix in ("grad.", "weight."):
+        bounds.check_all(dtype, *(bounds.determined(prefixed(tensors, prefix), idle) for tensors in (ours, theirs)))
     for name, allowed in (("loss", bounds.LOSS[dtype]), ("losses", bounds.LOSSES[dtype])):
         error = ((ours[name] - theirs[name]).abs() / theirs[name].abs()).max().item()
         assert error <= allowed, f"{name}: relative error {error:.2g}, allowed {allowed:.2g}"
@@ -110,6 +116,14 @@ def usable_transformers():
     return "" if int(version.split(".")[0]) >= 5 else f"transformers {version} is older than 5"
 
 
+def pairs(names=()):
+    """(name, dtype) of each model of `names` in both types; without them of Llama's relatives, and the other families' kernels in one type
+    by turns."""
+    import tiny_models
+    others = [] if names else [(name, list(DTYPES)[i % 2]) for i, name in enumerate(tiny_models.KERNELS)]
+    return [(name, dtype) for name in names or tiny_models.MODELS for dtype in DTYPES] + others
+
+
 def cases(names, fixtures, work):
     """(name, dtype, directory) of each. `fixtures`: the directory to take, or None to make them if that can be done here."""
     obstacle = usable_transformers() if fixtures is None else "not asked for transformers"
@@ -120,20 +134,18 @@ def cases(names, fixtures, work):
             if not names or name in names:
                 yield name, dtype, directory
         return
-    import tiny_models
-    for name in names or tiny_models.MODELS:
-        for dtype in DTYPES:
-            directory = work / f"{name}-{dtype}"
-            directory.mkdir()
-            make_case(name, dtype, directory)
-            yield name, dtype, directory
+    for name, dtype in pairs(names):
+        directory = work / f"{name}-{dtype}"
+        directory.mkdir()
+        make_case(name, dtype, directory)
+        yield name, dtype, directory
 
 
 def problem(program, case, dtype):
     """"" if they agree."""
     with tempfile.TemporaryDirectory() as work:
         try:
-            compare(dtype, run_tool(program, case, dtype, Path(work)), read_tensors(case / "theirs.safetensors"))
+            compare(dtype, run_tool(program, case, dtype, Path(work)), read_tensors(case / "theirs.safetensors"), read_case(case)["idle"])
         except (AssertionError, subprocess.TimeoutExpired) as error:
             return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""parity.py on the twin: every family against this machine's transformers, and the way without it."""
+"""parity.py on the twin: against this machine's transformers, and the way without it."""
 
 import os
 import subprocess
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import parity
 import pytest
-import tiny_models  # parity knows where it is
 
 HERE = Path(__file__).resolve().parent
 TWIN = Path(os.environ.get("LM_BIN", HERE.parents[1] / "build" / "bin")).parent / "twin" / "bin"
@@ -26,7 +25,7 @@ def fixtures(tmp_path_factory):
 
 
 def test_every_family_agrees_with_transformers():
-    count = len(tiny_models.MODELS) * len(parity.DTYPES)
+    count = len(parity.pairs())
     status, out = run(TWIN)
     assert status == 0 and "against this machine's transformers" in out and f"{count} of {count} agree" in out, out
 

@@ -1,6 +1,5 @@
-// RoPE, SwiGLU, accumulation, bias and column sums against fp64.
+// SwiGLU, accumulation, bias and column sums against fp64. activation_test.cpp has the other activations.
 #include <array>
-#include <complex>
 
 #include "tests/kernels/support.h"
 
@@ -8,109 +7,6 @@ namespace lm {
 namespace {
 
 constexpr DType kBoth[] = {DType::kF32, DType::kBF16};
-
-TEST(Rope, RotatesSplitHalvesByThePositionsAngleAndBack) {
-  for (DType dtype : kBoth) {
-    for (int64_t head_dim : {2, 6, 64, 128}) {
-      SCOPED_TRACE(dtype_text(dtype) + " head_dim " + std::to_string(head_dim));
-      const int64_t rows = 150, heads = 3, half = head_dim / 2, stride = heads * head_dim + 10,
-                    positions = 50;
-      const Values x = Values::random(dtype, rows * stride, 1);
-      Values cos(DType::kF32, positions * half), sin(DType::kF32, positions * half);
-      for (int64_t p = 0; p < positions; ++p) {
-        for (int64_t i = 0; i < half; ++i) {
-          const double angle = static_cast<double>(p) *
-                               std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-          cos.set(p * half + i, std::cos(angle));
-          sin.set(p * half + i, std::sin(angle));
-        }
-      }
-      std::vector<int32_t> position;
-      for (int32_t r = 0; r < rows; ++r) position.push_back((r * 7) % 50);
-      for (bool inverse : {false, true}) {
-        const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
-          Values y = x;
-          k.rope({.x = y.data(),
-                  .cos = static_cast<float*>(cos.data()),
-                  .sin = static_cast<float*>(sin.data()),
-                  .position = position.data(),
-                  .rows = rows,
-                  .heads = heads,
-                  .head_dim = head_dim,
-                  .x_stride = stride,
-                  .inverse = inverse,
-                  .dtype = dtype},
-                 stream);
-          return Outputs{y};
-        });
-        std::vector<double> want;
-        for (int64_t i = 0; i < x.size(); ++i) want.push_back(x[i]);
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t h = 0; h < heads; ++h) {
-            for (int64_t i = 0; i < half; ++i) {
-              const int64_t a = r * stride + h * head_dim + i, b = a + half;
-              const int64_t t = position[static_cast<size_t>(r)] * half + i;
-              const double s = inverse ? -sin[t] : sin[t];
-              want[static_cast<size_t>(a)] = x[a] * cos[t] - x[b] * s;
-              want[static_cast<size_t>(b)] = x[b] * cos[t] + x[a] * s;
-            }
-          }
-        }
-        expect_near(got[0], want, relative_bound(dtype), absolute_bound(dtype),
-                    inverse ? "inverse" : "forward");
-      }
-    }
-  }
-}
-
-// The forward here knows no table and no formula of the kernel: it turns complex numbers a + ib by an angle.
-TEST(Rope, InverseAgreesWithFiniteDifferencesOfTheForward) {
-  const int64_t rows = 5, heads = 2, head_dim = 6, half = 3, positions = 40;
-  const Values x = Values::random(DType::kF32, rows * heads * head_dim, 21),
-               dy = Values::random(DType::kF32, x.size(), 22);
-  const std::vector<int32_t> position = {0, 3, 3, 17, 39};
-  const auto angle = [](int64_t p, int64_t i) {
-    return static_cast<double>(p) * std::pow(1e4, -static_cast<double>(i) / 3);
-  };
-  const auto loss = [&](int64_t changed, double by) {
-    const auto at = [&](int64_t i) { return x[i] + (i == changed ? by : 0); };
-    double sum = 0;
-    for (int64_t head = 0; head < rows * heads; ++head) {
-      for (int64_t i = 0; i < half; ++i) {
-        const int64_t a = head * head_dim + i, b = a + half;
-        const std::complex<double> turned =
-            std::complex<double>(at(a), at(b)) *
-            std::polar(1.0, angle(position[static_cast<size_t>(head / heads)], i));
-        sum += dy[a] * turned.real() + dy[b] * turned.imag();
-      }
-    }
-    return sum;
-  };
-  Values cos(DType::kF32, positions * half), sin(DType::kF32, positions * half);
-  for (int64_t k = 0; k < positions * half; ++k) {
-    cos.set(k, std::cos(angle(k / half, k % half)));
-    sin.set(k, std::sin(angle(k / half, k % half)));
-  }
-  const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
-    Values dx = dy;
-    k.rope({.x = dx.data(),
-            .cos = static_cast<float*>(cos.data()),
-            .sin = static_cast<float*>(sin.data()),
-            .position = position.data(),
-            .rows = rows,
-            .heads = heads,
-            .head_dim = head_dim,
-            .x_stride = heads * head_dim,
-            .inverse = true,
-            .dtype = DType::kF32},
-           stream);
-    return Outputs{dx};
-  });
-  const double h = 1e-3;  // the rotation is linear: only rounding limits the difference
-  std::vector<double> want;
-  for (int64_t i = 0; i < x.size(); ++i) want.push_back((loss(i, h) - loss(i, -h)) / (2 * h));
-  expect_near(got[0], want, 1e-5, 1e-6, "dx");
-}
 
 double silu(double x) {
   return x / (1 + std::exp(-x));

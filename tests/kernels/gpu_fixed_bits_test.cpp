@@ -15,16 +15,20 @@ TEST_F(GpuKernels, Rows) {
       for (int64_t shift : {0, 1, 4, 8}) {
         for (int64_t some : {0, 1, 4}) {
           SCOPED_TRACE(name("rows", t, {width, shift, some}));
+          const float scale = some > 1 ? 1.7f : 1.f;
+          const bool add = shift == 8;
           check(
-              {noise(t, 8 * width, 1, 1, shift), noise(t, 8 * width, 2, 1, shift), zeros(t, 7 * width, shift),
-               noise(DType::kF32, 4 * width, 3, 1, shift), numbers(token), numbers(order), numbers(start),
-               numbers(row)},
+              {noise(t, 8 * width, 1, 1, shift), noise(t, 8 * width, 2, 1, shift),
+               noise(t, 7 * width, 4, 1, shift), noise(DType::kF32, 4 * width, 3, 1, shift), numbers(token),
+               numbers(order), numbers(start), numbers(row)},
               [&](const Kernels& k, StreamView v, const Pointers& p) {
                 k.gather_rows({.table = p[0],
                                .index = i32(p[4]),
                                .out = p[2],
                                .rows = some + (some > 1 ? 3 : 0),
                                .width = width,
+                               .scale = scale,
+                               .add = add,
                                .dtype = t},
                               v);
                 k.sum_rows({.source = p[1],
@@ -40,6 +44,7 @@ TEST_F(GpuKernels, Rows) {
                             .gradient = p[0],
                             .slots = some,
                             .width = width,
+                            .scale = scale,
                             .gradient_dtype = t},
                            v);
                 k.scatter_rows({.source = p[0],

@@ -1,6 +1,6 @@
 // The GPU launchers whose results are near to their CPU twins', which the other tests hold against fp64:
-// within the rounding of their reductions, exp and contraction, over awkward shapes. gpu_fixed_bits_test.cpp
-// has the others.
+// within the rounding of their reductions, exp and contraction, over awkward shapes: norms and the loss.
+// gpu_elementwise_test.cpp has those of elements, gpu_fixed_bits_test.cpp the others.
 #include <span>
 
 #include "tests/kernels/gpu_support.h"
@@ -134,83 +134,6 @@ TEST_F(GpuKernels, RmsNormBackwardOfManyRows) {
   for (const NormCase& c : std::span(all).first(test::counts<size_t>(2, 4))) {
     SCOPED_TRACE(name("rms", c.t, {c.s.rows, c.s.width, c.variant}));
     check_norm_backward(c);
-  }
-}
-
-TEST_F(GpuKernels, Rope) {
-  for (DType t : kBoth) {
-    for (int64_t rows : {0, 1, 5}) {
-      for (int64_t heads : {1, 3, 40}) {
-        for (int64_t d : {2, 4, 6, 8, 16, 24, 64, 130}) {  // packs: 16 and 64, of fp32 8 and 24, too
-          for (int64_t pad : {0, 3, 8}) {
-            SCOPED_TRACE(name("rope", t, {rows, heads, d, pad}));
-            std::vector<int32_t> position;
-            for (int32_t r = 0; r < rows; ++r) position.push_back(9 - r * 2);
-            const int64_t stride = heads * d + pad;
-            for (bool inverse : {false, true}) {
-              check(
-                  {noise(t, rows * stride, 1, 1, pad), noise(DType::kF32, 10 * d / 2, 2),
-                   noise(DType::kF32, 10 * d / 2, 3), numbers(position)},
-                  [&](const Kernels& k, StreamView v, const Pointers& p) {
-                    k.rope({.x = p[0],
-                            .cos = f32(p[1]),
-                            .sin = f32(p[2]),
-                            .position = i32(p[3]),
-                            .rows = rows,
-                            .heads = heads,
-                            .head_dim = d,
-                            .x_stride = stride,
-                            .inverse = inverse,
-                            .dtype = t},
-                           v);
-                  },
-                  Want::kNear);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_F(GpuKernels, Swiglu) {
-  for (DType t : kBoth) {
-    for (int64_t ffn : {1, 2, 3, 4, 7, 8, 9, 16, 255, 256, 257, 1024, 1028, 2048, 2056, 5000}) {
-      for (int64_t rows : {0, 1, 3}) {
-        for (int shifted : {-1, 0, 1, 2}) {  // the array that is not aligned
-          SCOPED_TRACE(name("swiglu", t, {rows, ffn, shifted}));
-          const auto at = [&](int i) { return int64_t{i == shifted ? 1 + ffn % 3 : 0}; };
-          const Array gate =
-              with(noise(t, rows * 2 * ffn, 1, 3, at(0)), {60, -60, 0., -0., 1e-40, -1e-40}, 29);
-          check(
-              {gate, noise(t, rows * ffn, 2, 1, at(1)), zeros(t, rows * ffn, at(2))},
-              [&](const Kernels& k, StreamView v, const Pointers& p) {
-                k.gated_forward({.gate_up = p[0], .out = p[2], .rows = rows, .ffn = ffn, .dtype = t}, v);
-                k.gated_backward({.gate_up = p[0], .dh = p[1], .rows = rows, .ffn = ffn, .dtype = t}, v);
-              },
-              Want::kNear, 1e-4);
-        }
-      }
-    }
-  }
-}
-
-// What the two exps do with huge arguments (the CPU's is clamped); -inf gives NaN, as torch does.
-TEST_F(GpuKernels, SwigluOfHugeGates) {
-  for (DType t : kBoth) {
-    for (double g :
-         {-88., -89., -100., -120., -1e4, -1e30, 88., 89., 100., 1e4, 1e30, kInf, -kInf, kNotANumber}) {
-      SCOPED_TRACE(name("gate", t, {}) + std::to_string(g));
-      Array gate = noise(t, 16, 1);
-      gate.values.set(3, g);
-      check(
-          {gate, noise(t, 8, 2), zeros(t, 8)},
-          [&](const Kernels& k, StreamView v, const Pointers& p) {
-            k.gated_forward({.gate_up = p[0], .out = p[2], .rows = 1, .ffn = 8, .dtype = t}, v);
-            k.gated_backward({.gate_up = p[0], .dh = p[1], .rows = 1, .ffn = 8, .dtype = t}, v);
-          },
-          Want::kNear, 1e-4);
-    }
   }
 }
 

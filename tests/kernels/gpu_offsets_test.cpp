@@ -99,6 +99,41 @@ TEST_F(GpuOffsets, Rope) {
   });
 }
 
+TEST_F(GpuOffsets, NeighboursPositionsAndCaps) {
+  for (int64_t width : {64, 63}) {
+    both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
+      k.rope({.x = x,
+              .cos = s.cos(),
+              .sin = s.sin(),
+              .position = s.index(),
+              .rows = kRows,
+              .heads = 1,
+              .head_dim = width,
+              .x_stride = kStride,
+              .dim = width / 4 * 4,
+              .neighbours = true,
+              .dtype = kType},
+             v);
+      k.scale_by_position({.x = x,
+                           .position = s.index(),
+                           .rows = kRows,
+                           .width = width,
+                           .stride = kStride,
+                           .slope = 0.5f,
+                           .dtype = kType},
+                          v);
+      k.cap_logits({.logits = x,
+                    .rows = kRows,
+                    .columns = width,
+                    .stride = kStride,
+                    .scale = 2,
+                    .cap = 3,
+                    .dtype = kType},
+                   v);
+    });
+  }
+}
+
 TEST_F(GpuOffsets, RmsNorm) {
   for (int64_t width : {64, 63}) {
     both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
@@ -128,6 +163,41 @@ TEST_F(GpuOffsets, RmsNorm) {
                            .dx_stride = kStride,
                            .dtype = kType},
                           v);
+    });
+  }
+}
+
+TEST_F(GpuOffsets, LayerNorm) {
+  for (int64_t width : {64, 63}) {
+    both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
+      k.layer_norm_forward({.x = x,
+                            .weight = s.weight(),
+                            .bias = s.weight(),
+                            .out = x,
+                            .rows = kRows,
+                            .width = width,
+                            .x_stride = kStride,
+                            .out_stride = kStride,
+                            .eps = 1e-6f,
+                            .dtype = kType},
+                           v);
+    });
+    both(width, [&](const Kernels& k, StreamView v, void* x, const Small& s) {
+      k.layer_norm_backward({.dy = x,
+                             .x = x,
+                             .weight = s.weight(),
+                             .rstd = s.ones(),
+                             .dx = x,
+                             .dweight = s.out(),
+                             .dbias = s.out(64),
+                             .partial = s.scratch(),
+                             .rows = kRows,
+                             .width = width,
+                             .dy_stride = kStride,
+                             .x_stride = kStride,
+                             .dx_stride = kStride,
+                             .dtype = kType},
+                            v);
     });
   }
 }
@@ -198,6 +268,15 @@ TEST_F(GpuOffsets, Rows) {
       [&](const Kernels& k, StreamView v, void* x, const Small& s) {
         for (float* out : {s.out(), s.out(129)}) {  // in packs, and by itself
           k.gather_rows({.table = x, .index = s.index(), .out = out, .rows = 3, .width = 64, .dtype = kType},
+                        v);
+          k.gather_rows({.table = x,
+                         .index = s.index(),
+                         .out = out,
+                         .rows = 3,
+                         .width = 64,
+                         .scale = 0.75f,
+                         .add = true,
+                         .dtype = kType},
                         v);
         }
         k.sum_rows({.source = x,

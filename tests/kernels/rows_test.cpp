@@ -73,6 +73,57 @@ TEST(Rows, GatherSumAndAddAreExact) {
   }
 }
 
+// Rounded to the type after the scale, and again after the sum.
+TEST(Rows, AScaledGatherAndScaledSumsAreExact) {
+  const std::vector<int32_t> index = {5, 0, 5, 8, 3}, row = {7, 1, 4};
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t width : {1, 3, 64, 5000}) {
+      for (const auto& [scale, add] :
+           {std::pair{1.F, true}, {0.125F, false}, {33.94F, false}, {33.94F, true}}) {
+        SCOPED_TRACE(dtype_text(dtype) + " width " + std::to_string(width) + " scale " +
+                     std::to_string(scale) + (add ? ", added" : ""));
+        const auto rows = static_cast<int64_t>(index.size()), slots = static_cast<int64_t>(row.size());
+        const Values table = Values::random(dtype, 9 * width, 24),
+                     before = Values::random(dtype, rows * width, 25, 20),
+                     sums = Values::random(DType::kF32, slots * width, 26);
+        const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
+          Values out = before, gradient = table;
+          k.gather_rows({.table = table.data(),
+                         .index = index.data(),
+                         .out = out.data(),
+                         .rows = rows,
+                         .width = width,
+                         .scale = scale,
+                         .add = add,
+                         .dtype = dtype},
+                        stream);
+          k.add_rows({.sums = static_cast<const float*>(sums.data()),
+                      .row = row.data(),
+                      .gradient = gradient.data(),
+                      .slots = slots,
+                      .width = width,
+                      .scale = scale,
+                      .gradient_dtype = dtype},
+                     stream);
+          return Outputs{out, gradient};
+        });
+        Values out = before, gradient = table;
+        for (int64_t i = 0; i < rows * width; ++i) {
+          const int64_t from = index[static_cast<size_t>(i / width)] * width + i % width;
+          out.set(i, static_cast<float>(table[from] * scale));
+          if (add) out.set(i, static_cast<float>(before[i] + out[i]));
+        }
+        for (int64_t i = 0; i < slots * width; ++i) {
+          const int64_t to = row[static_cast<size_t>(i / width)] * width + i % width;
+          gradient.set(to, static_cast<float>(table[to] + static_cast<float>(sums[i] * scale)));
+        }
+        EXPECT_TRUE(got[0] == out);
+        EXPECT_TRUE(got[1] == gradient);
+      }
+    }
+  }
+}
+
 TEST(Rows, ScatterPutsRowsInPlaceAndZeroesTheRest) {
   const std::vector<int32_t> index = {0, 2, 3, 90};
   constexpr int64_t kOut = 100;

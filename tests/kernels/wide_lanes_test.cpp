@@ -21,11 +21,12 @@ Values columns(const Values& from, int64_t rows, int64_t width, int64_t first, i
   return out;
 }
 
-struct Swiglu {
+struct Gated {
   Values h, gradients, h_again;  // gradients: of gate and up, as gate_up lies
 };
 
-Swiglu swiglu(const Kernels& k, const Values& gate, const Values& up, const Values& dh, int64_t rows) {
+Gated gated(const Kernels& k, const Values& gate, const Values& up, const Values& dh, int64_t rows,
+            Activation activation = Activation::kSilu) {
   const DType dtype = gate.dtype();
   const int64_t ffn = gate.size() / rows;
   Values gate_up(dtype, 2 * gate.size()), h(dtype, gate.size()), d = dh;
@@ -36,14 +37,24 @@ Swiglu swiglu(const Kernels& k, const Values& gate, const Values& up, const Valu
     }
   }
   const StreamView stream{DeviceType::kCpu, nullptr, 1};
-  k.gated_forward({.gate_up = gate_up.data(), .out = h.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+  k.gated_forward({.gate_up = gate_up.data(),
+                   .out = h.data(),
+                   .rows = rows,
+                   .ffn = ffn,
+                   .activation = activation,
+                   .dtype = dtype},
                   stream);
-  k.gated_backward({.gate_up = gate_up.data(), .dh = d.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+  k.gated_backward({.gate_up = gate_up.data(),
+                    .dh = d.data(),
+                    .rows = rows,
+                    .ffn = ffn,
+                    .activation = activation,
+                    .dtype = dtype},
                    stream);
   return {h, gate_up, d};
 }
 
-TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
+void expect_the_bits_alone(Activation activation) {
   const int64_t rows = 3, ffn = 64 + 2 * kAlone + 5;  // four vectors, single ones, and a part of one
   for (DType dtype : kBoth) {
     for (CpuLevel level : cpu_levels()) {
@@ -51,17 +62,26 @@ TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
       const Kernels& k = cpu_kernels(level);
       const Values gate = Values::random(dtype, rows * ffn, 1, 4), up = Values::random(dtype, rows * ffn, 2),
                    dh = Values::random(dtype, rows * ffn, 3);
-      const Swiglu whole = swiglu(k, gate, up, dh, rows);
+      const Gated whole = gated(k, gate, up, dh, rows, activation);
       for (int64_t first = 0; first < ffn; first += kAlone) {
         const int64_t n = std::min(kAlone, ffn - first);
-        const Swiglu alone = swiglu(k, columns(gate, rows, ffn, first, n), columns(up, rows, ffn, first, n),
-                                    columns(dh, rows, ffn, first, n), rows);
+        const Gated alone = gated(k, columns(gate, rows, ffn, first, n), columns(up, rows, ffn, first, n),
+                                  columns(dh, rows, ffn, first, n), rows, activation);
         EXPECT_TRUE(columns(whole.h, rows, ffn, first, n) == alone.h) << first;
         EXPECT_TRUE(columns(whole.h_again, rows, ffn, first, n) == alone.h_again) << first;
         EXPECT_TRUE(columns(whole.gradients, 2 * rows, ffn, first, n) == alone.gradients) << first;
       }
     }
   }
+}
+
+TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
+  expect_the_bits_alone(Activation::kSilu);
+}
+
+TEST(WideLanes, OtherActivationsGiveEachElementTheBitsThatItHasAlone) {
+  expect_the_bits_alone(Activation::kGeluTanh);
+  expect_the_bits_alone(Activation::kRelu2);
 }
 
 // silu(-infinity) is -infinity * 0, which a processor makes with its sign: stored as bf16 it is 0x7FC0, among
@@ -75,7 +95,7 @@ TEST(WideLanes, WhatIsNoNumberIsStoredAsTheOneNaN) {
     Values gate = Values::random(DType::kBF16, ffn, 1);
     const Values up = Values::random(DType::kBF16, ffn, 2), dh = Values::random(DType::kBF16, ffn, 3);
     for (int64_t place : places) gate.set(place, -INFINITY);
-    const Swiglu out = swiglu(cpu_kernels(level), gate, up, dh, 1);
+    const Gated out = gated(cpu_kernels(level), gate, up, dh, 1);
     for (const Values* of : {&out.h, &out.h_again, &out.gradients}) {
       for (int64_t place : places) {
         uint16_t bits = 0;
@@ -87,8 +107,8 @@ TEST(WideLanes, WhatIsNoNumberIsStoredAsTheOneNaN) {
   }
 }
 
-// (exp(x - max - log(sum)) - 0) * 1: with max 0 and sum 1 the exponentials.
-Values exponentials(const Kernels& k, Values x) {
+// (exp(x - max - log(sum)) - 0) * 1: with max 0 and sum 1 the exponentials; with a cap times its slope.
+Values exponentials(const Kernels& k, Values x, float cap = 0) {
   float max = 0, sum = 1;
   const int32_t target = -1;
   k.softmax_gradient({.logits = x.data(),
@@ -99,6 +119,7 @@ Values exponentials(const Kernels& k, Values x) {
                       .columns = x.size(),
                       .stride = x.size(),
                       .scale = 1,
+                      .logit_cap = cap,
                       .dtype = x.dtype()},
                      {DeviceType::kCpu, nullptr, 1});
   return x;
@@ -113,6 +134,29 @@ TEST(WideLanes, SoftmaxGradientGivesEachElementTheBitsThatItHasAlone) {
       for (int64_t j = 0; j < n; ++j)
         EXPECT_TRUE(columns(whole, 1, n, j, 1) == exponentials(cpu_kernels(level), columns(x, 1, n, j, 1)))
             << j;
+    }
+  }
+}
+
+Values capped(const Kernels& k, Values x) {
+  k.cap_logits(
+      {.logits = x.data(), .rows = 1, .columns = x.size(), .stride = x.size(), .cap = 3, .dtype = x.dtype()},
+      {DeviceType::kCpu, nullptr, 1});
+  return x;
+}
+
+TEST(WideLanes, CapsGiveEachElementTheBitsThatItHasAlone) {
+  const int64_t n = 2 * 64 + kAlone + 3;
+  for (DType dtype : kBoth) {
+    for (CpuLevel level : cpu_levels()) {
+      SCOPED_TRACE(std::string(cpu_level_name(level)) + " " + dtype_text(dtype));
+      const Kernels& k = cpu_kernels(level);
+      const Values x = Values::random(dtype, n, 4, 3), y = capped(k, x), gradient = exponentials(k, y, 3);
+      for (int64_t j = 0; j < n; ++j) {
+        const Values alone = capped(k, columns(x, 1, n, j, 1));
+        EXPECT_TRUE(columns(y, 1, n, j, 1) == alone) << j;
+        EXPECT_TRUE(columns(gradient, 1, n, j, 1) == exponentials(k, alone, 3)) << j;
+      }
     }
   }
 }

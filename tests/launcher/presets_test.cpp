@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -77,6 +78,26 @@ TEST(ModelShapes, HaveTheSizesOfTheModelsThatTheyAreNamedAfter) {
   }
 }
 
+// What a plan's numbers follow from beyond sizes: each family's own keys reach the spec.
+TEST(ModelShapes, HaveTheirFamilysKeys) {
+  const auto spec_of = [](const std::string& name) {
+    const auto& shapes = model_shapes();
+    const auto shape = std::ranges::find(shapes, name, &ModelShape::name);
+    EXPECT_NE(shape, shapes.end()) << name;
+    return parse_model_spec(shape->config, shape->name);
+  };
+  EXPECT_EQ(spec_of("google/gemma-3-270m").layers[0].attention().window, 512);
+  EXPECT_EQ(spec_of("google/gemma-3-270m").layers[5].attention().window, 0);
+  EXPECT_DOUBLE_EQ(spec_of("google/gemma-2-27b").layers[0].attention().softmax_scale, 1.0 / 12);
+  EXPECT_EQ(spec_of("microsoft/Phi-4-mini-instruct").ropes[0].dim, 96);
+  EXPECT_EQ(spec_of("microsoft/Phi-3-mini-4k-instruct").layers[0].attention().window, 2047);
+  EXPECT_DOUBLE_EQ(spec_of("ibm-granite/granite-3.3-2b-base").layers[0].attention().softmax_scale, 1.0 / 64);
+  EXPECT_DOUBLE_EQ(spec_of("ibm-granite/granite-3.3-8b-base").head.logit_scale, 1.0 / 16);
+  EXPECT_EQ(spec_of("openai-community/gpt2-xl").embedding.positions, 1024);
+  EXPECT_TRUE(spec_of("zai-org/GLM-4-9B-0414").layers[0].attention().qkv_bias);
+  EXPECT_EQ(spec_of("CohereLabs/c4ai-command-r7b-12-2024").head.logit_scale, 0.25);
+}
+
 TEST(ModelShapes, ServeWhatWasTunedFromThem) {
   Config config;
   for (const auto& [name, hidden] : {std::pair("meta-llama/Llama-3.2-1B-Instruct", 2048),
@@ -86,9 +107,54 @@ TEST(ModelShapes, ServeWhatWasTunedFromThem) {
                                      {"Qwen/Qwen3-8B-Base", 4096},
                                      {"meta-llama/Llama-2-7b-chat-hf", 4096},
                                      {"tiiuae/Falcon3-7B-Instruct", 3072},
-                                     {"Qwen/Qwen3-4B-Instruct-2507", 2560}}) {
+                                     {"Qwen/Qwen3-4B-Instruct-2507", 2560},
+                                     {"google/gemma-2-9b-it", 3584},
+                                     {"google/gemma-3-1b-it", 1152},
+                                     {"ibm-granite/granite-3.3-8b-instruct", 4096},
+                                     {"allenai/OLMo-2-1124-13B-Instruct", 5120},
+                                     {"openai-community/gpt2-xl", 1600}}) {
     config.model.path = name;
     EXPECT_EQ(open_model(config, {}, model_shapes()).spec.hidden, hidden) << name;
+  }
+}
+
+// Beyond a table of learned positions there is nothing to look up.
+TEST(PlannedModel, RefusesTextsLongerThanItsTableOfPositions) {
+  Config config;
+  config.model.path = "gpt";
+  ModelSpec spec;
+  config.data.max_length = 1 << 20;
+  EXPECT_NO_THROW(require_positions(config, spec)) << "RoPE goes on";
+  spec.embedding.positions = 1024;
+  config.data.max_length = 1024;
+  EXPECT_NO_THROW(require_positions(config, spec));
+  config.data.max_length = 1025;
+  try {
+    require_positions(config, spec);
+    ADD_FAILURE() << "a longer text is accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.report().find("a text of 1025 tokens"), std::string::npos) << error.report();
+    EXPECT_NE(error.report().find("data.max_length = 1024"), std::string::npos) << error.report();
+  }
+}
+
+// A position without a row of the table would be read from behind it.
+TEST(ModelShapes, TextsAreNoLongerThanATableOfLearnedPositions) {
+  const std::vector<ModelShape> known = {
+      {"some/gpt2", R"({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64,
+                        "vocab_size": 30})"}};
+  Config config;
+  config.model.path = "some/gpt2";
+  config.data.max_length = 64;
+  EXPECT_EQ(open_model(config, {}, known).spec.embedding.positions, 64);
+  config.data.max_length = 65;
+  try {
+    open_model(config, {}, known);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.report().find("a text of 65 tokens"), std::string::npos);
   }
 }
 

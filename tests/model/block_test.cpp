@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/library.h"
 #include "kernels/runtime.h"
@@ -16,21 +17,38 @@ namespace {
 
 constexpr int64_t kRows = 9;
 
+constexpr float kScalar = 0.7F;  // of a layer that has one
+
 struct Shape {
   std::vector<const char*> sublayers;
   bool norm = true, norm_after = false;
   double residual_scale = 1;
+  NormKind kind = NormKind::kRms;
+  bool biases = false;  // of the matrices
+  bool beside = false;  // all sublayers beside the first one
+  bool scalar = false;
 };
+
+MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases) {
+  AttentionSpec attention = llama.attention();
+  GatedMlpSpec mlp = llama.mlp();
+  attention.qkv_bias = attention.out_bias = mlp.bias = biases;
+  if (name == "attention") return attention;
+  if (name == "mlp") return mlp;
+  return PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = mlp.ffn, .bias = biases};
+}
 
 ModelSpec spec_of(const Shape& shape) {
   ModelSpec spec = llama_spec({.hidden = 48, .ffn = 40, .heads = 4, .kv_heads = 2, .head_dim = 8});
   const LayerSpec llama = spec.layers[0];
-  spec.layers[0].sublayers.clear();
-  for (const std::string name : shape.sublayers) {
-    SublayerSpec& sublayer =
-        spec.layers[0].sublayers.emplace_back(llama.sublayers[name == "attention" ? 0 : 1]);
-    if (!shape.norm) sublayer.norm.reset();
-    if (shape.norm_after) sublayer.norm_after = NormSpec{.eps = 1e-3};
+  LayerSpec& layer = spec.layers[0];
+  layer = {.sublayers = {}, .scalar = shape.scalar};
+  for (size_t s = 0; s < shape.sublayers.size(); ++s) {
+    SublayerSpec& sublayer = layer.sublayers.emplace_back(SublayerSpec{
+        .norm = NormSpec{.kind = shape.kind}, .mixer = mixer_of(shape.sublayers[s], llama, shape.biases)});
+    sublayer.beside = shape.beside && s > 0;
+    if (!shape.norm || sublayer.beside) sublayer.norm.reset();
+    if (shape.norm_after) sublayer.norm_after = NormSpec{.kind = shape.kind, .eps = 1e-3};
     sublayer.residual_scale = shape.residual_scale;
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after"}) spec.names.norms.push_back({name, name});
@@ -46,6 +64,9 @@ struct Fixture {
     at::manual_seed(3);
     weights = at::randn({layout.blocks[1].flat_elements}, at::kFloat).mul_(0.3);
     gradients = at::full({layout.blocks[1].flat_elements}, 7, at::kFloat);
+    frozen.resize(static_cast<size_t>(layout.blocks[1].frozen_bytes));
+    if (const TensorPlace* const scalar = layout.blocks[1].find("layers.0.scalar"))
+      std::memcpy(frozen.data() + scalar->offset, &kScalar, sizeof kScalar);
     x = at::randn({kRows, spec.hidden}, at::kFloat);
     dy = at::randn({kRows, spec.hidden}, at::kFloat);
   }
@@ -58,12 +79,15 @@ struct Fixture {
         .view({place.parameter.rows, place.parameter.columns});
   }
 
-  // x_out; `dx` and `gradients` become their gradients of sum(x_out * dy).
-  at::Tensor run(at::Tensor& dx, bool recomputed) {
+  TransformerBlock bind() {
     const auto at = [](const at::Tensor& t) { return static_cast<std::byte*>(t.data_ptr()); };
-    const BlockMemory memory{.trainable = at(weights), .gradients = at(gradients)};
-    const TransformerBlock block =
-        ModelBinding(spec, layout, nullptr).transformer(1, memory, {.dtype = DType::kF32, .training = true});
+    const BlockMemory memory{.trainable = at(weights), .frozen = frozen.data(), .gradients = at(gradients)};
+    return ModelBinding(spec, layout, nullptr)
+        .transformer(1, memory, {.dtype = DType::kF32, .training = true});
+  }
+
+  // x_out; `dx` and the block's gradients become those of sum(x_out * dy).
+  at::Tensor run(const TransformerBlock& block, at::Tensor& dx, bool recomputed) {
     DeviceBatch batch;
     batch.tokens = batch.rows = kRows;
     batch.position = positions.data();
@@ -72,6 +96,7 @@ struct Fixture {
     const ArenaFrame frame(arena);
     const at::Tensor out = at::empty_like(x);
     BlockSaved saved = allocate_block_saved(context, block, kRows);
+    saved_bytes = arena.mark();
     block_forward(context, block, batch, view(x), saved, view(out));
     if (recomputed) {
       saved = allocate_block_saved(context, block, kRows);
@@ -92,6 +117,8 @@ struct Fixture {
                   arena, rope,        uploads};
   std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, 6, 7, 8}, starts = {0, kRows};
   at::Tensor weights, gradients, x, dy;
+  std::vector<std::byte> frozen;
+  int64_t saved_bytes = 0;  // what a forward pass keeps
 };
 
 // The same block by its formulas. `leaves`: each parameter's name and value.
@@ -100,14 +127,15 @@ class Reference {
   explicit Reference(const Fixture& f) : f_(f), input(f.x.to(at::kDouble).requires_grad_()) {}
 
   at::Tensor run() {
-    at::Tensor x = input;
-    for (const SublayerSpec& sublayer : f_.spec.layers[0].sublayers) {
-      const at::Tensor input = sublayer.norm ? norm(x, sublayer.norm_name(), 1e-6) : x;
-      at::Tensor output = std::visit([&](const auto& mixer) { return of(mixer, input); }, sublayer.mixer);
-      if (sublayer.norm_after) output = norm(output, sublayer.norm_after_name(), 1e-3);
+    const LayerSpec& layer = f_.spec.layers[0];
+    at::Tensor x = input, read;
+    for (const SublayerSpec& sublayer : layer.sublayers) {
+      if (!sublayer.beside) read = sublayer.norm ? norm(x, sublayer.norm_name(), *sublayer.norm) : x;
+      at::Tensor output = std::visit([&](const auto& mixer) { return of(mixer, read); }, sublayer.mixer);
+      if (sublayer.norm_after) output = norm(output, sublayer.norm_after_name(), *sublayer.norm_after);
       x = x + output * sublayer.residual_scale;
     }
-    return x;
+    return layer.scalar ? x * static_cast<double>(kScalar) : x;
   }
 
   std::vector<std::pair<std::string, at::Tensor>> leaves;
@@ -117,13 +145,23 @@ class Reference {
     leaves.emplace_back(name, f_.find(f_.weights, name).to(at::kDouble).requires_grad_());
     return leaves.back().second;
   }
-  at::Tensor norm(const at::Tensor& x, const std::string& name, double eps) {
-    return x * (x.square().mean(-1, true) + eps).rsqrt() * leaf(name).view(-1);
+  at::Tensor norm(const at::Tensor& x, const std::string& name, const NormSpec& spec) {
+    const at::Tensor about = spec.centred() ? x - x.mean(-1, true) : x;
+    at::Tensor out = about * (about.square().mean(-1, true) + spec.eps).rsqrt();
+    if (spec.has_weight()) out = out * (leaf(name).view(-1) + (spec.offset() ? 1 : 0));
+    return spec.has_bias() ? out + leaf(name + "_bias").view(-1) : out;
+  }
+  at::Tensor product(const at::Tensor& x, const std::string& name, bool bias) {
+    const at::Tensor out = x.mm(leaf(name).t());
+    return bias ? out + leaf(name + "_bias").view(-1) : out;
   }
   at::Tensor of(const GatedMlpSpec& mlp, const at::Tensor& x) {
-    const at::Tensor both = x.mm(leaf("mlp.gate_up").t());
-    return at::mm(at::silu(both.narrow(1, 0, mlp.ffn)) * both.narrow(1, mlp.ffn, mlp.ffn),
-                  leaf("mlp.down").t());
+    const at::Tensor both = product(x, "mlp.gate_up", mlp.bias);
+    return product(at::silu(both.narrow(1, 0, mlp.ffn)) * both.narrow(1, mlp.ffn, mlp.ffn), "mlp.down",
+                   mlp.bias);
+  }
+  at::Tensor of(const PlainMlpSpec& mlp, const at::Tensor& x) {
+    return product(at::gelu(product(x, "mlp.up", mlp.bias), "tanh"), "mlp.down", mlp.bias);
   }
   at::Tensor rotated(const at::Tensor& x) const {  // [heads, T, d]
     const std::vector<float> frequencies = rope_frequencies(f_.spec.ropes.front());
@@ -134,7 +172,7 @@ class Reference {
     return at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 2);
   }
   at::Tensor of(const AttentionSpec& a, const at::Tensor& x) {
-    const at::Tensor qkv = x.mm(leaf("attn.qkv").t());
+    const at::Tensor qkv = product(x, "attn.qkv", a.qkv_bias);
     const auto heads = [&](int64_t first, int64_t count) {
       return qkv.narrow(1, first, count * a.head_dim).view({kRows, count, a.head_dim}).transpose(0, 1);
     };
@@ -145,7 +183,8 @@ class Reference {
     const at::Tensor later = at::ones({kRows, kRows}, at::kBool).triu(1);
     const at::Tensor scores = (q.matmul(k.transpose(1, 2)) / std::sqrt(static_cast<double>(a.head_dim)))
                                   .masked_fill(later, -INFINITY);
-    return scores.softmax(-1).matmul(v).transpose(0, 1).reshape({kRows, a.q_rows()}).mm(leaf("attn.out").t());
+    return product(scores.softmax(-1).matmul(v).transpose(0, 1).reshape({kRows, a.q_rows()}), "attn.out",
+                   a.out_bias);
   }
 
   const Fixture& f_;
@@ -159,23 +198,13 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, const std::strin
   EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item<double>() / exact.norm().item<double>(), 2e-6) << what;
 }
 
-TEST(Block, IsAnyListOfSublayers) {
-  const std::vector<Shape> shapes = {
-      {{"attention", "mlp"}},
-      {{"mlp", "attention"}},
-      {{"attention"}},
-      {{"mlp"}},
-      {.sublayers = {"attention", "mlp"}, .residual_scale = 0.25},
-      {.sublayers = {"attention", "mlp"}, .norm_after = true},                 // Gemma's
-      {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true},  // OLMo-2's
-      {.sublayers = {"attention", "mlp"}, .norm = false},
-      {.sublayers = {"mlp", "attention"}, .norm = false, .norm_after = true, .residual_scale = 3}};
+void expect_as_autograd(const std::vector<Shape>& shapes) {
   for (size_t i = 0; i < shapes.size(); ++i) {
     for (const bool recomputed : {false, true}) {
       SCOPED_TRACE("shape " + std::to_string(i));
       Fixture f(spec_of(shapes[i]));
       at::Tensor dx;
-      const at::Tensor out = f.run(dx, recomputed);
+      const at::Tensor out = f.run(f.bind(), dx, recomputed);
       const c10::InferenceMode with_autograd(false);
       Reference reference(f);
       const at::Tensor want = reference.run();
@@ -186,6 +215,101 @@ TEST(Block, IsAnyListOfSublayers) {
         expect_near(f.find(f.gradients, name).view(leaf.sizes()), leaf.grad(), name);
     }
   }
+}
+
+TEST(Block, IsAnyListOfSublayers) {
+  expect_as_autograd({
+      {{"attention", "mlp"}},
+      {{"mlp", "attention"}},
+      {{"attention"}},
+      {{"mlp"}},
+      {.sublayers = {"attention", "mlp"}, .residual_scale = 0.25},
+      {.sublayers = {"attention", "mlp"}, .norm_after = true},                 // Gemma's
+      {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true},  // OLMo-2's
+      {.sublayers = {"attention", "mlp"}, .norm = false},
+      {.sublayers = {"mlp", "attention"}, .norm = false, .norm_after = true, .residual_scale = 3},
+  });
+}
+
+TEST(Block, HasNormsOfEveryKindBeforeAndBehindItsMixers) {
+  for (const NormKind kind : {NormKind::kRmsLate, NormKind::kRmsOffset, NormKind::kRmsPlain, NormKind::kLayer,
+                              NormKind::kLayerOffset, NormKind::kLayerNoBias}) {
+    SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)));
+    expect_as_autograd({
+        {.sublayers = {"attention", "mlp"}, .kind = kind},
+        {.sublayers = {"attention", "mlp"}, .norm_after = true, .kind = kind},
+        {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true, .kind = kind},
+        {.sublayers = {"attention", "mlp"}, .norm_after = true, .residual_scale = 0.22, .kind = kind},
+    });
+  }
+}
+
+TEST(Block, HasBiasesAndAnMlpWithoutAGate) {
+  expect_as_autograd({
+      {.sublayers = {"attention", "plain"}, .kind = NormKind::kLayer, .biases = true},  // GPT-2's
+      {.sublayers = {"attention", "mlp"}, .biases = true},
+      {.sublayers = {"plain", "attention"}, .norm = false, .biases = true},
+      {.sublayers = {"plain"}},
+  });
+}
+
+TEST(Block, HasMixersBesideEachOther) {
+  expect_as_autograd({
+      {.sublayers = {"attention", "mlp"}, .kind = NormKind::kLayerNoBias, .beside = true},  // Cohere2's
+      {.sublayers = {"mlp", "attention"}, .kind = NormKind::kLayer, .biases = true, .beside = true},
+      {.sublayers = {"attention", "mlp"}, .norm = false, .beside = true},
+      {.sublayers = {"attention", "mlp"}, .residual_scale = 0.25, .beside = true},
+      {.sublayers = {"attention", "mlp"}, .norm_after = true, .beside = true},
+      {.sublayers = {"attention", "mlp"}, .kind = NormKind::kRmsPlain, .beside = true, .scalar = true},
+  });
+}
+
+// Behind other sublayers, and before them: as two blocks, one after the other.
+TEST(Block, HasMixersBesideEachOtherAnywhereInItsList) {
+  for (const bool group_first : {false, true}) {
+    for (const bool recomputed : {false, true}) {
+      SCOPED_TRACE(std::string(group_first ? "first" : "last") + (recomputed ? ", recomputed" : ""));
+      Fixture group(spec_of({.sublayers = {"attention", "mlp"}, .beside = true})),
+          alone(spec_of({.sublayers = {"plain"}}));
+      Fixture &first = group_first ? group : alone, &second = group_first ? alone : group;
+      TransformerBlock both = first.bind();
+      for (const Sublayer& sublayer : second.bind().sublayers) both.sublayers.push_back(sublayer);
+      at::Tensor dx, between, want_dx;
+      const at::Tensor out = first.run(both, dx, recomputed);
+      const at::Tensor of_first = first.gradients.clone(), of_second = second.gradients.clone();
+
+      second.x = first.run(first.bind(), between, false);
+      second.dy = first.dy;
+      expect_near(out, second.run(second.bind(), between, false), "output");
+      first.dy = between;
+      first.run(first.bind(), want_dx, false);
+      expect_near(dx, want_dx, "dx");
+      expect_near(of_first, first.gradients, "gradients of the first");
+      expect_near(of_second, second.gradients, "gradients of the second");
+    }
+  }
+}
+
+// What a sublayer beside another one reads is kept once.
+TEST(Block, KeepsWhatMixersBesideEachOtherReadOnce) {
+  const auto kept = [](bool beside) {
+    Fixture f(spec_of({.sublayers = {"attention", "mlp"}, .beside = beside}));
+    at::Tensor dx;
+    f.run(f.bind(), dx, false);
+    return f.saved_bytes;
+  };
+  EXPECT_LE(kept(true) + kRows * 48 * 4, kept(false));
+}
+
+TEST(Block, IsMultipliedByItsLayersScalar) {
+  expect_as_autograd({
+      {.sublayers = {"attention", "mlp"}, .scalar = true},
+      {.sublayers = {"attention", "mlp"},
+       .norm_after = true,
+       .kind = NormKind::kRmsLate,
+       .scalar = true},  // Gemma 4's
+      {.sublayers = {"mlp"}, .residual_scale = 0.25, .scalar = true},
+  });
 }
 
 TEST(Rope, EveryTableIsThatOfItsSpec) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -79,10 +80,11 @@ std::vector<std::byte> to_bytes(const std::vector<float>& values, DType dtype) {
   return out;
 }
 
-// Norms around 1, everything else around 0: unlike fresh weights, these leave no parameter special.
+// Norms and buffers around 1, everything else around 0: unlike fresh weights, these leave no parameter
+// special.
 std::vector<float> drawn_values(const Parameter& parameter) {
   std::mt19937 engine(static_cast<uint32_t>(std::hash<std::string>()(parameter.name)));
-  const bool norm = parameter.kind == ParameterKind::kNorm;
+  const bool norm = parameter.kind == ParameterKind::kNorm || parameter.kind == ParameterKind::kBuffer;
   const bool wide = parameter.kind == ParameterKind::kEmbedding || parameter.kind == ParameterKind::kBias;
   std::normal_distribution<float> normal(norm ? 1.f : 0.f, norm ? 0.2f : wide ? 0.5f : 0.1f);
   std::vector<float> out(static_cast<size_t>(parameter.elements()));
@@ -309,6 +311,11 @@ const std::vector<std::string>& families() {
   return all;
 }
 
+const std::vector<std::string>& shapes() {
+  static const std::vector<std::string> all = {"gpt2", "gemma", "cohere", "granite"};
+  return all;
+}
+
 ModelSpec small_model(const std::string& family) {
   ModelSizes sizes{.layers = 2};
   if (family == "llama") sizes.kv_heads = 4;  // every head its own keys
@@ -321,7 +328,7 @@ ModelSpec small_model(const std::string& family) {
   spec.model_type = family;
   spec.max_positions = 512;
   spec.pad_token = kPadToken;
-  spec.tied = family == "smollm2";
+  spec.tied = family == "smollm2" || family == "gpt2" || family == "gemma" || family == "cohere";
   RopeSpec& rope = spec.ropes.front();
   if (family == "llama3") {
     rope.theta = 100;  // over 8 pairs this keeps, blends and divides frequencies
@@ -338,6 +345,17 @@ ModelSpec small_model(const std::string& family) {
     add_biases(spec);
     rope.theta = 20;
   }
+  if (family == "gpt2") {
+    like_gpt2(spec, kMaxLength);
+    // Where nothing turns, a key bias moves all scores alike: its gradient is rounding alone.
+    for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = false;
+  }
+  if (family == "gemma") {
+    like_gemma(spec);
+    spec.head.logit_cap = 30;  // of logits around 8: close to the cap their gradient is rounding alone
+  }
+  if (family == "cohere") like_cohere(spec);
+  if (family == "granite") like_granite(spec);
   return spec;
 }
 

@@ -55,6 +55,8 @@ struct Outcome {
 // A small model of which nothing is special; `family` says what it has.
 ModelSpec small_model(const std::string& family);
 const std::vector<std::string>& families();
+// Those whose layers are of another shape than Llama's (tests/support/family_shapes.h).
+const std::vector<std::string>& shapes();
 
 // `stream` is start_torch's, or the CPU's.
 Outcome train(const Training& training, StreamView stream);

@@ -3,6 +3,7 @@
 #include "model/head_loss.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -25,6 +26,8 @@ struct Variant {
   int64_t row_chunk = 16;
   DType dtype = DType::kBF16, gradient_dtype = DType::kF32;
   bool trained = true, evaluation = false, weighted = false;
+  HeadSpec head = {};
+  NormKind norm = NormKind::kRms;
   // Of each micro-batch: every how manyth row has a target; 1: all, 0: none.
   std::vector<int> targets = {3, 1};
 };
@@ -40,9 +43,11 @@ View view(const at::Tensor& x) {
 
 // The tensors of a head.
 struct HeadTensors {
-  at::Tensor norm, weight, norm_gradient, weight_gradient;
+  NormSpec spec;
+  at::Tensor norm, bias, weight, norm_gradient, bias_gradient, weight_gradient;
   Head head() const {
-    return {{{}, {view(norm), view(norm_gradient)}}, {view(weight), view(weight_gradient)}};
+    return {{spec, {view(norm), view(norm_gradient)}, {view(bias), view(bias_gradient)}},
+            {view(weight), view(weight_gradient)}};
   }
 };
 
@@ -56,7 +61,7 @@ class HeadRun {
  public:
   explicit HeadRun(const Variant& v)
       : v_(v),
-        spec_(spec(v.vocab)),
+        spec_(spec(v)),
         stream_(start_torch(DeviceType::kCpu, 2, true)),
         arena_(DeviceType::kCpu, int64_t{64} << 20),
         rope_(spec_, kTokens, v.dtype, DeviceType::kCpu, stream_),
@@ -66,11 +71,14 @@ class HeadRun {
     const auto random = [&](at::IntArrayRef shape) {
       return at::randn(shape, at::kFloat).mul_(0.3).to(torch_type(v.dtype));
     };
+    head_.spec.kind = v.norm;
     head_.norm = random({kHidden}).add_(1);
     head_.weight = random({v.vocab, kHidden});
+    if (head_.spec.has_bias()) head_.bias = random({kHidden});
     if (v.trained) {
       // What is there at first must not matter: the step's first micro-batch overwrites it.
       head_.norm_gradient = at::full({kHidden}, 7, torch_type(v.gradient_dtype));
+      if (head_.bias.defined()) head_.bias_gradient = at::full({kHidden}, 7, torch_type(v.gradient_dtype));
       head_.weight_gradient = at::full({v.vocab, kHidden}, 7, torch_type(v.gradient_dtype));
     }
     std::mt19937 engine(3);
@@ -122,6 +130,37 @@ class HeadRun {
     }
   }
 
+  // As where a tied table's gradient is made last: the head keeps what the matrix's is then made of.
+  void whole_with_its_matrix_last() {
+    std::vector<at::Tensor> normed, max, sum;
+    for (size_t m = 0; m < x_.size(); ++m) {
+      normed.push_back(at::empty({kTokens, kHidden}, torch_type(v_.dtype)));
+      for (auto* statistic : {&max, &sum}) statistic->push_back(at::empty({kTokens}, at::kFloat));
+      HeadRows kept;
+      kept.normed = view(normed[m]), kept.max = view(max[m]), kept.sum = view(sum[m]);
+      Head head = head_.head();
+      head.weight.gradient = {};
+      LossOptions keeping = options(m);
+      keeping.keep = &kept;
+      head_loss(context_, head, placed_[m], view(x_[m]), view(dx_[m]), &nll_, keeping);
+    }
+    for (size_t m = 0; m < x_.size(); ++m) {
+      HeadRows rows;
+      rows.targets = placed_[m].targets;
+      rows.normed = view(normed[m]).row_range(0, rows.targets.count);
+      rows.max = view(max[m]), rows.sum = view(sum[m]);
+      head_weight_gradient(context_, head_.head().weight, rows, options(m));
+    }
+  }
+
+  // Of one row alone, as generation asks for them.
+  at::Tensor logits_of_a_row() {
+    const ArenaFrame frame(arena_);
+    const at::Tensor out = at::empty({1, v_.vocab}, torch_type(v_.dtype));
+    head_logits(context_, head_.head(), view(x_[0]).row_range(0, 1), view(out));
+    return out;
+  }
+
   at::Tensor logits(bool in_segments) {
     const ArenaFrame frame(arena_);
     const at::Tensor out = at::empty({kTokens, v_.vocab}, torch_type(v_.dtype));
@@ -142,8 +181,11 @@ class HeadRun {
   static constexpr float kScale = 0.01F;
 
  private:
-  static ModelSpec spec(int64_t vocab) {
-    return llama_spec({.hidden = kHidden, .heads = 1, .kv_heads = 1, .head_dim = kHidden, .vocab = vocab});
+  static ModelSpec spec(const Variant& v) {
+    ModelSpec out =
+        llama_spec({.hidden = kHidden, .heads = 1, .kv_heads = 1, .head_dim = kHidden, .vocab = v.vocab});
+    out.head = v.head;
+    return out;
   }
 
   LossOptions options(size_t m) const {
@@ -189,16 +231,21 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void expect_same(const Variant& v, const std::string& text) {
-  HeadRun whole(v), cut(v);
+  HeadRun whole(v), cut(v), last(v);
   whole.whole();
   cut.cut();
   EXPECT_EQ(whole.nll_, cut.nll_) << text;
+  if (v.trained && !v.evaluation) {
+    last.whole_with_its_matrix_last();
+    EXPECT_TRUE(same(whole.head_.weight_gradient, last.head_.weight_gradient)) << "dW made last, " << text;
+  }
   for (size_t m = 0; m < whole.dx_.size(); ++m)
     EXPECT_TRUE(same(whole.dx_[m], cut.dx_[m])) << "dx of micro-batch " << m << ", " << text;
   for (size_t m = 0; m < whole.nll_rows_.size(); ++m)
     EXPECT_TRUE(same(whole.nll_rows_[m], cut.nll_rows_[m])) << "nll of micro-batch " << m << ", " << text;
   EXPECT_TRUE(same(whole.head_.weight_gradient, cut.head_.weight_gradient)) << "dW, " << text;
   EXPECT_TRUE(same(whole.head_.norm_gradient, cut.head_.norm_gradient)) << "norm, " << text;
+  EXPECT_TRUE(same(whole.head_.bias_gradient, cut.head_.bias_gradient)) << "bias, " << text;
 }
 
 TEST(CutHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
@@ -223,14 +270,51 @@ TEST(CutHead, GivesTheSameBitsInEveryTypeFrozenOrEvaluated) {
 
 TEST(CutHead, GivesTheSameBitsWhereMicroBatchesHaveNoTargets) {
   for (const std::vector<int>& targets :
-       {std::vector<int>{0}, {0, 0}, {0, 2}, {2, 0}, {1, 0, 5}, {1, 1, 1}, {60}})
+       {std::vector<int>{0}, {0, 0}, {0, 2}, {2, 0}, {1, 0, 5}, {1, 1, 1}, {60}}) {
     expect_same({.targets = targets}, std::to_string(targets.front()));
+    expect_same({.norm = NormKind::kLayer, .targets = targets}, std::to_string(targets.front()) + ", bias");
+  }
+}
+
+constexpr HeadSpec kScaled{.logit_scale = 0.125}, kCapped{.logit_cap = 1.5},
+    kScaledAndCapped{.logit_scale = 3, .logit_cap = 2};
+
+TEST(CutHead, GivesTheSameBitsOfScaledAndCappedLogits) {
+  for (const HeadSpec& head : {kScaled, kCapped, kScaledAndCapped}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      expect_same({.dtype = dtype, .head = head}, "trained");
+      expect_same({.dtype = dtype, .evaluation = true, .head = head}, "evaluated");
+    }
+  }
+}
+
+// A gradient that nobody's target gives is zero, not what lay there.
+TEST(HeadLoss, ZeroesTheFinalNormsGradientsWhereThereIsNoTarget) {
+  for (const bool cut : {false, true}) {
+    HeadRun run({.norm = NormKind::kLayer, .targets = {0}});
+    cut ? run.cut() : run.whole();
+    EXPECT_EQ(run.head_.norm_gradient.abs().max().item<double>(), 0) << cut;
+    EXPECT_EQ(run.head_.bias_gradient.abs().max().item<double>(), 0) << cut;
+  }
 }
 
 // |got - want| / |want|, as arrays.
 double apart(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor exact = want.detach(), difference = got.to(at::kDouble).sub(exact);
   return difference.norm().item<double>() / exact.norm().item<double>();
+}
+
+// What the model calls its logits, of their products.
+at::Tensor as_logits(const HeadSpec& head, const at::Tensor& products) {
+  const at::Tensor scaled = products * head.logit_scale;
+  return head.logit_cap > 0 ? at::tanh(scaled / head.logit_cap) * head.logit_cap : scaled;
+}
+
+at::Tensor normed_by(const NormSpec& spec, const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& bias) {
+  const at::Tensor about = spec.centred() ? x - x.mean(-1, true) : x;
+  const at::Tensor out = about * about.square().mean(-1, true).add(spec.eps).rsqrt() * weight;
+  return spec.has_bias() ? out + bias : out;
 }
 
 // torch's cross-entropy of each row times its weight, in fp64 and with autograd, of the same numbers.
@@ -240,6 +324,7 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
   const c10::InferenceMode with_autograd(false);
   const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
   const at::Tensor norm = leaf(run.head_.norm), weight = leaf(run.head_.weight);
+  const at::Tensor bias = run.head_.bias.defined() ? leaf(run.head_.bias) : at::Tensor();
   std::vector<at::Tensor> x, nll;
   at::Tensor loss = at::zeros({}, at::kDouble);
   for (size_t m = 0; m < run.x_.size(); ++m) {
@@ -253,9 +338,9 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
       of_row.push_back(v.weighted ? batch.weight[t] : 1);
     }
     const at::Tensor some = x[m].index_select(0, at::tensor(row));
-    const at::Tensor normed = some.mul(some.square().mean(1, true).add(1e-6).rsqrt()).mul(norm);
-    nll.push_back(
-        at::cross_entropy_loss(at::mm(normed, weight.t()), at::tensor(target), {}, at::Reduction::None));
+    const at::Tensor normed = normed_by(run.head_.spec, some, norm, bias);
+    const at::Tensor logits = as_logits(v.head, at::mm(normed, weight.t()));
+    nll.push_back(at::cross_entropy_loss(logits, at::tensor(target), {}, at::Reduction::None));
     loss = loss.add(nll[m].mul(at::tensor(of_row, at::kDouble)).sum());
   }
   loss.mul(static_cast<double>(HeadRun::kScale)).backward();
@@ -264,6 +349,7 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
     worst = std::max({worst, apart(run.dx_[m], x[m].grad()), apart(run.nll_rows_[m], nll[m])});
   worst = std::max(
       {worst, apart(run.head_.weight_gradient, weight.grad()), apart(run.head_.norm_gradient, norm.grad())});
+  if (bias.defined()) worst = std::max(worst, apart(run.head_.bias_gradient, bias.grad()));
   EXPECT_LE(worst, bound) << dtype_name(v.dtype) << (cut ? ", cut" : ", whole")
                           << (v.weighted ? ", weighted" : "");
   std::printf("%s%s%s: %.1e\n", dtype_name(v.dtype), cut ? " cut" : " whole", v.weighted ? " weighted" : "",
@@ -276,6 +362,28 @@ TEST(HeadLoss, AgreesWithTorchWithAndWithoutAWeightPerRow) {
       expect_as_torch({.dtype = DType::kF32, .weighted = weighted}, cut, 2e-6);
       expect_as_torch({.dtype = DType::kBF16, .weighted = weighted}, cut, 2e-2);
     }
+  }
+}
+
+TEST(HeadLoss, AgreesWithTorchOfScaledAndCappedLogits) {
+  for (const bool cut : {false, true}) {
+    for (const HeadSpec& head : {kScaled, kCapped, kScaledAndCapped})
+      expect_as_torch({.dtype = DType::kF32, .head = head}, cut, 1e-5);
+    expect_as_torch({.dtype = DType::kF32, .norm = NormKind::kLayer}, cut, 1e-5);
+  }
+}
+
+// Of many rows and of one, whole and in segments.
+TEST(HeadLoss, GenerationReadsScaledAndCappedLogits) {
+  for (const HeadSpec& head : {kScaled, kCapped, kScaledAndCapped}) {
+    HeadRun run({.dtype = DType::kF32, .head = head});
+    const at::Tensor whole = run.logits(false), row = run.logits_of_a_row();
+    EXPECT_TRUE(same(whole, run.logits(true)));
+    const at::Tensor x = run.x_[0].to(at::kDouble);
+    const at::Tensor normed = normed_by(run.head_.spec, x, run.head_.norm.to(at::kDouble), {});
+    const at::Tensor expected = as_logits(head, at::mm(normed, run.head_.weight.to(at::kDouble).t()));
+    EXPECT_LE(apart(whole, expected), 2e-6);
+    EXPECT_LE(apart(row, expected.narrow(0, 0, 1)), 2e-6);
   }
 }
 

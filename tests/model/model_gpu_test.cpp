@@ -107,6 +107,19 @@ TEST_F(ModelOnDevice, EveryFamilyAgreesInBf16) {
   }
 }
 
+TEST_F(ModelOnDevice, EveryShapeOfALayerAgrees) {
+  for (const std::string& shape : shapes()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool lora : {false, true}) {
+        if (!test::full_counts() && lora != (dtype == DType::kBF16)) continue;
+        Training training = make(shape, dtype, lora);
+        training.documents = {{20, 9, 17}, {31}};
+        expect_agreement(training);
+      }
+    }
+  }
+}
+
 TEST_F(ModelOnDevice, DocumentsOfAnyLengthAgree) {
   const std::vector<std::pair<std::string, DocumentLengths>> shapes = {
       {"one document", {{48}}},

@@ -6,7 +6,7 @@
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
-//     yes|no] [--adapter-dtype auto|fp32] [--generate N]
+//     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -20,7 +20,8 @@
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
 // fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out. With --generate there is `generated`
-// alone, [documents, N]: the likeliest tokens after each of them.
+// alone, [documents, N]: the likeliest tokens after each of them. --max-length is data.max_length, on which
+// some kinds of RoPE depend; without it, as many as the model's positions.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -126,6 +127,16 @@ std::vector<float> to_floats(const std::byte* from, DType dtype, int64_t element
   return out;
 }
 
+// As the files have it.
+std::vector<float> transposed(const std::vector<float>& values, int64_t rows, int64_t columns) {
+  std::vector<float> out(values.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j)
+      out[static_cast<size_t>(j * rows + i)] = values[static_cast<size_t>(i * columns + j)];
+  }
+  return out;
+}
+
 // Every Hugging Face tensor of the trainable part, with `prefix`; values(block, place, part) gives its fp32
 // values.
 template <class Values>
@@ -135,7 +146,9 @@ void dump(Output& output, const std::string& prefix, const ModelLayout& layout, 
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
       for (const ParameterPart& part : p.parts) {
-        output.add(prefix + part.name, p.shape(part), values(static_cast<int64_t>(b), place, part));
+        std::vector<float> data = values(static_cast<int64_t>(b), place, part);
+        if (part.transposed) data = transposed(data, part.rows, p.columns);
+        output.add(prefix + part.name, p.shape(part), std::move(data));
       }
     }
   }
@@ -164,6 +177,7 @@ struct Case {
         home(arguments.get("off-device", "none")),
         dtype(arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32),
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
+        max_length(std::stoll(arguments.get("max-length", "0"))),
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
     if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
@@ -245,7 +259,7 @@ struct Case {
             .optimizer = optimizer,
             .plan = plan,
             .seed = 42,
-            .max_length = spec.max_positions,
+            .max_length = max_length > 0 ? max_length : spec.max_positions,
             .tokens_per_step = whole.micro[0].tokens(),
             .max_grad_norm = max_grad_norm,
             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
@@ -259,7 +273,7 @@ struct Case {
   double max_grad_norm = 0;
   std::optional<AdapterSpec> adapter;
   DType dtype;
-  int64_t micro_batches;
+  int64_t micro_batches, max_length;
   StepBatches batches, whole;
   ModelLayout layout;
   OptimizerConfig optimizer;

@@ -11,6 +11,9 @@ from counts import FULL, some_of
 
 TOKENS = 64
 LENGTHS = [1, 2, 3, 7, 20, 33, 64, 150]  # of the prompts
+# What each reads at one position after another: windows of some layers, caps, scales by position, learned positions, a pair of sublayers
+# beside each other, values that are keys, pairs of neighbours.
+FAMILIES = ["gemma2", "gemma3_text", "ministral3", "gpt2", "cohere2", "gemma4_text", "glm4", "olmo3_odd", "granite", "nemotron", "phi3", "exaone4"]
 
 
 def prompts(vocab, lengths=LENGTHS, seed=3):
@@ -18,9 +21,9 @@ def prompts(vocab, lengths=LENGTHS, seed=3):
     return [reference.Document(torch.randint(4, vocab, (n,), generator=generator), torch.full((n,), -1)) for n in lengths]
 
 
-def theirs(model, documents):
-    """All of them have TOKENS tokens: no end-of-sequence token ends one."""
-    settings = dict(max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True)
+def theirs(model, documents, tokens=TOKENS):
+    """All of them have so many tokens: no end-of-sequence token ends one."""
+    settings = dict(max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True)
     model.generation_config.eos_token_id = None
     return torch.stack([model.generate(d.token[None].long(), attention_mask=torch.ones(1, len(d.token)), **settings)[0, len(d.token):]
                         for d in documents])
@@ -33,6 +36,15 @@ def test_fp32_greedy_text_is_theirs(name, tmp_path):
     ours = tool.run(tmp_path, documents, tmp_path / "run", dtype="fp32", threads=2, generate=TOKENS)
     assert ours.tolist() == theirs(model, documents).tolist()
     assert len({tuple(row) for row in ours.tolist()}) > 1  # the prompts matter
+
+
+@pytest.mark.parametrize("name", FAMILIES[:: 1 if FULL else 2])
+def test_fp32_greedy_text_of_the_other_families_is_theirs(name, tmp_path):
+    model = tiny_models.make(name, tmp_path, tie_word_embeddings=False)  # tied heads mostly repeat the last token
+    documents = prompts(model.config.vocab_size, [1, 7, 20])
+    ours = tool.run(tmp_path, documents, tmp_path / "run", dtype="fp32", threads=2, generate=32)
+    assert ours.tolist() == theirs(model, documents, 32).tolist()
+    assert len({tuple(row) for row in ours.tolist()}) > 1 and len(set(ours.flatten().tolist())) > 5
 
 
 @pytest.mark.parametrize("name", ["llama_three_heads_per_key_tied_with_pad_token", "mistral_window_shorter_than_documents"])

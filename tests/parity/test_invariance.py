@@ -1,13 +1,13 @@
 """What must not change a result: packing, accumulation, recomputation, threads, and running again."""
 
 import pytest
-import reference
 import tiny_models
 import tool
+from counts import some_of
 from reference import relative, worst
 
 MODELS = ["llama_three_heads_per_key_tied_with_pad_token", "qwen3_tied_biases", "mistral_window_shorter_than_documents",
-          "qwen2_tied_last_layer_slides"]
+          "qwen2_tied_last_layer_slides", *some_of("gemma2", "gemma4_text", "cohere2", "olmo3_odd", "starcoder2")]
 TRAIN = dict(steps=3, lr=1e-3, weight_decay=0.1)
 
 
@@ -16,7 +16,7 @@ def case(request, tmp_path_factory):
     """(model's directory, documents, the result of the plain run)."""
     directory = tmp_path_factory.mktemp("model")
     model = tiny_models.make(request.param, directory)
-    documents = reference.random_documents(model.config.vocab_size)
+    documents = tiny_models.documents(request.param, model)
     return directory, documents, tool.run(directory, documents, directory / "plain", **TRAIN)
 
 

@@ -6,21 +6,35 @@ import tiny_models
 import tool
 import torch
 from counts import alternating
-from bounds import LOSS, LOSSES, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
+from bounds import LOSS, LOSSES, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes, determined
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def compared(name, dtype, directory, model=None, **options):
+    """(dtype, ours, theirs) of one model, trained once for all the tests below. `model`: with an adapter, its base in
+    directory/base."""
+    base = directory / "base"
+    model = model or tiny_models.make(name, base, DTYPES[dtype])
+    documents = tiny_models.documents(name, model)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    ours = tool.run(base, documents, directory / "run", dtype=dtype, steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY,
+                    **tiny_models.options(name), **options)
+    return dtype, comparable(name, ours), comparable(name, theirs)
+
+
+def comparable(name, result):
+    """By the names that the text model has alone, and that peft has in files."""
+    out = dict(result)
+    for what in {"gradients", "weights", "masters", "first_weights"}.intersection(result):
+        tensors = {tiny_models.canonical(key).replace(".default.", "."): tensor for key, tensor in result[what].items()}
+        out[what] = determined(tensors, tiny_models.idle(name))
+    return out
+
+
 @pytest.fixture(scope="module", params=alternating(tiny_models.MODELS, DTYPES), ids="-".join)
 def pair(request, tmp_path_factory):
-    """(dtype, ours, theirs) of one model; each is trained once for all the tests below."""
-    name, dtype = request.param
-    directory = tmp_path_factory.mktemp("model")
-    model = tiny_models.make(name, directory, DTYPES[dtype])
-    documents = reference.random_documents(model.config.vocab_size)
-    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
-    ours = tool.run(directory, documents, directory / "run", dtype=dtype, steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY)
-    return dtype, ours, theirs
+    return compared(*request.param, tmp_path_factory.mktemp("model"))
 
 
 def test_logits_agree(pair):

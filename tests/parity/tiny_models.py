@@ -1,10 +1,13 @@
 """Tiny random models of every supported family, made and saved by transformers: the shapes in which implementations
-usually differ (grouped heads, tied heads, biases, q/k norms, sliding windows, RoPE scaling, odd sizes)."""
+usually differ (grouped heads, tied heads, biases, q/k norms, sliding windows, RoPE scaling, odd sizes). Llama and its near
+relatives are here, the others in tiny_families.py."""
 
 import json
 
+import reference
 import torch
 import transformers
+from tiny_families import FAMILIES, KERNELS  # noqa: F401
 
 LAYERS = 3
 MATRIX_STD = 0.1  # larger: gradients so steep that two bf16 runs of anything disagree; smaller: uniform attention
@@ -22,7 +25,14 @@ def sizes(hidden, ffn, heads, kv_heads, vocab=331, **more):
                 vocab_size=vocab, num_hidden_layers=LAYERS, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, **more)
 
 
-# name -> (config class, its arguments, how the directory is written)
+# name -> (config class, its arguments, its style). Words of a style:
+#   old_config      config.json is written as transformers 4 wrote it (write_old_style)
+#   max_shard_size  of the files
+#   wrapper         (prefix of its classes, arguments): the model that the text model is a part of
+#   norms           a word in names of norms -> what their factors are around, if not 1
+#   lengths         of the documents that it is run with
+#   tool            further arguments of tool.run
+#   idle            elements without a gradient (bounds.determined)
 MODELS = {
     "llama_every_head_its_own_keys_odd_sizes": ("LlamaConfig", sizes(40, 104, 5, 5, tie_word_embeddings=False), {}),
     "llama_three_heads_per_key_tied_with_pad_token":
@@ -53,38 +63,117 @@ MODELS = {
 }
 
 
-def randomise(model, seed):
-    """Weights that leave no parameter special: norms around 1, biases and everything else around 0."""
+ALL = {**MODELS, **FAMILIES}
+
+# Those whose files hold the distance of a norm's factor from 1.
+OFFSET_NORMS = {"gemma", "gemma2", "gemma3_text", "nemotron"}
+# Those that multiply the embedding: with values as large as elsewhere nothing that a layer adds would matter beside it.
+SCALED_EMBEDDING = ("gemma", "granite")
+
+
+def text_config(model):
+    """Of the text model, which another one may hold."""
+    return model.config.get_text_config()
+
+
+def is_norm(name):
+    return "norm" in name or ".ln_" in name
+
+
+def randomise(model, seed, norms):
+    """Weights that leave no parameter special: norms around the neutral value, biases and everything else around 0."""
     generator = torch.Generator().manual_seed(seed)
+    offset = 1.0 if text_config(model).model_type in OFFSET_NORMS else 0.0
+    embedding = 2 * MATRIX_STD if text_config(model).model_type.startswith(SCALED_EMBEDDING) else 0.5
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        center, std = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if "embed_tokens" in name or name.endswith("bias") else MATRIX_STD)
+        if name.endswith("bias"):
+            center, std = 0.0, 0.5
+        elif is_norm(name):
+            center, std = next((norms[word] for word in norms if word in name), 1.0) - offset, 0.2
+        else:
+            center, std = 0.0, embedding if name.split(".")[-2] in ("embed_tokens", "wte", "wpe") else MATRIX_STD
         parameter.data.copy_(center + std * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.7 + 0.2 * torch.rand(buffer.shape, generator=generator))
 
 
-def write_old_style(directory):
-    """config.json as transformers 4 wrote it: rope_theta and rope_scaling at the top, torch_dtype."""
+def old_rope(config):
+    """The keys of RoPE as transformers 4 had them. Where kinds of layers differ, one dictionary was for full ones alone."""
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        if config["model_type"] == "gemma3_text":
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if "original_max_position_embeddings" in config:
+        rope.pop("original_max_position_embeddings", None)
+    if rope["rope_type"] == "longrope":
+        rope["type"] = rope.pop("rope_type")
+    config["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
+
+
+def write_old_style(directory, keep=()):
+    """config.json as transformers 4 wrote it: rope_theta and rope_scaling at the top, torch_dtype, and layer_types only where the model
+    has been given some."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    text = config.get("text_config", config)
+    old_rope(text)
     config["torch_dtype"] = config.pop("dtype")
-    config.pop("layer_types", None)
+    if "layer_types" not in keep:
+        text.pop("layer_types", None)
     path.write_text(json.dumps(config, indent=2))
 
 
 def make(name, directory, dtype=torch.float32, seed=8, **changes):
     """Writes the model and returns it as transformers reads it back, with attention in its plainest form."""
-    config_class, arguments, style = MODELS[name]
-    config = getattr(transformers, config_class)(**{**arguments, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    randomise(model, seed)
+    config_class, arguments, style = ALL[name]
+    config, wrapper = getattr(transformers, config_class)(**{**arguments, **changes}), style.get("wrapper")
+    if wrapper:
+        config = getattr(transformers, wrapper[0] + "Config")(text_config=config.to_dict(), **wrapper[1])
+        model = getattr(transformers, wrapper[0] + "ForConditionalGeneration")(config)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model, seed, style.get("norms", {}))
     model.to(dtype).save_pretrained(directory, **{k: v for k, v in style.items() if k == "max_shard_size"})
     if style.get("old_config"):
-        write_old_style(directory)
+        write_old_style(directory, keep=arguments)
     return load(directory, dtype)
 
 
 def load(directory, dtype):
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    """Of a model that holds the text model only that one is trained."""
+    architecture, = json.loads((directory / "config.json").read_text())["architectures"]
+    model = getattr(transformers, architecture).from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if is_of_tower(name):
+            parameter.requires_grad_(False)
+    return model
+
+
+def is_of_tower(name):
+    return any(word in name for word in ("vision_tower", "multi_modal_projector", "embed_vision"))
+
+
+def documents(name, model):
+    """What a model of that name is trained with."""
+    lengths = ALL[name][2].get("lengths")
+    return reference.random_documents(text_config(model).vocab_size, *([lengths] if lengths else []))
+
+
+def options(name):
+    """What tool.run has to be told of it."""
+    return ALL[name][2].get("tool", {})
+
+
+def idle(name):
+    return ALL[name][2].get("idle", ())
+
+
+def canonical(name):
+    """A tensor's name in the text model alone, where another one holds it."""
+    return name.replace("model.language_model.", "model.")

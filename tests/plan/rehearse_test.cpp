@@ -222,6 +222,48 @@ TEST(Rehearsal, ChunksOfRowsThatAreAlikeAreCarriedOutOnce) {
   }
 }
 
+// Each is one more pass, where it belongs.
+TEST(Rehearsal, CountsPositionsFactorsAndScalars) {
+  const ModelSpec plain = make_spec({64, 128, 2, 2, 1, 32, 9000});  // two segments of the vocabulary
+  const auto costs = [](const ModelSpec& spec) {
+    const Rehearsed r{.spec = spec};
+    return pass_costs(r.model(), r.step, uniform_work(100, 50));
+  };
+  const PassCosts base = costs(plain);
+  const auto more = [&](const PassCosts& with, OperationKind kind, int64_t unit) {
+    return cost_of(with, kind, unit, 0).calls - cost_of(base, kind, unit, 0).calls;
+  };
+  ModelSpec positions = plain, capped = plain, scalar = plain;
+  positions.embedding.positions = 128;
+  capped.head.logit_cap = 30;
+  for (LayerSpec& layer : scalar.layers) layer.scalar = true;
+  const PassCosts p = costs(positions), c = costs(capped), s = costs(scalar);
+  EXPECT_EQ(more(p, OperationKind::kForward, 0), 1);
+  EXPECT_EQ(more(p, OperationKind::kBackward, 0), 1);
+  EXPECT_EQ(cost_of(p, OperationKind::kBackward, 0, 0).bytes,
+            2 * cost_of(base, OperationKind::kBackward, 0, 0).bytes);
+  EXPECT_EQ(more(c, OperationKind::kHead, 3), 2);
+  for (const OperationKind kind : {OperationKind::kForward, OperationKind::kBackward}) {
+    EXPECT_EQ(more(s, kind, 1), 1);
+    EXPECT_EQ(more(c, kind, 1), 0);
+  }
+}
+
+TEST(Plan, CountsTheRowsOfLearnedPositions) {
+  Case c;
+  stay_near(c.config);
+  c.config.data.max_length = 512;
+  c.config.train.micro_batch = 1;
+  const Plan without = c.plan();
+  c.spec.embedding.positions = 1024;
+  const Plan with = c.plan();
+  const auto more = [&](const char* name) { return class_bytes(with, name) - class_bytes(without, name); };
+  EXPECT_EQ(more("weights"), 1024 * 576 * 2);
+  EXPECT_EQ(more("embedding rows"), 512 * 576 * 4);
+  const int64_t order = 1024 + c.config.train.global_batch * 512 + with.numerics.micro_batches * 512;
+  EXPECT_EQ(more("tables"), 4 * order + 1024 * 576 / kGranule * 8);
+}
+
 TEST(Rehearsal, ManyDocumentsAreANumber) {
   Counts listed, counted;
   const int32_t start[] = {0, 33, 66, 100};

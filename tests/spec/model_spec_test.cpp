@@ -103,6 +103,12 @@ TEST(ModelSpec, TheLongestTextIsThatOfScaledPositions) {
   EXPECT_EQ(parse(config).longest_text(), 65536);
   config["max_position_embeddings"] = 131072;
   EXPECT_EQ(parse(config).longest_text(), 131072);
+  config["max_position_embeddings"] = 4096;
+  config["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
+  EXPECT_EQ(parse(config).longest_text(), 8192);
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 16.0}, {"original_max_position_embeddings", 1024}};
+  EXPECT_EQ(parse(config).longest_text(), 16384);
 }
 
 TEST(ModelSpec, MissingKeysTakeTheDefaultsOfTheFamilysClass) {
@@ -225,7 +231,7 @@ TEST(ModelSpec, ANegativePadTokenCountsFromTheEnd) {
 
 TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
   const std::pair<const char*, json> kSets[] = {
-      {"model_type", "gemma2"},
+      {"model_type", "deepseek_v3"},
       {"model_type", "qwen3_moe"},
       {"model_type", "gpt_oss"},
       {"model_type", "never_heard_of"},
@@ -237,8 +243,10 @@ TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
       {"use_bidirectional_attention", true},
       {"attention_dropout", 0.1},
       {"partial_rotary_factor", 0.5},
-      {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}},
-      {"rope_scaling", {{"type", "dynamic"}, {"factor", 4.0}}},
+      {"rope_scaling", {{"rope_type", "yarn"}}},
+      {"rope_scaling", {{"type", "dynamic"}}},
+      {"rope_scaling", {{"type", "never_heard_of"}, {"factor", 4.0}}},
+      {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1.0}}}},
       {"rope_scaling", {{"type", "linear"}}},
       {"rope_scaling", {{"type", "linear"}, {"factor", 0}}},
       {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}},

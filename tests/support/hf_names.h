@@ -9,8 +9,10 @@ namespace lm {
 inline std::vector<std::string> hf_names(const ModelSpec& spec) {
   std::vector<std::string> names;
   for (const BlockParameters& block : list_parameters(spec, nullptr)) {
-    for (const Parameter& parameter : block.trainable) {
-      for (const ParameterPart& part : parameter.parts) names.push_back(part.name);
+    for (const std::vector<Parameter>* list : {&block.trainable, &block.frozen}) {
+      for (const Parameter& parameter : *list) {
+        for (const ParameterPart& part : parameter.parts) names.push_back(part.name);
+      }
     }
   }
   return names;

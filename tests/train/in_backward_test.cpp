@@ -84,6 +84,21 @@ TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
   }
 }
 
+// A tied table's gradient is begun by the head, that of the positions beside it by nobody: it must not be
+// what lay there.
+TEST_F(InBackward, GivesTheSameBitsForShapesOfOtherFamilies) {
+  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite}) {
+    for (const bool table_last : {false, true}) {
+      Variant run;
+      run.in_backward = run.recompute = true, run.table_last = table_last;
+      run.clip = table_last ? Clip::kBlock : Clip::kGlobal;
+      run.family = family, run.micro_batches = 2, run.steps = 3;
+      SCOPED_TRACE(run.text());
+      expect_same(run, Training(run).run());
+    }
+  }
+}
+
 // Rule, home of state, clip mode, accumulation, recomputation, rows of the table.
 constexpr int kTableFactors = 6;
 constexpr std::array<size_t, kTableFactors> kTableLevels = {Rules::kSize, kHomes, 2, 2, 2, 3};

@@ -134,6 +134,26 @@ TEST_F(Offload, BiasesNormsOfHeadsAndWindowsGiveTheSameBits) {
   }
 }
 
+// Learned positions, norms with biases, a layer's scalar, which is frozen in a full run too, and mixers
+// beside each other.
+TEST_F(Offload, ShapesOfOtherFamiliesGiveTheSameBits) {
+  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite}) {
+    for (const bool lora : {false, true}) {
+      if (!test::full_counts() && lora) continue;
+      Variant resident;
+      resident.family = family, resident.lora = lora, resident.micro_batches = 2, resident.group = 2,
+      resident.steps = 4;
+      const std::vector<Variant> runs = everywhere(resident);
+      for (size_t i = 0; i < runs.size(); ++i) {
+        // In the short tier each way of having everything off the device is that of some family.
+        if (!test::full_counts() && i % 3 != static_cast<size_t>(family) % 3) continue;
+        SCOPED_TRACE(runs[i].text());
+        expect_same(runs[i], Training(runs[i]).run());
+      }
+    }
+  }
+}
+
 // A weight that is infinite for one step makes its loss or its gradients so.
 TEST_F(Offload, ASkippedStepChangesNoByteAndTheNextOneIsTheResidentRunsOwn) {
   struct Told {

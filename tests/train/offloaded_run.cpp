@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
 #include "weights/load_store.h"
@@ -26,6 +27,10 @@ ModelSpec small_spec(const Variant& run) {
   // Shorter than the documents, and not in every layer.
   if (run.family == Family::kMistral)
     spec.layers.front().attention().window = 5, spec.layers.back().attention().window = 7;
+  if (run.family == Family::kGpt2) like_gpt2(spec, kLength);
+  if (run.family == Family::kGemma) like_gemma(spec);
+  if (run.family == Family::kCohere) like_cohere(spec);
+  if (run.family == Family::kGranite) like_granite(spec);
   return spec;
 }
 

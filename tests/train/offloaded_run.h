@@ -20,8 +20,18 @@ constexpr int64_t kLength = 24;       // tokens of a document, at most
 constexpr double kMaxGradNorm = 0.4;  // of full runs it clips every step, of LoRA runs some
 
 enum class Engine { kUring, kThreads, kSim };
-// What families differ in, where state passes through: sizes of blocks, and what attention does.
-enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
+// What families differ in, where state passes through: sizes of blocks, what attention does, and what else
+// there is to a block (tests/support/family_shapes.h).
+enum class Family {
+  kLlama,    // plain
+  kQwen2,    // biases
+  kQwen3,    // q/k norms
+  kMistral,  // sliding windows
+  kGpt2,
+  kGemma,
+  kCohere,
+  kGranite,
+};
 
 // A run of the matrix. The first fifteen decide the numbers, the rest must not.
 struct Variant {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/rank_state.h"
 #include "train/evaluate.h"
@@ -198,6 +199,47 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
           EXPECT_EQ(f.rank->arena().mark(), 0);
         }
       }
+    }
+  }
+}
+
+// One spec for each of them, tied or not.
+std::vector<ModelSpec> other_shapes(bool tied) {
+  std::vector<ModelSpec> out(4, tiny_spec(false, false, tied));
+  like_gpt2(out[0], 128);
+  like_gemma(out[1]);
+  like_cohere(out[2]);
+  like_granite(out[3]);
+  return out;
+}
+
+TEST(Step, TakesFromTheArenaWhatThePlanSaidOfOtherShapes) {
+  for (const ModelSpec& spec : other_shapes(true)) {
+    for (const bool lora : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        Fixture f(spec, lora, recompute, DType::kBF16, DType::kF32);
+        f.step(one_batch(f.spec));
+        const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
+        EXPECT_LE(used, planned);
+        EXPECT_GE(used, planned - 1024) << "lora " << lora << " recompute " << recompute;
+        EXPECT_EQ(f.rank->arena().mark(), 0);
+      }
+    }
+  }
+}
+
+// Of a step only: what one before it has left in the gradients' memory does not count.
+TEST(Step, BeginsEveryGradientAnew) {
+  for (const bool tied : {false, true}) {
+    for (const ModelSpec& spec : other_shapes(tied)) {
+      Fixture fresh(spec, false, false, DType::kF32, DType::kF32),
+          used(spec, false, false, DType::kF32, DType::kF32);
+      const StepBatches shorter{{batch_of(2, 50, spec.vocab)}, 2 * 49};
+      // Without a learning rate the weights stay.
+      used.step(one_batch(spec), 0);
+      const StepResult first = fresh.step(shorter), second = used.step(shorter);
+      EXPECT_EQ(second.loss, first.loss);
+      EXPECT_EQ(second.grad_norm, first.grad_norm);
     }
   }
 }

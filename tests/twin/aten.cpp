@@ -84,8 +84,10 @@ struct Silence : c10::WarningHandler {
 const bool silent = (c10::WarningUtils::set_warning_handler(&silence), true);
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  for (const char* name : {"mul.Tensor", "mul_.Tensor", "mul.out", "add.Tensor", "add_.Tensor", "add.out",
-                           "sum.dim_IntList", "fill_.Scalar", "zero_"}) {
+  for (const char* name :
+       {"mul.Tensor", "mul_.Tensor", "mul.out", "add.Tensor", "add_.Tensor", "add.out", "sub_.Tensor",
+        "div_.Tensor", "addcmul_", "exp_", "log_", "tanh_", "triu_", "tril_", "amax.out", "sum.dim_IntList",
+        "sum.IntList_out", "fill_.Scalar", "zero_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   }
   m.impl("copy_", copy_);

@@ -207,6 +207,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
   check_heads(q, k, v, 3);
   check_heads(dout, out, out, 3);
   check_starts(starts);
+  const cudaDeviceProp* const card = at::cuda::getCurrentDeviceProperties();
+  const bool small = card->major == 12 || (card->major == 8 && card->minor > 0);
+  TORCH_CHECK(!small || q.size(2) <= 192 || q.size(2) > 224,
+              "FlashAttention backward for head dim > 192 and <= 224 wants more shared memory");
   TORCH_CHECK(starts.is_same(k_starts) || starts.data_ptr() == k_starts.data_ptr());
   TORCH_CHECK(lse.scalar_type() == at::kFloat && lse.dim() == 2 && lse.size(0) == q.size(1) &&
                   lse.size(1) == q.size(0),

@@ -1,6 +1,6 @@
-// cuBLAS as far as LibTorch's mm and addmm use it, so that LibTorch's own host code runs: its checks, its
-// choice of transposes and leading dimensions, its workspace out of the caching allocator. The product is the
-// CPU's, summed in fp32 and rounded once.
+// cuBLAS as far as LibTorch's mm, addmm and baddbmm use it, so that LibTorch's own host code runs: its
+// checks, its choice of transposes and leading dimensions, its workspace out of the caching allocator. The
+// product is the CPU's, summed in fp32 and rounded once.
 #include <ATen/ATen.h>
 #include <cublas_v2.h>
 
@@ -72,6 +72,27 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// So many of them: operand i of a matrix lies i strides behind the first.
+struct Batch {
+  int64_t a, b, c;
+  int count;
+};
+cublasStatus_t gemms(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                     float alpha, const void* A, cudaDataType at_, int64_t lda, const void* B,
+                     cudaDataType bt, int64_t ldb, float beta, void* C, cudaDataType ct, int64_t ldc,
+                     const Batch& batch) {
+  const auto moved = [](const void* p, cudaDataType type, int64_t elements) {
+    return static_cast<const char*>(p) + elements * static_cast<int64_t>(c10::elementSize(scalar(type)));
+  };
+  for (int i = 0; i < batch.count; ++i) {
+    const cublasStatus_t status =
+        gemm(handle, ta, tb, m, n, k, alpha, moved(A, at_, i * batch.a), at_, lda, moved(B, bt, i * batch.b),
+             bt, ldb, beta, const_cast<char*>(moved(C, ct, i * batch.c)), ct, ldc);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 Handle& of(cublasHandle_t h) {
   return *reinterpret_cast<Handle*>(h);
 }
@@ -115,6 +136,21 @@ cublasStatus_t cublasSgemm_v2(cublasHandle_t h, cublasOperation_t ta, cublasOper
                               int k, const float* alpha, const float* A, int lda, const float* B, int ldb,
                               const float* beta, float* C, int ldc) {
   return gemm(h, ta, tb, m, n, k, *alpha, A, CUDA_R_32F, lda, B, CUDA_R_32F, ldb, *beta, C, CUDA_R_32F, ldc);
+}
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                          int n, int k, const void* alpha, const void* A, cudaDataType at_,
+                                          int lda, long long a, const void* B, cudaDataType bt, int ldb,
+                                          long long b, const void* beta, void* C, cudaDataType ct, int ldc,
+                                          long long c, int count, cublasComputeType_t, cublasGemmAlgo_t) {
+  return gemms(h, ta, tb, m, n, k, *static_cast<const float*>(alpha), A, at_, lda, B, bt, ldb,
+               *static_cast<const float*>(beta), C, ct, ldc, {a, b, c, count});
+}
+cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                         int n, int k, const float* alpha, const float* A, int lda,
+                                         long long a, const float* B, int ldb, long long b, const float* beta,
+                                         float* C, int ldc, long long c, int count) {
+  return gemms(h, ta, tb, m, n, k, *alpha, A, CUDA_R_32F, lda, B, CUDA_R_32F, ldb, *beta, C, CUDA_R_32F, ldc,
+               {a, b, c, count});
 }
 }
 #pragma GCC visibility pop

@@ -27,6 +27,7 @@ struct Subject {
   int64_t documents = 1;
   DType dtype = DType::kBF16;
   bool deterministic = true;
+  double softcap = 0;
 };
 
 StreamView stream() {
@@ -68,6 +69,7 @@ class Trainee {
                         .kv_heads = subject.kv_heads,
                         .head_dim = subject.head_dim,
                         .vocab = 97});
+    for (LayerSpec& layer : spec_.layers) layer.attention().softcap = subject.softcap;
     spec_.max_positions = kTokens;
     config_.model.dtype = subject.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
     config_.data.max_length = kTokens;
@@ -137,6 +139,9 @@ TEST(DeviceMemory, AStepTakesNoMoreOfTheLibrarysThanThePlanCounts) {
        false},
       {"64 documents, in parts", kManyHeads.heads, kManyHeads.kv_heads, 128, 64, DType::kBF16, false},
       {"fp32, 16 documents", 16, 4, 128, 16, DType::kF32},
+      {"heads of 512, one document", 4, 1, 512, 1},
+      {"heads of 512 in fp32, 3 documents", 2, 2, 512, 3, DType::kF32},
+      {"soft caps, 2 documents", 8, 4, 256, 2, DType::kBF16, true, 50},
   };
   for (const Subject& subject : subjects) {
     Trainee trainee(subject);

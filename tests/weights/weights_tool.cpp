@@ -1,5 +1,7 @@
 // What interop_test.py asks of our side, one command per process:
-//   spec DIR                     the model spec and its RoPE frequencies as JSON
+//   spec DIR [LONGEST]           the model spec, its tensors and its RoPE frequencies, for texts of so many
+//   tokens,
+//                                as JSON
 //   model DIR OUT DTYPE PART     load as DTYPE (fp32 | bf16), export in parts of PART bytes
 //   adapter BASE DIR OUT         load a PEFT adapter of the model BASE, write it again
 //   quantise FILE OUT ENCODING   every matrix of a safetensors file: its codes, scales and their values
@@ -37,27 +39,90 @@ LoadTarget target(Memory& memory, const TensorPlace& place, DType dtype) {
   return {bytes.data(), dtype};
 }
 
-void print_spec(const std::string& directory) {
-  const ModelSpec spec = read_model_spec(directory);
-  std::vector<double> frequencies;
-  for (const float f : rope_frequencies(spec.ropes.front())) frequencies.push_back(f);
-  json layers = json::array();
-  for (const LayerSpec& layer : spec.layers) {
-    const AttentionSpec& attention = layer.attention();
-    layers.push_back({{"window", attention.window},
-                      {"rope", attention.rotates()},
-                      {"qkv_bias", attention.qkv_bias},
-                      {"o_bias", attention.out_bias},
-                      {"mlp_bias", layer.mlp().bias},
-                      {"qk_norm", attention.head_norm.has_value()}});
+json norm_json(const std::optional<NormSpec>& norm) {
+  if (!norm) return nullptr;
+  return {{"kind", static_cast<int>(norm->kind)}, {"eps", norm->eps}};
+}
+
+json layer_json(const LayerSpec& layer) {
+  const AttentionSpec& attention = layer.attention();
+  json out = {{"window", attention.window},
+              {"rope", attention.rotates()},
+              {"table", attention.rope},
+              {"qkv_bias", attention.qkv_bias},
+              {"o_bias", attention.out_bias},
+              {"qk_norm", attention.head_norm.has_value()},
+              {"joint_norm", attention.joint_norm},
+              {"value_norm", norm_json(attention.value_norm)},
+              {"scale", attention.scale()},
+              {"softcap", attention.softcap},
+              {"position_slope", attention.position_slope},
+              {"position_period", attention.position_period},
+              {"scalar", layer.scalar}};
+  for (const SublayerSpec& sublayer : layer.sublayers) {
+    out["norms"].push_back({norm_json(sublayer.norm), norm_json(sublayer.norm_after)});
+    out["beside"].push_back(sublayer.beside);
+    out["residual_scale"].push_back(sublayer.residual_scale);
   }
+  const auto mlp = [&](const auto* spec, bool gated) {
+    if (spec == nullptr) return;
+    out["gated"] = gated;
+    out["ffn"] = spec->ffn;
+    out["mlp_bias"] = spec->bias;
+    out["activation"] = static_cast<int>(spec->activation);
+  };
+  mlp(layer.find<GatedMlpSpec>(), true);
+  mlp(layer.find<PlainMlpSpec>(), false);
+  return out;
+}
+
+// The shape of each tensor in the files.
+json tensors_json(const ModelSpec& spec) {
+  json out = json::object();
+  for (const BlockParameters& block : list_parameters(spec, nullptr)) {
+    for (const std::vector<Parameter>* list : {&block.trainable, &block.frozen})
+      for (const Parameter& parameter : *list)
+        for (const ParameterPart& part : parameter.parts) out[part.name] = parameter.shape(part);
+  }
+  return out;
+}
+
+void print_spec(const std::string& directory, int64_t longest) {
+  const ModelSpec spec = read_model_spec(directory);
+  json layers = json::array(), ropes = json::array(), frequencies = json::array();
+  for (const LayerSpec& layer : spec.layers) layers.push_back(layer_json(layer));
+  for (const RopeSpec& rope : spec.ropes) {
+    ropes.push_back({{"frequencies", rope_frequencies(rope, longest)},
+                     {"neighbours", rope.neighbours},
+                     {"attention_factor", rope.attention_factor}});
+  }
+  if (!spec.ropes.empty()) frequencies = ropes.front()["frequencies"];
   const AttentionSpec& attention = spec.layers.front().attention();
-  const json out = {
-      {"hidden", spec.hidden},       {"ffn", spec.layers.front().mlp().ffn}, {"layers", layers},
-      {"heads", attention.heads},    {"kv_heads", attention.kv_heads},       {"head_dim", attention.head_dim},
-      {"vocab", spec.vocab},         {"rms_eps", spec.final_norm.eps},       {"tied", spec.tied},
-      {"pad_token", spec.pad_token}, {"max_positions", spec.max_positions},  {"frequencies", frequencies},
-      {"names", hf_names(spec)}};
+  const json out = {{"model_type", spec.model_type},
+                    {"architecture", spec.architecture},
+                    {"wrapper", spec.wrapper},
+                    {"hidden", spec.hidden},
+                    {"ffn", layers.front()["ffn"]},
+                    {"layers", layers},
+                    {"heads", attention.heads},
+                    {"kv_heads", attention.kv_heads},
+                    {"head_dim", attention.head_dim},
+                    {"vocab", spec.vocab},
+                    {"rms_eps", spec.final_norm.eps},
+                    {"final_norm", norm_json(spec.final_norm)},
+                    {"tied", spec.tied},
+                    {"pad_token", spec.pad_token},
+                    {"max_positions", spec.max_positions},
+                    {"longest_text", spec.longest_text()},
+                    {"embedding_scale", spec.embedding.scale},
+                    {"round_scale", spec.embedding.round_scale},
+                    {"positions", spec.embedding.positions},
+                    {"logit_scale", spec.head.logit_scale},
+                    {"logit_cap", spec.head.logit_cap},
+                    {"frequencies", frequencies},
+                    {"ropes", ropes},
+                    {"tensors", tensors_json(spec)},
+                    {"names", hf_names(spec)}};
   std::puts(out.dump().c_str());
 }
 
@@ -195,8 +260,8 @@ void quantise_model(const std::string& directory, const std::string& to, DType d
 
 int run(const std::vector<std::string>& a) {
   const std::string command = a.empty() ? "" : a[0];
-  if (command == "spec" && a.size() == 2) {
-    print_spec(a[1]);
+  if (command == "spec" && (a.size() == 2 || a.size() == 3)) {
+    print_spec(a[1], a.size() == 3 ? std::atoll(a[2].c_str()) : 0);
   } else if (command == "quantise" && a.size() == 4) {
     quantise_file(a[1], a[2], encoding_named(a[3]));
   } else if (command == "quantised" && a.size() == 5) {

@@ -6,8 +6,8 @@ from errors import InputError
 from messages import is_answer
 
 # End-of-turn tokens that are not always listed in a model's files.
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "</s>",
-              "<|endoftext|>", "<|return|>", "<|call|>")
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>",
+              "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "[e~[", "</s>", "<|endoftext|>", "<|return|>", "<|call|>")
 
 SENTINEL = "\u2983lmlaunch answer\u2984"
 

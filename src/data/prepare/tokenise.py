@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import formats
 import kinds
 import mask
+import turns
 from decoding import Decoder
 from errors import InputError, LimitError
 from messages import is_answer
@@ -52,12 +53,14 @@ class Options:
 @dataclass
 class Rendered:
     """Rendered text for the tokenizer. `plain` text gets the tokenizer's BOS and one EOS; a template writes its own. `spans`: the
-    trained characters; None means all of it."""
+    trained characters; None means all of it. `closing`: the mark of the token that begins the next turn, where the text ends with an
+    answer and nothing else ends it; None: no such token is added."""
 
     text: str
     spans: list | None
     plain: bool
     place: str
+    closing: int | None = None
 
 
 @dataclass
@@ -151,6 +154,10 @@ class Model:
         stops = self._json("generation_config.json").get("eos_token_id")
         self.end_ids.update(stops if isinstance(stops, list) else [stops])
         self.end_ids.discard(None)
+        self.next_turn = turns.next_turn(self.template, self.tokenizer, self.end_ids)
+        if self.next_turn is not None:
+            self.end_ids |= {self.next_turn, self._id("<|observation|>")} - {None}
+        # Where tokenizer.json writes it before text; transformers asks no other file.
         self.writes_bos = self.bos is not None and self.bos in self.tokenizer.encode("").ids
 
     def _json(self, name):
@@ -205,10 +212,15 @@ class Model:
             error.place = error.place or place
             raise
         except Exception as error:  # any error of the template
-            raise InputError(f"the chat template refuses this conversation: {error}", place,
-                             "correct or remove this row", "DATA-23") from None
+            raise InputError(f"the chat template refuses this conversation: {error}", place, turns.instead(self.template, example), "DATA-23") from None
         formats.check_tools(example, text, place)
-        return Rendered(text, spans, False, place)
+        return Rendered(text, spans, False, place, self._closing(example))
+
+    def _closing(self, chat):
+        last = chat.messages[-1]
+        if self.next_turn is None or last["role"] != "assistant":
+            return None
+        return int(self.loss_on == "all" or is_answer(last, len(chat.messages) - 1, chat.first))
 
     def _joined(self, segments, place):
         text, spans = "", []
@@ -268,6 +280,9 @@ class Model:
                              "remove one of them from the template", "DATA-23")
         if doubled:  # the text has its own
             ids, marks = ids[1:], marks[1:]
+        if rendered.closing is not None and ids[-1:] != [self.next_turn]:
+            ids.append(self.next_turn)
+            marks.append(rendered.closing)
         if rendered.plain and self.eos is not None:
             if not ids or ids[-1] != self.eos:
                 ids.append(self.eos)

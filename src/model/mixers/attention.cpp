@@ -3,10 +3,26 @@
 namespace lm {
 namespace {
 
+// The slices of a row of qkv, or of its gradient.
+View q_of(const AttentionSpec& spec, const View& qkv) {
+  return qkv.column_range(0, spec.q_rows());
+}
+View k_of(const AttentionSpec& spec, const View& qkv) {
+  return qkv.column_range(spec.q_rows(), spec.kv_rows());
+}
+View v_of(const AttentionSpec& spec, const View& qkv) {
+  return qkv.column_range(spec.q_rows() + spec.kv_rows(), spec.kv_rows());
+}
+// What the projection makes of a row: all of it, or q and k.
+View projected(const AttentionSpec& spec, const View& qkv) {
+  return qkv.column_range(0, spec.projected_rows());
+}
+
 // q's and k's heads are neighbours in a row, so that one call rotates both.
 void rotate(const Context& context, const AttentionSpec& spec, const DeviceBatch& batch, const View& qkv,
             bool inverse) {
   if (!spec.rotates()) return;
+  const RopeSpec& rope = context.spec.ropes.at(static_cast<size_t>(spec.rope));
   context.kernels.rope({.x = qkv.data,
                         .cos = context.rope.cos(spec.rope),
                         .sin = context.rope.sin(spec.rope),
@@ -15,12 +31,30 @@ void rotate(const Context& context, const AttentionSpec& spec, const DeviceBatch
                         .heads = spec.heads + spec.kv_heads,
                         .head_dim = spec.head_dim,
                         .x_stride = qkv.stride,
+                        .dim = rope.dim,
+                        .neighbours = rope.neighbours,
                         .inverse = inverse,
                         .dtype = context.dtype},
                        context.stream);
 }
 
-// The heads of q or of k in a row of qkv, and their rstd: q's [T, n_h], then k's [T, n_kv].
+// q by its positions, or q's gradient.
+void scale_queries(const Context& context, const AttentionSpec& spec, const DeviceBatch& batch,
+                   const View& q) {
+  if (spec.position_period == 0) return;
+  context.kernels.scale_by_position({.x = q.data,
+                                     .position = batch.position,
+                                     .rows = batch.tokens,
+                                     .width = q.columns,
+                                     .stride = q.stride,
+                                     .slope = static_cast<float>(spec.position_slope),
+                                     .period = spec.position_period,
+                                     .dtype = context.dtype},
+                                    context.stream);
+}
+
+// What one of the two head norms works on: the heads of q or of k before it in `saved.qk`, after it in the
+// same columns of qkv.
 struct Heads {
   View x, rstd;
   Groups groups;
@@ -28,25 +62,63 @@ struct Heads {
   View columns_of(const View& qkv) const { return qkv.column_range(first, x.columns); }
 };
 
+Groups groups_of(const AttentionSpec& spec, int64_t heads) {
+  return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim};
+}
+
 Heads heads_of(const AttentionSpec& spec, const Attention::Saved& saved, bool keys) {
   const int64_t heads = keys ? spec.kv_heads : spec.heads, first = keys ? spec.q_rows() : 0;
-  const int64_t rows = saved.qk.rows;
+  const int64_t rows = saved.qk.rows, before = keys ? groups_of(spec, spec.heads).groups : 0;
+  const Groups groups = groups_of(spec, heads);
   return {.x = saved.qk.column_range(first, heads * spec.head_dim),
-          .rstd = saved.qk_rstd.row_range(keys ? spec.heads * rows : 0, heads * rows),
-          .groups = {heads, spec.head_dim},
+          .rstd = saved.qk_rstd.row_range(before * rows, groups.groups * rows),
+          .groups = groups,
           .first = first};
 }
 
-struct Slices {
-  std::byte* q;
-  std::byte* k;
-  std::byte* v;
-};
+// Whether v is kept before its norm: where v is k, the head norms have kept that.
+bool keeps_values(const AttentionSpec& spec) {
+  return spec.value_norm && !(spec.values_are_keys && spec.head_norm);
+}
+View values_before_norm(const AttentionSpec& spec, const Attention::Saved& saved) {
+  return keeps_values(spec) ? saved.v : k_of(spec, saved.qk);
+}
 
-Slices slices(const AttentionSpec& spec, const View& qkv) {
-  auto* const base = static_cast<std::byte*>(qkv.data);
-  const auto size = static_cast<int64_t>(dtype_size(qkv.dtype));
-  return {base, base + spec.q_rows() * size, base + (spec.q_rows() + spec.kv_rows()) * size};
+// v in its place, from what the projection has made. k is without norm and RoPE yet.
+void make_values(const Context& context, const Attention& a, const Attention::Saved& saved) {
+  const View v = v_of(a.spec, saved.qkv), from = a.spec.values_are_keys ? k_of(a.spec, saved.qkv) : v;
+  if (!a.spec.value_norm) {
+    if (a.spec.values_are_keys) context.kernels.copy_rows({.from = from, .to = v}, context.stream);
+    return;
+  }
+  if (keeps_values(a.spec)) context.kernels.copy_rows({.from = from, .to = saved.v}, context.stream);
+  norm_forward(context, a.v_norm, values_before_norm(a.spec, saved), v, saved.v_rstd,
+               {a.spec.kv_heads, a.spec.head_dim});
+}
+
+// From v's gradient to that of the projection, to whose rows of k it is added where v is k. k's own gradient
+// is before its norm and RoPE already.
+void make_values_backward(const Context& context, const Attention& a, const Attention::Saved& saved,
+                          const View& dqkv, bool first) {
+  const View dk = k_of(a.spec, dqkv), dv = v_of(a.spec, dqkv);
+  if (a.spec.value_norm) {
+    norm_backward(context, a.v_norm,
+                  {.dy = dv, .x = values_before_norm(a.spec, saved), .rstd = saved.v_rstd, .dx = dv},
+                  {a.spec.kv_heads, a.spec.head_dim}, first);
+  }
+  if (!a.spec.values_are_keys) return;
+  // accumulate takes rows without gaps.
+  const ArenaFrame frame(context.arena);
+  const View sum = context.like(dk), part = context.like(dv);
+  context.kernels.copy_rows({.from = dk, .to = sum}, context.stream);
+  context.kernels.copy_rows({.from = dv, .to = part}, context.stream);
+  context.kernels.accumulate({.to = sum.data,
+                              .from = part.data,
+                              .elements = sum.elements(),
+                              .to_dtype = sum.dtype,
+                              .from_dtype = part.dtype},
+                             context.stream);
+  context.kernels.copy_rows({.from = sum, .to = dk}, context.stream);
 }
 
 // The tokens' keys and values behind the earlier ones; from the first of them attention reads.
@@ -65,10 +137,9 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
             const Attention::Saved& saved) {
   const AttentionSpec& spec = a.spec;
   const ArenaFrame frame(context.arena);
-  const Slices in = slices(spec, saved.qkv);
-  AttentionForward args{.q = in.q,
-                        .k = in.k,
-                        .v = in.v,
+  AttentionForward args{.q = q_of(spec, saved.qkv).data,
+                        .k = k_of(spec, saved.qkv).data,
+                        .v = v_of(spec, saved.qkv).data,
                         .out = saved.attention.data,
                         .lse = saved.lse.floats(),
                         .documents = batch.documents(),
@@ -80,6 +151,7 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
                         .kv_stride = saved.qkv.stride,
                         .window = spec.window,
                         .scale = spec.scale(),
+                        .softcap = static_cast<float>(spec.softcap),
                         .dtype = context.dtype};
   if (batch.cache != nullptr) {
     const View kept = keep_keys_and_values(context, a, batch, saved.qkv);
@@ -95,16 +167,15 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
 void attend_backward(const Context& context, const AttentionSpec& spec, const DeviceBatch& batch,
                      const Attention::Saved& saved, const View& dout, const View& dqkv) {
   const ArenaFrame frame(context.arena);
-  const Slices in = slices(spec, saved.qkv), grad = slices(spec, dqkv);
   AttentionBackward args{.dout = dout.data,
-                         .q = in.q,
-                         .k = in.k,
-                         .v = in.v,
+                         .q = q_of(spec, saved.qkv).data,
+                         .k = k_of(spec, saved.qkv).data,
+                         .v = v_of(spec, saved.qkv).data,
                          .out = saved.attention.data,
                          .lse = saved.lse.floats(),
-                         .dq = grad.q,
-                         .dk = grad.k,
-                         .dv = grad.v,
+                         .dq = q_of(spec, dqkv).data,
+                         .dk = k_of(spec, dqkv).data,
+                         .dv = v_of(spec, dqkv).data,
                          .documents = batch.documents(),
                          .tokens = batch.tokens,
                          .heads = spec.heads,
@@ -116,6 +187,7 @@ void attend_backward(const Context& context, const AttentionSpec& spec, const De
                          .dkv_stride = dqkv.stride,
                          .window = spec.window,
                          .scale = spec.scale(),
+                         .softcap = static_cast<float>(spec.softcap),
                          .dtype = context.dtype};
   args.scratch = context.arena.allocate(context.kernels.attention_backward_scratch(args, context.stream));
   context.kernels.attention_backward(args, context.stream);
@@ -128,8 +200,11 @@ Attention::Saved Attention::allocate(const Context& context, int64_t rows) const
   saved.qkv = context.tensor(rows, spec.qkv_rows());
   if (spec.head_norm) {
     saved.qk = context.tensor(rows, spec.q_rows() + spec.kv_rows());
-    saved.qk_rstd = context.tensor(rows * (spec.heads + spec.kv_heads), 1, DType::kF32);
+    const int64_t groups = groups_of(spec, spec.heads).groups + groups_of(spec, spec.kv_heads).groups;
+    saved.qk_rstd = context.tensor(rows * groups, 1, DType::kF32);
   }
+  if (keeps_values(spec)) saved.v = context.tensor(rows, spec.kv_rows());
+  if (spec.value_norm) saved.v_rstd = context.tensor(rows * spec.kv_heads, 1, DType::kF32);
   saved.attention = context.tensor(rows, spec.q_rows());
   saved.lse = context.tensor(spec.heads, rows, DType::kF32);
   saved.qkv_adapters = allocate_saved(context, qkv, rows);
@@ -139,10 +214,13 @@ Attention::Saved Attention::allocate(const Context& context, int64_t rows) const
 
 View Attention::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                         const MixerOutput& output) const {
-  linear_forward(context, qkv, batch, {x, saved.qkv}, saved.qkv_adapters);
+  linear_forward(context, qkv, batch, {x, projected(spec, saved.qkv)}, saved.qkv_adapters);
   if (spec.head_norm) {
     context.kernels.copy_rows({.from = saved.qkv.column_range(0, saved.qk.columns), .to = saved.qk},
                               context.stream);
+  }
+  make_values(context, *this, saved);
+  if (spec.head_norm) {
     for (const bool keys : {false, true}) {
       const Heads heads = heads_of(spec, saved, keys);
       norm_forward(context, keys ? k_norm : q_norm, heads.x, heads.columns_of(saved.qkv), heads.rstd,
@@ -150,6 +228,7 @@ View Attention::forward(const Context& context, const DeviceBatch& batch, const 
     }
   }
   rotate(context, spec, batch, saved.qkv, false);
+  scale_queries(context, spec, batch, q_of(spec, saved.qkv));
   attend(context, *this, batch, saved);
   zero_surplus(context, saved.attention, batch.tokens);
   return project_output(context, out, batch, saved.attention, saved.out_adapters, output);
@@ -165,6 +244,7 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
     attend_backward(context, spec, batch, saved, dattention, dqkv);
     zero_surplus(context, dqkv, batch.tokens);
   }
+  scale_queries(context, spec, batch, q_of(spec, dqkv));
   rotate(context, spec, batch, dqkv, true);
   if (spec.head_norm) {
     for (const bool keys : {false, true}) {
@@ -174,8 +254,10 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
                     {.dy = dheads, .x = heads.x, .rstd = heads.rstd, .dx = dheads}, heads.groups, first);
     }
   }
+  make_values_backward(context, *this, saved, dqkv, first);
   const View normed = input.normed();
-  linear_backward(context, qkv, batch, {normed, dqkv, input.gradient()}, saved.qkv_adapters, first);
+  linear_backward(context, qkv, batch, {normed, projected(spec, dqkv), input.gradient()}, saved.qkv_adapters,
+                  first);
 }
 
 }  // namespace lm

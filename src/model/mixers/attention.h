@@ -1,5 +1,6 @@
 // Causal grouped-query attention over the documents of a micro-batch, on q, k, v as slices of one fused
-// projection (spec/mixers/attention.h has its sizes). T rows, Q = (n_h + 2 n_kv) d.
+// projection (spec/mixers/attention.h has its sizes). T rows, Q = (n_h + 2 n_kv) d. In order: the projection,
+// the norm of v, the norms of q and k, RoPE, the scale of q by its position, attention, the last projection.
 #pragma once
 
 #include "model/mixers/mixer.h"
@@ -9,14 +10,17 @@ namespace lm {
 struct Attention {
   AttentionSpec spec;
   int64_t layer = 0;    // whose keys and values the batch's cache takes
-  Linear qkv;           // [Q, H]
-  Norm q_norm, k_norm;  // [d]; undefined weights without head norms
+  Linear qkv;           // [Q, H]; [(n_h + n_kv) d, H] where v is k
+  Norm q_norm, k_norm;  // [d], or joint [n_h d] and [n_kv d]; undefined weights without head norms
+  Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
 
   struct Saved {
-    View qkv;        // [T, Q], q and k normed and rotated
+    View qkv;        // [T, Q], as attention reads them
     View qk;         // [T, (n_h + n_kv) d] before the head norms; undefined without them
-    View qk_rstd;    // [T, n_h + n_kv] fp32; likewise
+    View qk_rstd;    // [T, n_h], then [T, n_kv], fp32; joint [T] and [T]; likewise
+    View v;          // [T, n_kv d] before v's norm; undefined without it, and where qk has the same
+    View v_rstd;     // [T, n_kv] fp32; undefined without v's norm
     View attention;  // [T, n_h d]
     View lse;        // [n_h, T] fp32
     LinearSaved qkv_adapters, out_adapters;

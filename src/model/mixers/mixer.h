@@ -7,6 +7,8 @@
 //   norms (Norm)
 #pragma once
 
+#include <optional>
+
 #include "model/norm.h"
 
 namespace lm {
@@ -16,7 +18,7 @@ struct MixerOutput {
   enum class Kind : uint8_t {
     kNone,   // nowhere: only what backward needs is computed
     kAlone,  // into memory of its own, in the arena
-    kAdded,  // into `sum`, in the last product: sum = output (+ residual, rounded once)
+    kAdded,  // into `sum`, in the last product: sum = output (+ residual, rounded once); these may be one
   };
   Kind kind = Kind::kAlone;
   View residual = {}, sum = {};
@@ -31,15 +33,17 @@ View project_output(const Context& context, const Linear& linear, const DeviceBa
 // before has ended.
 class MixerInput {
  public:
-  // `wanted`: whether anybody wants the gradient.
-  MixerInput(const Context& context, const Norm& norm, const View& x, bool wanted)
-      : context_(context), norm_(norm), x_(x), wanted_(wanted) {}
+  // `norm`: borrowed; unset where none is before the mixer. `wanted`: whether anybody wants the gradient.
+  // `gradient`: memory for it; undefined: the arena has some when it is asked for.
+  MixerInput(const Context& context, const std::optional<Norm>& norm, const View& x, bool wanted,
+             const View& gradient = {})
+      : context_(context), norm_(norm), x_(x), wanted_(wanted), gradient_(gradient) {}
 
   // [T, H]; the residual stream itself where no norm is before the mixer.
   View normed() const {
-    if (!norm_.weight.weight.defined()) return x_;
+    if (!norm_) return x_;
     const View out = context_.like(x_);
-    norm_forward(context_, norm_, x_, out, {});
+    norm_forward(context_, *norm_, x_, out, {});
     return out;
   }
   // [T, H], uninitialised; undefined where nobody wants it.
@@ -50,7 +54,7 @@ class MixerInput {
 
  private:
   const Context& context_;
-  const Norm& norm_;
+  const std::optional<Norm>& norm_;
   const View& x_;
   bool wanted_;
   View gradient_;

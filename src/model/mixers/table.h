@@ -15,8 +15,10 @@ using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Sav
 
 // A mixer of layer `layer` without its parameters.
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
-  const Norm heads{.spec = spec.head_norm.value_or(NormSpec()), .weight = {}};
-  return {.spec = spec, .layer = layer, .qkv = {}, .q_norm = heads, .k_norm = heads, .out = {}};
+  const Norm heads{.spec = spec.head_norm.value_or(NormSpec()), .weight = {}},
+      values{.spec = spec.value_norm.value_or(NormSpec()), .weight = {}};
+  return {
+      .spec = spec, .layer = layer, .qkv = {}, .q_norm = heads, .k_norm = heads, .v_norm = values, .out = {}};
 }
 inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .gate_up = {}, .down = {}};

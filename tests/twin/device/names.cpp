@@ -43,7 +43,7 @@ class Symbols {
   }
 
  private:
-  // "void lm::gpu::(anonymous namespace)::forward<lm::Bf16, 8>(lm::GatedForward)" -> "forward<Bf16, 8>"
+  // "void lm::gpu::(anonymous namespace)::rotate<lm::Bf16, 8, false>(lm::Rope)" -> "rotate<Bf16, 8, false>"
   static std::string readable(const char* mangled) {
     int status = 0;
     const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),

@@ -5,8 +5,8 @@
 
 namespace twin::simt {
 
-// "gated.cu forward<Bf16, 8>", from the symbol table of the program; its address where there is none. Any
-// thread.
+// "rope.cu rotate<Bf16, 8, false>", from the symbol table of the program; its address where there is none.
+// Any thread.
 std::string kernel_name(const void* kernel);
 
 }  // namespace twin::simt

@@ -1,0 +1,33 @@
+// GLM-4 (glm-4-9b-hf, GLM-Edge): Llama whose heads are turned by half, in neighbouring pairs.
+#include "spec/families/glm.h"
+
+namespace lm::families {
+
+NameMap glm_names() {
+  return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
+                                      {"self_attn.k_proj", "attn.k"},
+                                      {"self_attn.v_proj", "attn.v"},
+                                      {"self_attn.o_proj", "attn.o"},
+                                      {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                                      {"mlp.down_proj", "mlp.down"}});
+}
+
+void read_glm_layers(const ConfigReader& config, ModelSpec& spec) {
+  refuse_if_set(config, spec, "mlp_bias");
+  set_qkv_bias(spec, config.boolean("attention_bias", true));
+  check_layer_types(config, spec);
+}
+
+const Family glm = {.model_type = "glm",
+                    .architecture = "GlmForCausalLM",
+                    .max_positions = 131072,
+                    .kv_heads = 2,
+                    .head_dim = 128,
+                    .norm_eps = 1.5625e-7,
+                    .rotated = 0.5,
+                    .pad_token = 151329,
+                    .neighbours = true,
+                    .names = glm_names,
+                    .read_layers = read_glm_layers};
+
+}  // namespace lm::families

@@ -1,0 +1,67 @@
+// Layers of other shapes than Llama's, of any sizes: what each of these families adds. Of Llama's names for
+// tensors those are missing that Llama has no tensor for.
+#pragma once
+
+#include <cmath>
+
+#include "spec/model_spec.h"
+
+namespace lm {
+
+// The same norm before every mixer and at the end.
+inline void set_norms(ModelSpec& spec, const NormSpec& norm) {
+  for (LayerSpec& layer : spec.layers) {
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.norm = norm;
+  }
+  spec.final_norm = norm;
+}
+
+// LayerNorm and biases everywhere, an MLP without a gate, and learned positions instead of RoPE.
+inline void like_gpt2(ModelSpec& spec, int64_t positions) {
+  set_norms(spec, {.kind = NormKind::kLayer, .eps = 1e-5});
+  for (LayerSpec& layer : spec.layers) {
+    AttentionSpec& attention = layer.attention();
+    attention.qkv_bias = attention.out_bias = true;
+    attention.rope = AttentionSpec::kNoRope;
+    layer.sublayers[1].mixer =
+        PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = layer.mlp().ffn, .bias = true};
+  }
+  spec.ropes.clear();
+  spec.embedding.positions = positions;
+  spec.names.positions = "model.embed_positions";
+}
+
+// Norms with stored offsets before and behind each mixer, a factor of the embedding, a cap of the logits
+// that bites, and a number that multiplies each layer's output.
+inline void like_gemma(ModelSpec& spec) {
+  set_norms(spec, {.kind = NormKind::kRmsOffset});
+  for (LayerSpec& layer : spec.layers) {
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.norm_after = sublayer.norm;
+    layer.mlp().activation = Activation::kGeluTanh;
+    layer.scalar = true;
+  }
+  for (const char* name : {"attn.norm_after", "mlp.norm_after"}) spec.names.norms.push_back({name, name});
+  spec.embedding = {.scale = std::sqrt(static_cast<double>(spec.hidden)), .round_scale = true};
+  spec.head.logit_cap = 0.5;
+}
+
+// Both mixers beside each other behind one LayerNorm, and a factor of the logits.
+inline void like_cohere(ModelSpec& spec) {
+  set_norms(spec, {.kind = NormKind::kLayerNoBias, .eps = 1e-5});
+  for (LayerSpec& layer : spec.layers) {
+    layer.sublayers[1].norm.reset();
+    layer.sublayers[1].beside = true;
+  }
+  spec.head.logit_scale = 0.0625;
+}
+
+// Factors of what is added to the residual stream, of the embedding and of the logits.
+inline void like_granite(ModelSpec& spec) {
+  for (LayerSpec& layer : spec.layers) {
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.residual_scale = 0.22;
+  }
+  spec.embedding.scale = 12;
+  spec.head.logit_scale = 0.125;
+}
+
+}  // namespace lm
