@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/host_device.h"
 #include "weights/convert.h"
 
 namespace lm {
@@ -20,7 +21,7 @@ struct Band {
   int64_t rows = 0;  // of the part: a row of the file
 };
 
-// Row `row` of the part, its elements in the band's type; `Element`: the bits of one.
+// Row `row` of the part, its elements in the band's type, `Element`.
 template <class Element>
 void put_elements(const Band& band, int64_t row, const std::byte* from) {
   const auto* const elements = reinterpret_cast<const Element*>(from);
@@ -34,8 +35,8 @@ void put_row(const Band& band, int64_t row, const std::byte* from, DType dtype,
   line.resize(static_cast<size_t>(band.columns) * dtype_size(band.dtype));
   convert_elements(from + band.column * static_cast<int64_t>(dtype_size(dtype)), dtype, line.data(),
                    band.dtype, band.columns);
-  band.dtype == DType::kF32 ? put_elements<uint32_t>(band, row, line.data())
-                            : put_elements<uint16_t>(band, row, line.data());
+  band.dtype == DType::kF32 ? put_elements<float>(band, row, line.data())
+                            : put_elements<Bf16>(band, row, line.data());
 }
 
 }  // namespace

@@ -78,10 +78,11 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
 int64_t export_bytes(const ModelLayout& layout) {
   int64_t adapter = 0, tensor = 16 * kMiB;
   for (const BlockLayout& block : layout.blocks) {
-    if (block.frozen_bytes == 0) continue;
+    const auto adapts = [](const Trainable& entry) { return in_adapter(entry.role); };
+    if (!std::ranges::any_of(block.trainables, adapts)) continue;
     adapter += block.flat_elements * 4;
     for (const TensorPlace& place : block.tensors) {
-      if (place.frozen && block.flat_elements > 0) tensor = std::max(tensor, place.parameter.elements() * 4);
+      if (place.frozen) tensor = std::max(tensor, place.parameter.elements() * 4);
     }
   }
   return adapter + 2 * tensor;

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/host_device.h"
 #include "weights/convert.h"
 
 namespace lm {
@@ -26,7 +27,7 @@ struct Band {
   int64_t begin = 0, run = 0, stride = 0;
 };
 
-// `Element`: the bits of an element of the result.
+// `Element`: of the result.
 template <class Element>
 void scatter(const Band& band, int64_t columns, const Range& range) {
   const auto* const from = reinterpret_cast<const Element*>(band.values);
@@ -57,9 +58,9 @@ void read_transposed(const FilePart& part, DType dtype, const Range& range) {
     convert_elements(raw.data(), stored, converted.data(), dtype, n);
     const Band band{converted.data(), column, columns, begin, run, part.rows};
     if (dtype == DType::kF32) {
-      scatter<uint32_t>(band, part.columns, range);
+      scatter<float>(band, part.columns, range);
     } else {
-      scatter<uint16_t>(band, part.columns, range);
+      scatter<Bf16>(band, part.columns, range);
     }
   }
 }

@@ -1,5 +1,6 @@
 """`export --gguf`, read with gguf's own reader: every tensor against the weights that transformers loads, converted by gguf's own
-functions, and the values that llama.cpp reads. test_llama_cpp.py runs the files."""
+functions, and the values that llama.cpp reads. Llama's near relatives are here, the other families in gguf_families.py.
+test_llama_cpp.py runs the files."""
 
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import gguf_families
 import numpy as np
 import pytest
 import torch
@@ -113,6 +115,66 @@ def test_every_family_in_every_type(family, tmp_path):
         assert values[f"{arch}.{key}"] == value, key
     assert values[f"{arch}.attention.layer_norm_rms_epsilon"] == pytest.approx(c.rms_norm_eps)
     assert values[f"{arch}.rope.freq_base"] == pytest.approx(c.rope_parameters["rope_theta"])
+
+
+@pytest.mark.parametrize("name", gguf_families.SUPPORTED)
+def test_the_other_families_are_as_llama_cpp_has_them(name, tmp_path):
+    model = gguf_families.make(name, tmp_path / "model")
+    for kind in ("f16", "q8_0"):
+        lmlaunch("export", "model", "--gguf", kind, "-o", f"{kind}.gguf", cwd=tmp_path)
+        reader = gguf.GGUFReader(tmp_path / f"{kind}.gguf")
+        check_tensors(reader, gguf_families.expected_tensors(model, kind))
+    values, arch = values_of(reader), gguf_families.architecture(model)
+    assert values["general.architecture"] == arch
+    for key, value in gguf_families.expected_values(model).items():
+        assert values[f"{arch}.{key}"] == (pytest.approx(value) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize("name", [name for name in gguf_families.REFUSED if name in gguf_families.FAMILIES])
+def test_what_llama_cpp_does_not_compute_is_refused_by_name(name, tmp_path):
+    gguf_families.make(name, tmp_path / "model")
+    done = lmlaunch("export", "model", "--gguf", "f16", "-o", "a.gguf", cwd=tmp_path, check=False)
+    assert done.returncode == 11 and not (tmp_path / "a.gguf").exists()
+    assert "llama.cpp does not support " + gguf_families.REFUSED[name] in done.stderr
+
+
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+
+
+def split_by(pattern):
+    return {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, {**BYTES, "use_regex": False}]}
+
+
+@pytest.mark.parametrize("splits,ignores,name", [
+    (split_by(CL100K), True, "llama-bpe"), (split_by(CL100K), False, "dbrx"), (split_by(GPT4O), False, "gpt-4o"),
+    (split_by(TEKKEN), True, "tekken"), (split_by(CL100K.replace("{1,3}", "")), False, "qwen2"),
+    ({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}]}, False, "smollm")])
+def test_a_tokenizer_is_called_by_how_it_splits(splits, ignores, name, tmp_path):
+    make_model(tmp_path / "model", "qwen3")
+    path = tmp_path / "model" / "tokenizer.json"
+    file = json.loads(path.read_text())
+    path.write_text(json.dumps({**file, "pre_tokenizer": splits, "model": {**file["model"], "ignore_merges": ignores}}))
+    lmlaunch("export", "model", "--gguf", "f16", "-o", "a.gguf", cwd=tmp_path)
+    assert values_of(gguf.GGUFReader(tmp_path / "a.gguf"))["tokenizer.ggml.pre"] == name
+
+
+def test_added_tokens_are_control_tokens_or_looked_for_in_the_text(tmp_path):
+    make_model(tmp_path / "model", "qwen3")
+    path = tmp_path / "model" / "tokenizer.json"
+    file = json.loads(path.read_text())
+    added = ["<|tool|>", "<unused7>", "[@BOS@]", "<tool>", "\u2581\u2581"]
+    file["added_tokens"] += [{"id": 500 + i, "content": text, "special": False} for i, text in enumerate(added)]
+    path.write_text(json.dumps(file))
+    lmlaunch("export", "model", "--gguf", "f16", "-o", "a.gguf", cwd=tmp_path)
+    values = values_of(gguf.GGUFReader(tmp_path / "a.gguf"))
+    assert values["tokenizer.ggml.token_type"][500:505] == [3, 3, 3, 4, 4]
+    assert values["tokenizer.ggml.tokens"][500:505] == [*added[:4], "  "]
 
 
 def test_the_tokenizer_is_in_the_file(tmp_path):

@@ -106,13 +106,6 @@ FoundFamily find_family(const Json& root, const ConfigReader& file) {
   file.fail("model_type", "= \"" + type.substr(0, 100) + "\" is not an architecture known here" + list);
 }
 
-const Family* family_of(const ModelSpec& spec) {
-  for (const Family* family : kFamilies) {
-    if (spec.model_type == family->model_type) return family;
-  }
-  return nullptr;
-}
-
 NameMap with_norms(NameMap names, std::vector<NormName> norms) {
   for (const NormName& norm : names.norms) {
     const std::string_view ours = norm.ours;

@@ -87,8 +87,6 @@ struct FoundFamily {
 };
 // Throws with what is supported otherwise.
 FoundFamily find_family(const Json& root, const ConfigReader& file);
-// The family of a spec that was read; null: of another one, made by hand.
-const Family* family_of(const ModelSpec& spec);
 
 // ---- Names
 
