@@ -193,12 +193,18 @@ class Reference {
   at::Tensor input;
 };
 
-void expect_near(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
+// fp32's rounding of Llama's shapes; offsets and biases of size 1 and blocks without a norm make larger
+// numbers.
+constexpr double kBound = 2e-6, kLargerBound = 1e-5;
+
+void expect_near(const at::Tensor& got, const at::Tensor& want, const std::string& what,
+                 double bound = kBound) {
   const at::Tensor exact = want.detach();
-  EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item<double>() / exact.norm().item<double>(), 2e-6) << what;
+  EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item<double>() / exact.norm().item<double>(), bound)
+      << what;
 }
 
-void expect_as_autograd(const std::vector<Shape>& shapes) {
+void expect_as_autograd(const std::vector<Shape>& shapes, double bound = kBound) {
   for (size_t i = 0; i < shapes.size(); ++i) {
     for (const bool recomputed : {false, true}) {
       SCOPED_TRACE("shape " + std::to_string(i));
@@ -209,10 +215,10 @@ void expect_as_autograd(const std::vector<Shape>& shapes) {
       Reference reference(f);
       const at::Tensor want = reference.run();
       want.mul(f.dy.to(at::kDouble)).sum().backward();
-      expect_near(out, want, "output");
-      expect_near(dx, reference.input.grad(), "dx");
+      expect_near(out, want, "output", bound);
+      expect_near(dx, reference.input.grad(), "dx", bound);
       for (const auto& [name, leaf] : reference.leaves)
-        expect_near(f.find(f.gradients, name).view(leaf.sizes()), leaf.grad(), name);
+        expect_near(f.find(f.gradients, name).view(leaf.sizes()), leaf.grad(), name, bound);
     }
   }
 }
@@ -235,22 +241,26 @@ TEST(Block, HasNormsOfEveryKindBeforeAndBehindItsMixers) {
   for (const NormKind kind : {NormKind::kRmsLate, NormKind::kRmsOffset, NormKind::kRmsPlain, NormKind::kLayer,
                               NormKind::kLayerOffset, NormKind::kLayerNoBias}) {
     SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)));
-    expect_as_autograd({
-        {.sublayers = {"attention", "mlp"}, .kind = kind},
-        {.sublayers = {"attention", "mlp"}, .norm_after = true, .kind = kind},
-        {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true, .kind = kind},
-        {.sublayers = {"attention", "mlp"}, .norm_after = true, .residual_scale = 0.22, .kind = kind},
-    });
+    expect_as_autograd(
+        {
+            {.sublayers = {"attention", "mlp"}, .kind = kind},
+            {.sublayers = {"attention", "mlp"}, .norm_after = true, .kind = kind},
+            {.sublayers = {"attention", "mlp"}, .norm = false, .norm_after = true, .kind = kind},
+            {.sublayers = {"attention", "mlp"}, .norm_after = true, .residual_scale = 0.22, .kind = kind},
+        },
+        kLargerBound);
   }
 }
 
 TEST(Block, HasBiasesAndAnMlpWithoutAGate) {
-  expect_as_autograd({
-      {.sublayers = {"attention", "plain"}, .kind = NormKind::kLayer, .biases = true},  // GPT-2's
-      {.sublayers = {"attention", "mlp"}, .biases = true},
-      {.sublayers = {"plain", "attention"}, .norm = false, .biases = true},
-      {.sublayers = {"plain"}},
-  });
+  expect_as_autograd(
+      {
+          {.sublayers = {"attention", "plain"}, .kind = NormKind::kLayer, .biases = true},  // GPT-2's
+          {.sublayers = {"attention", "mlp"}, .biases = true},
+          {.sublayers = {"plain", "attention"}, .norm = false, .biases = true},
+          {.sublayers = {"plain"}},
+      },
+      kLargerBound);
 }
 
 TEST(Block, HasMixersBesideEachOther) {

@@ -103,6 +103,7 @@ TEST(Norm, EachKindIsItsFormulaBackward) {
   for (NormKind kind : kKinds) {
     SCOPED_TRACE(text_of(kind));
     const Fixture f(DType::kF32, kind);
+    const c10::InferenceMode with_autograd(false);
     const auto leaf = [](const at::Tensor& t) {
       return t.defined() ? t.to(at::kDouble).requires_grad_() : t;
     };

@@ -457,7 +457,8 @@ TEST(Factors, CapsMayBeSwitchedOff) {
 TEST(Shapes, OfBlocksAreTheFamilys) {
   const auto norms = [](const std::string& type) {
     std::vector<std::pair<bool, bool>> out;
-    for (const SublayerSpec& sublayer : parse(small(type)).layer(0).sublayers)
+    const ModelSpec spec = parse(small(type));
+    for (const SublayerSpec& sublayer : spec.layer(0).sublayers)
       out.emplace_back(sublayer.norm.has_value(), sublayer.norm_after.has_value());
     return out;
   };
