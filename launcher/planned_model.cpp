@@ -36,11 +36,11 @@ void note_of_rope(const Config& config, const ModelSpec& spec) {
     const bool longer = config.data.max_length > rope.original_max_position;
     const bool dynamic = rope.scaling == RopeSpec::Scaling::kDynamic && longer;
     if (!dynamic && rope.scaling != RopeSpec::Scaling::kLongRope) continue;
-    log_note("MODEL-24",
-             fmt::format("data.max_length = {} chooses the model's RoPE: all texts of the run use the "
-                         "frequencies for {} {} tokens",
-                         config.data.max_length, longer ? "more than" : "at most",
-                         rope.original_max_position));
+    log_note(
+        "MODEL-24",
+        fmt::format("data.max_length = {} chooses the model's RoPE: all texts of the run use the "
+                    "frequencies for {} {} tokens",
+                    config.data.max_length, longer ? "more than" : "at most", rope.original_max_position));
     return;
   }
 }

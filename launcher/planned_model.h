@@ -34,8 +34,8 @@ struct PlannedModel {
 // there is none for a longer text. `generate` and `chat` set it to their longest text.
 void require_positions(const Config& config, const ModelSpec& spec);
 
-// Warns if data.max_length exceeds the context length that the model was trained for. Notes which frequencies of
-// RoPE it chooses, where it does.
+// Warns if data.max_length exceeds the context length that the model was trained for. Notes which frequencies
+// of RoPE it chooses, where it does.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
 // Whether a plan for that name needs no file of the model.

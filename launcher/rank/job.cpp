@@ -401,6 +401,14 @@ Config config_of_model(const std::string& path, const std::vector<std::string>& 
   return config;
 }
 
+// The default length may be more than the positions that a model has learned.
+void fit_positions(Config& config) {
+  const std::string directory = model_directory(config.model.path, read_environment());
+  if (!fs::exists(directory + "/config.json")) return;  // opening the model says so
+  const int64_t most = read_model_spec(directory).embedding.positions;
+  if (most > 0) config.data.max_length = std::min(config.data.max_length, most);
+}
+
 // A PEFT adapter names the model that it is for.
 void open_adapter(const std::string& path, Subject& subject) {
   subject.config.train.method = Method::kLora;
@@ -418,6 +426,7 @@ Subject open_subject(const std::string& place, const std::vector<std::string>& o
   if (run.empty()) {
     subject.config = config_of_model(path, overrides);
     if (holds_adapter(path)) open_adapter(path, subject);
+    fit_positions(subject.config);
     return subject;
   }
   subject = {.config = load_config(run + "/config.toml", overrides), .trained = path, .run = run};

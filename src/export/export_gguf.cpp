@@ -112,7 +112,7 @@ class Tensors {
   // Of a part of q or k whose rows llama.cpp has in another order.
   int64_t permuted_heads(size_t block, std::string_view part) const {
     const RopeSpec* const rope = GgufLayers(spec_).rope();
-    if (!arch_.neighbours || rope == nullptr || rope->neighbours) return 0;
+    if (!arch_.neighbours || (rope != nullptr && rope->neighbours)) return 0;
     const AttentionSpec& attention = spec_.layer(static_cast<int64_t>(block) - 1).attention();
     return part == "attn.q" ? attention.heads : part == "attn.k" ? attention.kv_heads : 0;
   }

@@ -70,7 +70,8 @@ def weights_of(model):
     config, arch, out = text_config(model), architecture(model), {}
     names = gguf.get_tensor_name_map({text: kind for kind, text in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        if "vision_tower" in name or "multi_modal_projector" in name or (name == "lm_head.weight" and config.tie_word_embeddings):
+        towers = ("vision_tower", "multi_modal_projector", "embed_vision")
+        if any(tower in name for tower in towers) or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         name = name.replace("model.language_model.", "model.")
         if name.endswith("layer_scalar"):

@@ -49,7 +49,13 @@ def tensors_of(directory):
 
 
 def other_layout(name):
-    """As transformers 4 called it, and GPT-2's first files."""
+    """The other of two forms: the text model's prefix first or last, and GPT-2's first files without one."""
+    if name.startswith("language_model.model."):
+        return name.replace("language_model.model.", "model.language_model.")
+    if name.startswith("language_model."):
+        return name.removeprefix("language_model.")
+    if name.startswith(("vision_tower.", "multi_modal_projector.")):
+        return "model." + name
     if name.startswith("model.language_model."):
         return name.replace("model.language_model.", "language_model.model.")
     if name == "lm_head.weight":
