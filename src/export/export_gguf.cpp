@@ -157,7 +157,10 @@ void write(const Outgoing& one, const ModelSpec& spec, const WeightSource& sourc
   }
   if (one.heads == 0) return writer.write(rows);
   const AttentionSpec& attention = spec.layer(static_cast<int64_t>(one.block) - 1).attention();
-  writer.write(interleaved(rows, one.heads, attention.head_dim, GgufLayers(spec).rope()->dim));
+  // A model that knows no positions is permuted like the others of its architecture.
+  const RopeSpec* const rope = GgufLayers(spec).rope();
+  writer.write(
+      interleaved(rows, one.heads, attention.head_dim, rope != nullptr ? rope->dim : attention.head_dim));
 }
 
 }  // namespace
