@@ -17,4 +17,18 @@ void read_gemma4_layers(const ConfigReader& config, int64_t window, ModelSpec& s
 void read_gemma4_ropes(const ConfigReader& config, const Family& family, ModelSpec& spec);
 NameMap gemma4_names();
 
+// What both classes assume.
+inline constexpr Family kGemma4 = {
+    .sizes = {.hidden = 2304, .ffn = 9216, .layers = 30, .heads = 8, .vocab = 262144},
+    .max_positions = 131072,
+    .kv_heads = 4,
+    .head_dim = 256,
+    .tied = true,
+    .pad_token = 0,
+    .norm = NormKind::kRmsLate,
+    .activation_key = "hidden_activation",
+    .activations = kGeluTanh,
+    .names = gemma4_names,
+    .read_ropes = read_gemma4_ropes};
+
 }  // namespace lm::families

@@ -109,21 +109,14 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-const Family gemma4_text = {.model_type = "gemma4_text",
-                            .architecture = "Gemma4ForCausalLM",
-                            .wrapper = "gemma4",
-                            .wrapper_architecture = "Gemma4ForConditionalGeneration",
-                            .sizes = {.hidden = 2304, .ffn = 9216, .layers = 30, .heads = 8, .vocab = 262144},
-                            .max_positions = 131072,
-                            .kv_heads = 4,
-                            .head_dim = 256,
-                            .tied = true,
-                            .pad_token = 0,
-                            .norm = NormKind::kRmsLate,
-                            .activation_key = "hidden_activation",
-                            .activations = kGeluTanh,
-                            .names = gemma4_names,
-                            .read_layers = read_layers,
-                            .read_ropes = read_gemma4_ropes};
+constinit const Family gemma4_text = [] {
+  Family out = kGemma4;
+  out.model_type = "gemma4_text";
+  out.architecture = "Gemma4ForCausalLM";
+  out.wrapper = "gemma4";
+  out.wrapper_architecture = "Gemma4ForConditionalGeneration";
+  out.read_layers = read_layers;
+  return out;
+}();
 
 }  // namespace lm::families

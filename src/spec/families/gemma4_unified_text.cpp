@@ -10,22 +10,15 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-const Family gemma4_unified_text = {
-    .model_type = "gemma4_unified_text",
-    .architecture = "Gemma4UnifiedForCausalLM",
-    .wrapper = "gemma4_unified",
-    .wrapper_architecture = "Gemma4UnifiedForConditionalGeneration",
-    .sizes = {.hidden = 2304, .ffn = 9216, .layers = 30, .heads = 8, .vocab = 262144},
-    .max_positions = 262144,
-    .kv_heads = 4,
-    .head_dim = 256,
-    .tied = true,
-    .pad_token = 0,
-    .norm = NormKind::kRmsLate,
-    .activation_key = "hidden_activation",
-    .activations = kGeluTanh,
-    .names = gemma4_names,
-    .read_layers = read_layers,
-    .read_ropes = read_gemma4_ropes};
+constinit const Family gemma4_unified_text = [] {
+  Family out = kGemma4;
+  out.model_type = "gemma4_unified_text";
+  out.architecture = "Gemma4UnifiedForCausalLM";
+  out.wrapper = "gemma4_unified";
+  out.wrapper_architecture = "Gemma4UnifiedForConditionalGeneration";
+  out.max_positions = 262144;
+  out.read_layers = read_layers;
+  return out;
+}();
 
 }  // namespace lm::families

@@ -18,16 +18,6 @@ void read_glm_layers(const ConfigReader& config, ModelSpec& spec) {
   check_layer_types(config, spec);
 }
 
-const Family glm = {.model_type = "glm",
-                    .architecture = "GlmForCausalLM",
-                    .max_positions = 131072,
-                    .kv_heads = 2,
-                    .head_dim = 128,
-                    .norm_eps = 1.5625e-7,
-                    .rotated = 0.5,
-                    .pad_token = 151329,
-                    .neighbours = true,
-                    .names = glm_names,
-                    .read_layers = read_glm_layers};
+const Family glm = kGlm;
 
 }  // namespace lm::families

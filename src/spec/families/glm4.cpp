@@ -18,16 +18,13 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-const Family glm4 = {.model_type = "glm4",
-                     .architecture = "Glm4ForCausalLM",
-                     .max_positions = 131072,
-                     .kv_heads = 2,
-                     .head_dim = 128,
-                     .norm_eps = 1.5625e-7,
-                     .rotated = 0.5,
-                     .pad_token = 151329,
-                     .neighbours = true,
-                     .names = names,
-                     .read_layers = read_layers};
+constinit const Family glm4 = [] {
+  Family out = kGlm;
+  out.model_type = "glm4";
+  out.architecture = "Glm4ForCausalLM";
+  out.names = names;
+  out.read_layers = read_layers;
+  return out;
+}();
 
 }  // namespace lm::families
