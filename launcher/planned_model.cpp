@@ -4,10 +4,13 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "launcher/model_place.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
+#include "spec/dropouts.h"
+#include "spec/families/family.h"
 #include "weights/adapter_files.h"
 
 namespace lm {
@@ -91,6 +94,15 @@ void warn_of_length(const Config& config, const ModelSpec& spec) {
       fmt::format("data.max_length = {} is more than the {} positions that {} was trained for: it has "
                   "not learnt positions beyond them, and other programs may refuse such a text",
                   asked, most, config.model.path));
+}
+
+void note_dropouts(const PlannedModel& model) {
+  if (model.directory.empty()) return;  // a built-in shape has no such keys
+  const std::string path = model.directory + "/config.json";
+  const std::vector<std::string> names = dropouts_left_out(read_small_file(path, kMostConfigBytes), path);
+  if (names.empty()) return;
+  log_note("MODEL-24", fmt::format("training has no dropout but an adapter's: it leaves out {} of {}",
+                                   fmt::join(names, ", "), path));
 }
 
 bool model_is_known(const std::string& path, std::span<const ModelShape> known) {

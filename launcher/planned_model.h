@@ -38,6 +38,9 @@ void require_positions(const Config& config, const ModelSpec& spec);
 // of RoPE it chooses, where it does.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
+// Notes dropouts that the model's config.json names and training leaves out.
+void note_dropouts(const PlannedModel& model);
+
 // Whether a plan for that name needs no file of the model.
 bool model_is_known(const std::string& path, std::span<const ModelShape> known);
 

@@ -166,6 +166,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (out->model.directory.empty())
     log_note("FILE-21", config.model.path + " was not found locally: planning from its built-in shape");
   warn_of_length(config, out->model.spec);
+  note_dropouts(out->model);
   const SurveyedGpus found = survey_visible_gpus();
   out->machine = survey_machine(found.visible.gpus, {imagined_gpu(line), line.bytes("--host-memory")});
   out->world = world_of(line);

@@ -233,7 +233,10 @@ Found agree(const Opening& at, Found found) {
   Ranks& ranks = at.ranks;
   if (ranks.count() > 1) meet(at, found);
   if (at.trains()) {
-    if (ranks.leads()) warn_of_length(at.config, found.model.spec);
+    if (ranks.leads()) {
+      warn_of_length(at.config, found.model.spec);
+      note_dropouts(found.model);
+    }
     const int64_t cores = share_of_machine(found.machine, ranks.on_machine()).cores;
     const RateSubject subject = rate_subject(at.config, found.recorded, cores, at.device);
     take_known_rates(subject, at.environment.cache_dir, found.machine);

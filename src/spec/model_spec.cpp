@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kMostHidden = int64_t{1} << 20, kMostFfn = int64_t{1} << 22, kMostLayers = 4096;
 constexpr int64_t kMostVocab = int64_t{1} << 24;
-constexpr int64_t kMostConfigBytes = int64_t{4} << 20;
 
 // A file that holds the model inside another one names that one's class, or the model's.
 void check_architecture(const ConfigReader& file, const Family& family, bool wrapped) {

@@ -132,5 +132,6 @@ def test_what_gpt2_drops_in_the_reference_is_not_dropped_here(tmp_path):
     path = tmp_path / "model" / "config.json"
     lmlaunch(config(tmp_path, "without", **SETTINGS), cwd=tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}))
-    lmlaunch(config(tmp_path, "published", **SETTINGS), cwd=tmp_path)
+    told = lmlaunch(config(tmp_path, "published", **SETTINGS), cwd=tmp_path)
+    assert "leaves out resid_pdrop = 0.1, embd_pdrop = 0.1, attn_pdrop = 0.1" in told.stderr + told.stdout
     assert losses(tmp_path, "published") == losses(tmp_path, "without")

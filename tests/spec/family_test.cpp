@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "spec/dropouts.h"
 #include "spec/model_spec.h"
 
 namespace lm {
@@ -172,6 +173,19 @@ TEST(Dropouts, AreRefusedWhereTheFilesOfAFamilyHaveNone) {
   for (const char* key : {"attn_pdrop", "resid_pdrop", "embd_pdrop"}) published[key] = 0.1;
   EXPECT_EQ(parse(published).hidden, 64);
   EXPECT_EQ(parse(with(small("starcoder2"), "residual_dropout", 0.1)).hidden, 64);
+}
+
+TEST(Dropouts, ThatTrainingLeavesOutAreNamed) {
+  const auto of = [](const json& config) { return dropouts_left_out(config.dump(), "config.json"); };
+  EXPECT_EQ(of(gpt2()),
+            (std::vector<std::string>{"resid_pdrop = 0.1", "embd_pdrop = 0.1", "attn_pdrop = 0.1"}));
+  json without = gpt2();
+  for (const char* key : {"attn_pdrop", "resid_pdrop", "embd_pdrop"}) without[key] = 0.0;
+  EXPECT_TRUE(of(without).empty());
+  EXPECT_EQ(of(with(small("starcoder2"), "residual_dropout", 0.25)),
+            std::vector<std::string>{"residual_dropout = 0.25"});
+  EXPECT_TRUE(of(small("starcoder2")).empty());
+  EXPECT_TRUE(of(small("gemma")).empty());
 }
 
 // ---- Activations

@@ -15,6 +15,7 @@ namespace lm {
 // Caps that keep every product of sizes (bytes of the whole model, 16 B per parameter of state) inside 63
 // bits.
 inline constexpr int64_t kMostPositions = int64_t{1} << 30;
+inline constexpr int64_t kMostConfigBytes = int64_t{4} << 20;
 inline constexpr int64_t kMostHeads = 1 << 14, kMostHeadDim = 1 << 12;
 
 // A word of the files for an activation function.
@@ -26,6 +27,11 @@ inline constexpr ActivationWord kSilu[] = {{"silu", Activation::kSilu}};
 inline constexpr ActivationWord kGeluTanh[] = {{"gelu_pytorch_tanh", Activation::kGeluTanh}};
 inline constexpr ActivationWord kRelu2[] = {{"relu2", Activation::kRelu2}};
 
+// A dropout of the reference's training: its key, and what the class assumes where that is missing.
+struct DropoutKey {
+  const char* key = "";
+  double missing = 0;
+};
 inline constexpr const char* kAttentionDropout[] = {"attention_dropout"};
 
 // Sizes that the class assumes. A file of the model alone has to name its own; a text_config is written as
@@ -64,6 +70,8 @@ struct Family {
   bool old_longrope = false;  // longrope is also called su and yarn, and no other kind of RoPE is known
   // Keys that must be 0: there is no dropout here but an adapter's.
   std::span<const char* const> dropouts = kAttentionDropout;
+  // Those that the family's published files name: training leaves them out, and a note says so.
+  std::span<const DropoutKey> left_out = {};
 
   NameMap (*names)() = llama_names;
   // Fills `spec.layers` (one value for each layer is there) from the keys that only some families have.

@@ -19,6 +19,8 @@ constexpr KeyAlias kAliases[] = {{"hidden_size", "n_embd"},
 constexpr ActivationWord kActivations[] = {{"gelu_new", Activation::kGeluTanh},
                                            {"gelu_pytorch_tanh", Activation::kGeluTanh}};
 
+constexpr DropoutKey kDropouts[] = {{"resid_pdrop", 0.1}, {"embd_pdrop", 0.1}, {"attn_pdrop", 0.1}};
+
 NameMap names() {
   return {.embedding = "transformer.wte",
           .positions = "transformer.wpe",
@@ -55,8 +57,6 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-// Files name dropouts of 0.1, which the reference's training applies (resid_pdrop, embd_pdrop, attn_pdrop).
-// There is none here, and they are no reason to refuse the published model.
 const Family gpt2 = {.model_type = "gpt2",
                      .architecture = "GPT2LMHeadModel",
                      .aliases = kAliases,
@@ -69,6 +69,7 @@ const Family gpt2 = {.model_type = "gpt2",
                      .activation_key = "activation_function",
                      .activations = kActivations,
                      .dropouts = {},
+                     .left_out = kDropouts,
                      .names = names,
                      .read_layers = read_layers,
                      .read_ropes = nullptr};

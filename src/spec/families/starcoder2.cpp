@@ -6,6 +6,8 @@ namespace {
 
 constexpr KeyAlias kAliases[] = {{"rms_norm_eps", "norm_epsilon"}};
 
+constexpr DropoutKey kDropouts[] = {{"attention_dropout"}, {"residual_dropout"}, {"embedding_dropout"}};
+
 NameMap names() {
   return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
                                       {"self_attn.k_proj", "attn.k"},
@@ -28,8 +30,6 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
 
 }  // namespace
 
-// Files name dropouts of 0.1, which the reference's training applies (attention_dropout, residual_dropout,
-// embedding_dropout). There is none here, and they are no reason to refuse the published models.
 const Family starcoder2 = {.model_type = "starcoder2",
                            .architecture = "Starcoder2ForCausalLM",
                            .aliases = kAliases,
@@ -41,6 +41,7 @@ const Family starcoder2 = {.model_type = "starcoder2",
                            .gated = false,
                            .activations = kGeluTanh,
                            .dropouts = {},
+                           .left_out = kDropouts,
                            .names = names,
                            .read_layers = read_layers};
 
