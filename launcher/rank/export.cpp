@@ -6,11 +6,11 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "checkpoint/trained_values.h"
 #include "export/export_gguf.h"
 #include "export/export_source.h"
 #include "kernels/library.h"
 #include "launcher/model_place.h"
+#include "launcher/rank/checkpoint_weights.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/merge_check.h"
 #include "launcher/rank/rank_commands.h"
@@ -108,7 +108,7 @@ std::string base_text(const PlannedModel& model) {
   return "the weights of " + model.directory;
 }
 
-ExportFiles files_of(const Subject& subject, const Job& job, DType stored) {
+ExportFiles files_of(const Subject& subject, const Job& job, DType stored, const Merge& merge) {
   const bool lora = job.model.adapter.has_value(), trained = !subject.trained.empty();
   const bool fresh = job.config.model.init == ModelInit::kRandom;
   return {.spec = job.model.spec,
@@ -119,6 +119,7 @@ ExportFiles files_of(const Subject& subject, const Job& job, DType stored) {
           .seed = job.config.run.seed,
           .adapter = lora ? subject.trained : "",
           .threads = job.plan.numerics.threads,
+          .merge = merge,
           .quantised_from = stored};
 }
 
@@ -176,26 +177,24 @@ Exit export_command(const CommandLine& line) {
   const bool lora = model.adapter.has_value();
   check_request(line, lora);
   if (gguf) check_gguf(model.spec, *output);
-  ExportFiles files = files_of(subject, *job, dtype);
+  Merge merged;
   if (merge) {
-    files.merge = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
+    merged = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
       merge_adapters(model.layout.blocks[block], place, *model.adapter,
                      {adapter, weight, job->stream.threads, library_kernels(DeviceType::kCpu)});
     };
   }
-  std::optional<CheckpointReader> checkpoint;
+  std::optional<CheckpointWeights> checkpoint;
+  std::optional<FileSource> files;
   if (subject.checkpoint) {
-    checkpoint.emplace(subject.trained, files.threads);
-    files.adapter = "";
-    files.model = frozen_source(*job);
-    files.trained = [&](size_t block, int64_t first, int64_t elements, float* out) {
-      TrainedValues(*checkpoint, lora).read(static_cast<int64_t>(block), first, elements, out);
-    };
+    checkpoint.emplace(*job, subject.trained, dtype, merged);
+  } else {
+    files.emplace(files_of(subject, *job, dtype, merged));
   }
-  FileSource source(files);
-  const WeightSource view = [&source](size_t block, const TensorPlace& place, int64_t row) {
-    return source.view(block, place, row);
-  };
+  const WeightSource view =
+      checkpoint ? checkpoint->source() : [&files](size_t block, const TensorPlace& place, int64_t row) {
+        return files->view(block, place, row);
+      };
   if (gguf) {
     write_gguf(*job, view, *output, *gguf);
   } else {

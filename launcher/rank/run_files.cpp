@@ -9,13 +9,12 @@
 #include "base/hub_snapshot.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "checkpoint/restore.h"
-#include "checkpoint/trained_values.h"
 #include "config/config_print.h"
 #include "export/export_adapter.h"
 #include "export/export_model.h"
 #include "export/export_source.h"
 #include "launcher/presets.h"
+#include "launcher/rank/checkpoint_weights.h"
 #include "launcher/recorded.h"
 #include "launcher/status.h"
 #include "optim/shards.h"
@@ -134,36 +133,14 @@ bool trains_in_shards(const Job& job) {
   return job.plan.placement.pool(Pool::kWeights).shards > 1 && !job.model.adapter;
 }
 
-namespace {
-
-void export_checkpoint(const Job& job, const std::string& checkpoint, const std::string& output) {
-  const int threads = job.plan.numerics.threads;
-  CheckpointReader reader(checkpoint, threads);
-  ExportFiles files{.spec = job.model.spec,
-                    .layout = job.model.layout,
-                    .model = frozen_source(job),
-                    .seed = job.config.run.seed,
-                    .adapter = "",
-                    .threads = threads};
-  files.trained = [&reader](size_t block, int64_t first, int64_t elements, float* out) {
-    TrainedValues(reader, false).read(static_cast<int64_t>(block), first, elements, out);
-  };
-  FileSource source(files);
-  write_export(job,
-               [&source](size_t block, const TensorPlace& place, int64_t row) {
-                 return source.view(block, place, row);
-               },
-               {.output = output, .dtype = job.plan.numerics.dtype, .adapter = false, .replace = true});
-}
-
-}  // namespace
-
 void RunFiles::write_model(const Job& job, Rank& rank, const std::string& checkpoint) {
   write_held();  // the loop had no step to do
   rank.step().flush();
   if (trains_in_shards(job)) {
-    if (writes_) export_checkpoint(job, checkpoint, path("model"));
-    return;
+    if (!writes_) return;
+    const DType dtype = job.plan.numerics.dtype;
+    CheckpointWeights weights(job, checkpoint, dtype);
+    return write_export(job, weights.source(), {.output = path("model"), .dtype = dtype, .replace = true});
   }
   std::vector<std::vector<float>> masters;
   if (job.plan.placement.sharded && job.model.adapter) masters = gather_masters(job, rank);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -6,17 +7,47 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
 #include "config/config_text.h"
+#include "export/export_model.h"
 #include "launcher/model_place.h"
+#include "launcher/rank/checkpoint_weights.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/recorded.h"
+#include "spec/parameter.h"
 #include "weights/adapter_files.h"
 #include "weights/verify.h"
 
 namespace lm {
 namespace {
 
-VerifyResult verify_checkpoint(const std::string& directory) {
+// Whether an export of the model has more, or other bytes, than the trained tensors of a checkpoint: the
+// towers of a wrapper, buffers, transposed matrices.
+bool export_differs(const ModelSpec& spec) {
+  if (!spec.wrapper.empty()) return true;
+  return std::ranges::any_of(list_parameters(spec, nullptr), [](const BlockParameters& block) {
+    return !block.frozen.empty() || std::ranges::any_of(block.trainable, [](const Parameter& parameter) {
+      return std::ranges::any_of(parameter.parts, &ParameterPart::transposed);
+    });
+  });
+}
+
+// Of such a model trained whole, whose base is here: the hash of what would be exported of the checkpoint.
+std::string hash_with_base(const std::string& directory, const CommandLine& line) {
+  if (run_of(directory).empty()) return "";
+  Subject subject = open_subject(directory);
+  Config& config = subject.config;
+  const Environment environment = read_environment();
+  if (config.train.method != Method::kFull || !model_is_here(config.model.path, environment)) return "";
+  if (!export_differs(read_model_spec(resolve_model(config.model.path, environment)))) return "";
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  config.model.dtype = ModelDType::kF32;
+  const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);
+  CheckpointWeights weights(*job, directory, dtype);
+  return export_hash(job->model.directory, job->model.layout, weights.source(),
+                     {.dtype = dtype, .fresh = config.model.init == ModelInit::kRandom});
+}
+
+VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& line) {
   VerifyResult result;
   try {
     CheckpointReader reader(directory);
@@ -24,7 +55,8 @@ VerifyResult verify_checkpoint(const std::string& directory) {
     for (const CheckpointFile& file : reader.manifest().files) result.files.push_back(file.name);
     result.tensors = std::ssize(reader.manifest().tensors);
     result.bytes = reader.manifest().bytes();
-    result.weights_hash = trained_hash(reader);
+    result.weights_hash = hash_with_base(directory, line);
+    if (result.weights_hash.empty()) result.weights_hash = trained_hash(reader);
     result.ok = true;
   } catch (const Error& error) {
     result.problem = error.report();
@@ -59,7 +91,7 @@ Exit verify_command(const CommandLine& line) {
                               : run_of(what).empty() ? resolve_model(what, read_environment())
                                                      : open_subject(what).trained;
   const VerifyResult result =
-      has(subject, kManifestName) ? verify_checkpoint(subject) : verify_model(subject, find_base);
+      has(subject, kManifestName) ? verify_checkpoint(subject, line) : verify_model(subject, find_base);
   if (line.has("--json")) {
     nlohmann::ordered_json json = {
         {"ok", result.ok}, {"weights_hash", result.weights_hash}, {"files", result.files}};

@@ -1,9 +1,11 @@
 #include "export/export_model.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/json.h"
 #include "export/base_files.h"
+#include "weights/verify.h"
 
 namespace lm {
 namespace {
@@ -89,6 +91,13 @@ OutgoingTensors outgoing_tensors(const ModelLayout& layout, const WeightSource& 
   return {layout, OutgoingTensors::What::kModel, options.dtype, source};
 }
 
+// A tensor's bytes by its name in the files.
+void fill(const BaseFiles& base, const OutgoingTensors& tensors, const std::string& theirs,
+          const TensorSink& sink) {
+  const std::string name = canonical_name(theirs).text;
+  base.copies(name) ? base.copy(name, sink) : tensors.fill(name, sink);
+}
+
 }  // namespace
 
 std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place) {
@@ -100,6 +109,20 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
   // Neither key: the older one, unless the file is in the newer form otherwise.
   if (!found) config[config.contains("rope_parameters") ? "dtype" : "torch_dtype"] = name;
   return changed || !found ? config.dump(2) + "\n" : text;
+}
+
+std::string export_hash(const std::string& base_directory, const ModelLayout& layout,
+                        const WeightSource& source, const ExportOptions& options) {
+  const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
+  BaseFiles base = base_files(base_directory, layout, options);
+  std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout);
+  std::ranges::sort(all, {}, &TensorInfo::name);
+  WeightsHash hash;
+  for (const TensorInfo& tensor : all) {
+    hash.tensor(tensor.name, tensor.dtype, tensor.shape);
+    fill(base, tensors, tensor.name, [&](std::span<const std::byte> bytes) { hash.bytes(bytes); });
+  }
+  return hash.hex();
 }
 
 std::vector<TensorInfo> exported_tensors(const std::string& base_directory, const ModelLayout& layout,
@@ -146,10 +169,7 @@ void export_model(const std::string& output, const std::string& base_directory, 
   NewDirectory directory(output, options.replace);
   write_model_files(
       directory.temporary(), all,
-      [&](const std::string& theirs, const TensorSink& sink) {
-        const std::string name = canonical_name(theirs).text;
-        base.copies(name) ? base.copy(name, sink) : tensors.fill(name, sink);
-      },
+      [&](const std::string& name, const TensorSink& sink) { fill(base, tensors, name, sink); },
       options.part_bytes);
   copy_tokenizer_files(base_directory, directory.temporary(), options.chat_template);
   atomic_write_file(directory.temporary() + "/config.json", config);

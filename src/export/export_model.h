@@ -23,6 +23,10 @@ struct ExportOptions {
 void export_model(const std::string& output, const std::string& base_directory, const ModelLayout& layout,
                   const WeightSource& source, const ExportOptions& options);
 
+// The hash of such a directory's weights (weights/verify.h), which is not written.
+std::string export_hash(const std::string& base_directory, const ModelLayout& layout,
+                        const WeightSource& source, const ExportOptions& options);
+
 // What such a directory has, its towers included; they are there only when their base is.
 std::vector<TensorInfo> exported_tensors(const std::string& base_directory, const ModelLayout& layout,
                                          const ExportOptions& options);

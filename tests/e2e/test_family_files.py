@@ -23,7 +23,7 @@ from reference import relative  # noqa: E402
 FULL = {"phi3": None, "gpt2": None, "glm4": None, "granitemoehybrid_dense": None, "gemma4_text_in_gemma4": None, "gemma3_text_in_gemma3": None,
         "mistral_in_mistral3": forms.prefixes_of_5}
 LORA = ["phi3", "gpt2", "gemma3_text_in_gemma3"]
-SETTINGS = dict(train__steps=12, train__global_batch=4, train__micro_batch=2, optimizer__lr=3e-3)
+SETTINGS = dict(train__steps=12, train__global_batch=4, train__micro_batch=2, optimizer__lr=3e-3, checkpoint__every=12)
 
 
 def make_work(work, name, form=None):
@@ -79,10 +79,10 @@ def test_the_result_has_every_tensor_of_its_source_and_what_is_not_trained_has_i
 
 def test_a_run_of_it_is_resumed_verified_and_trained_further(full):
     work, _ = full
-    verified = [json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)["weights_hash"]]
     lmlaunch("export", "runs/full", "-o", "exported", cwd=work)
-    verified.append(json.loads(lmlaunch("verify", "exported", "--json", cwd=work).stdout)["weights_hash"])
-    assert verified[0] == verified[1]
+    (checkpoint,) = (work / "runs" / "full" / "checkpoints").iterdir()
+    hashes = {json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"] for what in ("runs/full", "exported", checkpoint)}
+    assert len(hashes) == 1
     lmlaunch(config(work, "more", **{**SETTINGS, "model__path": "runs/full", "train__steps": 1}), cwd=work)
     assert losses(work, "more")[0][0] < losses(work, "full")[0][0]
 
