@@ -56,9 +56,13 @@ class Builder {
       add(OperationKind::kRelease, *unit, first);
       if (final) finished(*unit);
     }
-    // The embedding's backward sums rows and needs no weights. It comes last, so that a tied matrix, whose
-    // gradient the head began, is complete only here.
-    for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
+    // The embedding's backward sums rows, and needs weights only for what it makes for the layers. It comes
+    // last, so that a tied matrix, whose gradient the head began, is complete only here.
+    if (step_.layer_inputs) {
+      pass(OperationKind::kBackward, embedding_, first, end);
+    } else {
+      for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
+    }
     if (!final) return;
     if (step_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
     add(OperationKind::kAddRows, embedding_, 0);
