@@ -195,8 +195,8 @@ StepSchedule make_schedule(const StepConfig& step) {
   LM_CHECK(step.group >= 1, "a group has at least one micro-batch");
   LM_CHECK(!step.in_backward || step.group >= step.micro_batches,
            "updates inside backward want all micro-batches of a step in one group");
-  LM_CHECK(!step.table_last || (step.tied && !step.measures()),
-           "a gradient that is made last is a tied table's, of a step with one backward");
+  LM_CHECK(!step.table_last || (step.tied && !step.layer_inputs && !step.measures()),
+           "a gradient that is made last is a tied table's alone, of a step with one backward");
   Builder builder(step);
   for (int64_t first = 0; first < step.micro_batches; first += step.group) {
     const int64_t end = std::min(first + step.group, step.micro_batches);
