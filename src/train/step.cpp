@@ -226,15 +226,15 @@ void TrainStep::add_rows() {
   if (!trained(0)) return;
   // A tied embedding's gradient is begun by the head; an untied one, and those of positions and of the table
   // of layers' inputs, consist of the step's rows alone. What projects such inputs has its gradient already.
-  const bool tied = context_.spec.tied, whole = !config_.layer_inputs;
-  if (!tied && whole) gradients_->zero(0);
+  const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
+  if (rows_alone) gradients_->zero(0);
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
   const auto zero = [&](const View& gradient) {
-    if (gradient.defined()) context_.kernels.zero(gradient, context_.stream);
+    if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
   };
-  if (!tied && !whole) zero(embedding.table.gradient);
-  if (tied || !whole) zero(embedding.positions.gradient);
+  if (!tied) zero(embedding.table.gradient);
+  zero(embedding.positions.gradient);
   zero(embedding.inputs.table.gradient);
   embedding_gradient_->finish(context_, embedding);
 }

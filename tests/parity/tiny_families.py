@@ -50,7 +50,7 @@ YARN_OF_FULL = {"full_attention": yarn(), "sliding_attention": rope(100.0)}
 GRANITE = dict(embedding_multiplier=6.0, logits_scaling=3.0, residual_multiplier=0.3, attention_multiplier=0.1)
 HYBRID = dict(num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=8, **GRANITE)
 # Of seven layers the last four read the keys of two earlier ones, three of them those of the same one.
-INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=140, num_kv_shared_layers=4, use_double_wide_mlp=True)
+INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=600, num_kv_shared_layers=4, use_double_wide_mlp=True)
 GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=7)
 
 # Where q and k are normed, and what a sublayer adds, too, gradients are steep: with all factors around 1 two bf16 runs of anything disagree.
