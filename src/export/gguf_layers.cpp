@@ -48,6 +48,8 @@ class Check {
   // Two sublayers, with their norms where the architecture has them.
   void shape(const LayerSpec& layer) const {
     constexpr const char* kWhat = "layers of this shape";
+    refuse(spec_.embedding.inputs.width > 0, "inputs of each layer");
+    refuse(layer.attention().borrows(), "layers that read the keys and values of others");
     refuse(layer.sublayers.size() != 2 || layer.scalar > arch_.gemma4, kWhat);
     const SublayerSpec &attention = layer.sublayers[0], &mlp = layer.sublayers[1];
     const bool shared = arch_.norms == LlamaCpp::Norms::kShared;

@@ -9,7 +9,11 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kModules = 8;  // of a layer at most, for the random keys
+// The random key of a module's dropout. The first modules of all layers come before all others.
+uint32_t dropout_place(int64_t layer, int64_t module) {
+  constexpr int64_t kModules = 8, kMostLayers = 4096;
+  return static_cast<uint32_t>((module / kModules * kMostLayers + layer) * kModules + module % kModules);
+}
 
 }  // namespace
 
@@ -55,9 +59,7 @@ class ModelBinding::Finder {
                   b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB));
       ++part;
       if (a.rows == 0) continue;
-      LM_CHECK(module.part < kModules, "a layer has too many modules for its random keys");
-      linear.adapters.push_back(
-          {module.first, module.rows, a, b, static_cast<uint32_t>(layer_ * kModules + module.part)});
+      linear.adapters.push_back({module.first, module.rows, a, b, dropout_place(layer_, module.part)});
     }
   }
 
@@ -93,10 +95,14 @@ class ModelBinding::Binder {
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
     : final_norm_(spec.final_norm),
+      input_norm_spec_(spec.embedding.inputs.norm),
       embedding_(find(layout.blocks.front(), "embed")),
       positions_(find(layout.blocks.front(), "positions")),
+      input_table_(find(layout.blocks.front(), "inputs.table")),
+      input_projection_(find(layout.blocks.front(), "inputs.projection")),
       head_(find(layout.blocks.back(), "head")),
-      norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")} {
+      norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")},
+      input_norm_{find(layout.blocks.front(), "inputs.norm"), {}} {
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const std::vector<LinearModule> modules =
         adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec, layer);
@@ -179,7 +185,11 @@ Norm ModelBinding::bind(const NormSpec& spec, const NormPlace& place, const Bloc
 }
 
 Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& options) const {
-  return {bind(embedding_, memory, options), bind(positions_, memory, options)};
+  return {bind(embedding_, memory, options),
+          bind(positions_, memory, options),
+          {bind(input_table_, memory, options),
+           {bind(input_projection_, memory, options), {}, {}},
+           bind(input_norm_spec_, input_norm_, memory, options)}};
 }
 
 TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& memory,

@@ -93,9 +93,9 @@ class ModelBinding {
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
   float scale_ = 1, dropout_ = 0;  // of the adapters
-  NormSpec final_norm_;
-  Place embedding_, positions_, head_;
-  NormPlace norm_;
+  NormSpec final_norm_, input_norm_spec_;
+  Place embedding_, positions_, input_table_, input_projection_, head_;
+  NormPlace norm_, input_norm_;
   std::vector<LayerPlace> layers_;
 };
 

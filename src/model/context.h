@@ -49,6 +49,8 @@ struct TargetRows {
   const float* weight = nullptr;    // [R], of each one's nll in the loss; null: 1
 };
 
+struct Carried;  // model/carried.h
+
 // A micro-batch as the layers see it. Pointers are device memory but where they say otherwise.
 struct DeviceBatch {
   int64_t tokens = 0;
@@ -62,6 +64,8 @@ struct DeviceBatch {
   std::vector<DocumentRun> runs;  // of the documents, on a GPU: as attention takes them
   // The one document goes on from the tokens that the cache holds, and its own keys and values join them.
   const KeyValueCache* cache = nullptr;
+  // What its blocks give to later ones; null where the model has nothing of the kind.
+  const Carried* carried = nullptr;
   int64_t past() const { return cache != nullptr ? cache->tokens() : 0; }
   // A token that continues a text: its products are with one row.
   bool one_row() const { return cache != nullptr && rows == 1; }

@@ -123,21 +123,33 @@ EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& m
   const RowGradient::Table table{
       .rows = spec.embedding.positions, .columns = spec.hidden, .index = &Batch::position};
   if (table.rows > 0) positions_.emplace(table, most.positions, max_tokens, device);
+  const InputsSpec& inputs = spec.embedding.inputs;
+  if (inputs.width > 0) {
+    inputs_.emplace(
+        RowGradient::Table{.rows = inputs.vocab, .columns = inputs.all(), .ignored = spec.pad_token},
+        most.tokens, max_tokens, device);
+  }
 }
 
 void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
   tokens_.begin(context, micro_batches);
   if (positions_) positions_->begin(context, micro_batches);
+  if (inputs_) inputs_->begin(context, micro_batches);
 }
 
-void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx) {
+void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx, const View& inputs) {
   tokens_.add(context, micro, dx);
   if (positions_) positions_->add(context, micro, dx);
+  if (inputs_) inputs_->add(context, micro, inputs);
 }
 
 void EmbeddingGradient::finish(const Context& context, const Embedding& embedding) {
   tokens_.finish(context, embedding.table.gradient, embedding_scale(context.spec.embedding, context.dtype));
   if (positions_) positions_->finish(context, embedding.positions.gradient, 1);
+  if (inputs_) {
+    inputs_->finish(context, embedding.inputs.table.gradient,
+                    input_scale(context.spec.embedding.inputs, context.dtype));
+  }
 }
 
 }  // namespace lm

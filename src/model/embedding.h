@@ -7,13 +7,14 @@
 #include <optional>
 #include <vector>
 
-#include "model/linear.h"
+#include "model/layer_inputs.h"
 
 namespace lm {
 
 struct Embedding {
-  Param table;      // [V, H]
-  Param positions;  // [P, H]; undefined where positions are not learned
+  Param table;              // [V, H]
+  Param positions;          // [P, H]; undefined where positions are not learned
+  LayerInputs inputs = {};  // undefined tensors where layers have none of their own
 };
 
 // What multiplies a token's row, as the model's type has it.
@@ -68,15 +69,16 @@ class EmbeddingGradient {
 
   // A backward of the step begins: numbers the distinct rows of its micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
-  // Adds dx [T, H] of micro-batch `micro`, in the order of positions. Micro-batches come in ascending order.
-  void add(const Context& context, size_t micro, const View& dx);
-  // gradient[row] += sum, once per backward, of both tables; the tokens' with the factor that their rows
-  // have. Without a tied head the caller has zeroed the gradients before, with one that of positions.
+  // Adds dx [T, H] of micro-batch `micro`, in the order of positions, and where layers have inputs the
+  // gradient of their table's rows. Micro-batches come in ascending order.
+  void add(const Context& context, size_t micro, const View& dx, const View& inputs = {});
+  // gradient[row] += sum, once per backward, of all tables; the tokens' and that of layers' inputs with the
+  // factor that their rows have. The caller has zeroed the gradients before, but a tied head's.
   void finish(const Context& context, const Embedding& embedding);
 
  private:
   RowGradient tokens_;
-  std::optional<RowGradient> positions_;
+  std::optional<RowGradient> positions_, inputs_;
 };
 
 }  // namespace lm

@@ -46,10 +46,10 @@ class KeyValueCache {
   }
 
  private:
-  // Columns of a layer; 0 without attention.
+  // Columns of a layer; 0 without attention, and where it reads another one's.
   static int64_t width(const LayerSpec& layer) {
     const AttentionSpec* const attention = layer.find<AttentionSpec>();
-    return attention == nullptr ? 0 : 2 * attention->kv_rows();
+    return attention == nullptr ? 0 : 2 * attention->own_kv_heads() * attention->head_dim;
   }
 
   std::vector<int64_t> widths_;

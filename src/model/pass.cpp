@@ -17,12 +17,16 @@ namespace lm {
 //   [kept 0] [kept 1] ... [slot    ] [batch 0] [dx 0] [x_in 1, 0] ...
 //   [kept 0] [kept 1] ... [table's gradient                ] [batch m] [logits]
 struct Pass::MicroBatch {
-  MicroBatch(const Context& context, DeviceBatch batch, size_t blocks)
+  MicroBatch(const Context& context, DeviceBatch batch, size_t blocks, bool train_embedding)
       : device(std::move(batch)),
+        carried(allocate_carried(context, device.rows, true, train_embedding)),
         dx(context.tensor(device.rows, context.spec.hidden)),
         x_in(blocks),
-        saved(blocks) {}
+        saved(blocks) {
+    device.carried = &carried;
+  }
   DeviceBatch device;
+  Carried carried;
   View dx;                        // [T, H]: gradient of the residual stream
   std::vector<View> x_in;         // [T, H] per block, of those in the arena
   std::vector<BlockSaved> saved;  // per transformer block
@@ -178,9 +182,15 @@ View Pass::input(int64_t block, int64_t micro) {
 void Pass::begin_micro(int64_t micro) {
   if (first_of_group(micro)) group_mark_ = context_.arena.mark();
   group_[static_cast<size_t>(micro % config_.group)] =
-      std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size());
+      std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size(), trained_.front() != 0);
   const View x = make_input(1, micro);
-  embedding_forward(context_, embedding(memory_.borrow(0, false), false), at(micro).device, x);
+  embed(embedding(memory_.borrow(0, false), false), at(micro).device, x);
+}
+
+void Pass::embed(const Embedding& tables, const DeviceBatch& batch, const View& x) const {
+  embedding_forward(context_, tables, batch, x);
+  if (batch.carried->inputs.defined())
+    layer_inputs_forward(context_, tables.inputs, batch, x, batch.carried->inputs);
 }
 
 void Pass::forward(int64_t block, int64_t micro) {
@@ -236,7 +246,7 @@ void Pass::backward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const bool train_embedding = trained_.front() != 0;
   if (block == 0) {
-    if (train_embedding) memory_.add_embedding_gradient(micro, m.dx);
+    if (train_embedding) embedding_backward(micro);
     if (!last_of_group(micro)) return;
     if (config_.keeps_inputs() && !inputs_kept_) {
       inputs_kept_ = true;
@@ -247,6 +257,7 @@ void Pass::backward(int64_t block, int64_t micro) {
   }
   const auto b = static_cast<size_t>(block);
   if (micro == 0) memory_.begin_gradient(block);
+  if (block + 1 == head_) zero_lent_gradients(context_, m.carried);
   block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
                  {.dx = m.dx, .first = micro == 0, .want_dx = block > 1 || train_embedding});
   if (config_.recompute) {
@@ -256,18 +267,35 @@ void Pass::backward(int64_t block, int64_t micro) {
   }
 }
 
+void Pass::embedding_backward(int64_t micro) {
+  MicroBatch& m = at(micro);
+  const View& inputs = m.carried.input_gradient;
+  if (inputs.defined()) {
+    if (micro == 0) memory_.begin_gradient(0);
+    const Embedding tables = embedding(memory_.borrow(0, true), true);
+    const ArenaFrame frame(context_.arena);
+    const View x = context_.like(m.dx);
+    embedding_forward(context_, tables, m.device, x);
+    layer_inputs_backward(context_, tables.inputs, m.device, x, inputs, m.dx, micro == 0);
+  }
+  memory_.add_embedding_gradient(micro, m.dx, inputs);
+}
+
 ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch)
     : pass_(pass),
       batch_(std::move(batch)),
+      carried_(allocate_carried(pass.context_, batch_.rows, false, false)),
       x_(pass.context_.tensor(batch_.rows, pass.context_.spec.hidden)),
-      y_(pass.context_.like(x_)) {}
+      y_(pass.context_.like(x_)) {
+  batch_.carried = &carried_;
+}
 
 void ForwardPass::carry_out(const Operation& operation) {
   const Context& context = pass_.context_;
   const Unit& unit = pass_.unit(operation);
   if (unit.role == UnitRole::kEmbedding) {
     const Embedding tables = pass_.embedding(pass_.memory_.borrow(0, false), false);
-    return embedding_forward(context, tables, batch_, x_);
+    return pass_.embed(tables, batch_, x_);
   }
   const ArenaFrame frame(context.arena);
   const TransformerBlock bound = pass_.bind_block(unit.block, false, false);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/bind.h"
+#include "model/carried.h"
 #include "model/embedding.h"
 #include "schedule/schedule.h"
 
@@ -22,8 +23,9 @@ class PassMemory {
   virtual BlockMemory borrow(int64_t unit, bool gradient) = 0;
   // The step's first addition to the unit's gradient comes next.
   virtual void begin_gradient(int64_t unit) = 0;
-  // dx [T, H] of the embedding's output; only called where the embedding is trained.
-  virtual void add_embedding_gradient(int64_t micro, const View& dx) = 0;
+  // dx [T, H] of the embedding's output, and `inputs` of the rows from which layers' inputs are made, where
+  // there are any; only called where the embedding is trained.
+  virtual void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) = 0;
   // Of inputs that live off the device (StepConfig::inputs_off_device): memory for one of so many bytes
   // that is about to be made, and where one that was made is now.
   virtual std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) = 0;
@@ -49,6 +51,9 @@ class Pass {
   // last, behind which there is nothing then; null: gradients have memory of their own.
   std::byte* gradient_slot() const { return gradient_slot_; }
 
+  // The embedding's output x [T, H], and what it makes for the layers.
+  void embed(const Embedding& tables, const DeviceBatch& batch, const View& x) const;
+
   // The embedding's weights, with its gradient if `gradient`.
   Embedding embedding(const BlockMemory& memory, bool gradient) const;
 
@@ -60,6 +65,7 @@ class Pass {
   void begin_micro(int64_t micro);
   void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
+  void embedding_backward(int64_t micro);
   void head(int64_t block, int64_t micro);
   void table_gradient(int64_t micro);
   void take_gradient_slot(const ModelLayout& layout);
@@ -114,6 +120,8 @@ class ForwardPass {
  public:
   // `batch` is in the arena since after `frame` began.
   ForwardPass(Pass& pass, DeviceBatch batch);
+  ForwardPass(const ForwardPass&) = delete;  // the batch points into it
+  ForwardPass& operator=(const ForwardPass&) = delete;
 
   // kForward of the embedding or of a transformer block.
   void carry_out(const Operation& operation);
@@ -127,6 +135,7 @@ class ForwardPass {
  private:
   Pass& pass_;
   DeviceBatch batch_;
+  Carried carried_;
   View x_, y_;  // take turns: a block reads one and writes the other
   HeadRows rows_;
 };

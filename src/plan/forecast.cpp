@@ -98,12 +98,14 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
   if (plan.placement.embedding_in_host == 0) return;
   // Rows that are looked up, by a second forward once more, unless recomputation has kept them; all of it
   // when it is updated: read and written.
-  const auto row = static_cast<double>(in.spec.hidden) * static_cast<double>(dtype_size(plan.numerics.dtype));
+  const double tables = in.spec.embedding.positions > 0 ? 2 : 1;
+  const double row =
+      (tables * static_cast<double>(in.spec.hidden) + static_cast<double>(in.spec.embedding.inputs.all())) *
+      static_cast<double>(dtype_size(plan.numerics.dtype));
   const auto updated =
       in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
   const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
-  const double tables = in.spec.embedding.positions > 0 ? 2 : 1;
-  plan.timeline.link_bytes += lookups * tables * shape.step_tokens / in.world.ranks * row + updated;
+  plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
 }
 
 // With a first backward for the norm alone.

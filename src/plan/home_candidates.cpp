@@ -20,9 +20,11 @@ Home asked_home(OffloadHome choice, DeviceType device) {
 
 namespace {
 
-// Not where a first backward has to measure it while block inputs wait for the second one.
+// Not where a first backward has to measure it while block inputs wait for the second one, nor where the
+// embedding has more gradients than that of rows.
 bool may_make_table_last(const PlanInput& in, bool in_backward) {
-  return in_backward && in.adapter == nullptr && in.spec.tied && in.config.optimizer.clip != Clip::kGlobal;
+  return in_backward && in.adapter == nullptr && in.spec.tied && in.spec.embedding.inputs.width == 0 &&
+         in.config.optimizer.clip != Clip::kGlobal;
 }
 
 std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) {

@@ -159,7 +159,10 @@ StepCosts::StepCosts(const StepShape& shape)
     const ModelSpec& spec = shape.model.spec;
     const double rows = std::min(static_cast<double>(spec.vocab), shape.step_tokens) +
                         std::min(static_cast<double>(spec.embedding.positions), shape.step_tokens);
-    embedding_rows_ = rows * static_cast<double>(spec.hidden) * (4 + 2 * gradient_bytes_);
+    const double tokens = std::min(static_cast<double>(spec.embedding.inputs.vocab), shape.step_tokens);
+    const double elements =
+        rows * static_cast<double>(spec.hidden) + tokens * static_cast<double>(spec.embedding.inputs.all());
+    embedding_rows_ = elements * (4 + 2 * gradient_bytes_);
   }
 }
 

@@ -32,12 +32,14 @@ class RehearsedMemory : public PassMemory {
             range.first_frozen_byte};
   }
   void begin_gradient(int64_t) override {}
-  void add_embedding_gradient(int64_t, const View& dx) override {
-    const int tables = context_.spec.embedding.positions > 0 ? 2 : 1;
-    for (int i = 0; i < tables; ++i) {
-      context_.kernels.sum_rows({.slots = batch_.tokens, .width = dx.columns, .dtype = dx.dtype},
+  void add_embedding_gradient(int64_t, const View& dx, const View& inputs) override {
+    const auto sum = [&](const View& rows) {
+      context_.kernels.sum_rows({.slots = batch_.tokens, .width = rows.columns, .dtype = rows.dtype},
                                 context_.stream);
-    }
+    };
+    sum(dx);
+    if (context_.spec.embedding.positions > 0) sum(dx);
+    if (inputs.defined()) sum(inputs);
   }
   std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
   std::byte* input(int64_t, int64_t) override { return nowhere(); }
@@ -111,6 +113,14 @@ class Rehearsal {
                                                               : pass.head(operation);
     }
     return arena_.high_water();
+  }
+
+  // Of a micro-batch, what its blocks give to later ones.
+  int64_t carried() {
+    const int64_t before = arena_.mark();
+    const ArenaFrame frame(arena_);
+    allocate_carried(context_, step_.micro_rows, true, model_.layout.blocks.front().flat_elements > 0);
+    return arena_.mark() - before;
   }
 
   const Arena& arena() const { return arena_; }
@@ -212,6 +222,7 @@ GroupArena rehearse_group(const ModelParts& model, const StepConfig& step, const
     if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
     if (op.kind != OperationKind::kForward || !body) continue;
     if (op.unit > 0) out.saved = within_reach(out.saved + now - before);
+    if (op.unit == 0) out.saved += rehearsal.carried();
     if (op.unit == 0 && !step.inputs_off_device()) out.saved += round_up(input, Arena::kAlignment);
   }
   out.forward = rehearsal.forward();

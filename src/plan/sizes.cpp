@@ -40,6 +40,11 @@ UpdatedRows updated_rows(const PlanInput& in) {
   return updated_rows(in.spec, in.config.train.global_batch * length, length);
 }
 
+// The same of the table of layers' inputs.
+int64_t input_rows(const PlanInput& in) {
+  return in.spec.embedding.inputs.width > 0 ? updated_rows(in).tokens : 0;
+}
+
 // Numbers in host memory by which a step's tokens reach the rows of a table (model/embedding.h); 0 rows:
 // none.
 int64_t order_numbers(int64_t table, int64_t rows, int64_t step_tokens, int64_t micro_batches) {
@@ -55,8 +60,10 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   const UpdatedRows rows = updated_rows(in);
   const int64_t micro_batches = plan.numerics.micro_batches;
-  return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
-                      order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches));
+  return bytes +
+         4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
+              order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches) +
+              order_numbers(in.spec.embedding.inputs.vocab, input_rows(in), step_tokens, micro_batches));
 }
 
 // A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
@@ -67,7 +74,7 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
       copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   const UpdatedRows updated = updated_rows(in);
   int64_t bytes = (in.trains() ? n.micro_batches : 1) * batch;
-  for (const int64_t rows : {updated.tokens, updated.positions}) {
+  for (const int64_t rows : {updated.tokens, updated.positions, input_rows(in)}) {
     if (rows > 0) bytes += n.micro_batches * copy(micro_tokens + rows + 1) + copy(rows);
   }
   return bytes;
@@ -257,7 +264,9 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
                  fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
   table.slots();
-  table.device("embedding rows", updated_rows(in).all() * in.spec.hidden * 4,
+  const int64_t row_elements =
+      updated_rows(in).all() * in.spec.hidden + input_rows(in) * in.spec.embedding.inputs.all();
+  table.device("embedding rows", row_elements * 4,
                in.spec.embedding.positions > 0 ? "fp32 sums of a step's distinct tokens and positions"
                                                : "fp32 sums of a step's distinct tokens");
   if (const int64_t scratch = in.trains() ? update_scratch_bytes(in.layout, n.rule) : 0; scratch > 0) {
@@ -363,6 +372,7 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
           .sharded = p.sharded,
           .in_backward = p.in_backward(),
           .table_last = p.table_last,
+          .layer_inputs = spec.embedding.inputs.width > 0,
           .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
                     p.through(Pool::kActivations)},
           .first_tile = p.first_tile,

@@ -56,9 +56,13 @@ class Builder {
       add(OperationKind::kRelease, *unit, first);
       if (final) finished(*unit);
     }
-    // The embedding's backward sums rows and needs no weights. It comes last, so that a tied matrix, whose
-    // gradient the head began, is complete only here.
-    for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
+    // The embedding's backward sums rows, and needs weights only for what it makes for the layers. It comes
+    // last, so that a tied matrix, whose gradient the head began, is complete only here.
+    if (step_.layer_inputs) {
+      pass(OperationKind::kBackward, embedding_, first, end);
+    } else {
+      for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
+    }
     if (!final) return;
     if (step_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
     add(OperationKind::kAddRows, embedding_, 0);
@@ -191,8 +195,8 @@ StepSchedule make_schedule(const StepConfig& step) {
   LM_CHECK(step.group >= 1, "a group has at least one micro-batch");
   LM_CHECK(!step.in_backward || step.group >= step.micro_batches,
            "updates inside backward want all micro-batches of a step in one group");
-  LM_CHECK(!step.table_last || (step.tied && !step.measures()),
-           "a gradient that is made last is a tied table's, of a step with one backward");
+  LM_CHECK(!step.table_last || (step.tied && !step.layer_inputs && !step.measures()),
+           "a gradient that is made last is a tied table's alone, of a step with one backward");
   Builder builder(step);
   for (int64_t first = 0; first < step.micro_batches; first += step.group) {
     const int64_t end = std::min(first + step.group, step.micro_batches);

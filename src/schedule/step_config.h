@@ -88,6 +88,9 @@ struct StepConfig {
   // backward, and one backward of a step.
   bool table_last = false;
 
+  // The embedding makes inputs for the layers, and its backward pass needs its weights.
+  bool layer_inputs = false;
+
   // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
   // activations (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
   std::array<PoolShape, kPools> pools = {};

@@ -49,6 +49,7 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
   found.field("the use of one norm for all heads" + of, a.joint_norm, b.joint_norm);
   compare(a.value_norm, b.value_norm, "the norm of v's heads" + of, found);
   found.field("attention_k_eq_v" + of, a.values_are_keys, b.values_are_keys);
+  found.field("the layer whose keys and values are read" + of, a.source, b.source);
   found.field("the sliding window" + of, a.window, b.window);
   found.field("the use of RoPE" + of, a.rotates(), b.rotates());
   found.field("the RoPE table" + of, a.rope, b.rope);
@@ -58,6 +59,9 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
   found.field("attn_logit_softcapping" + of, a.softcap, b.softcap);
   found.field("llama_4_scaling_beta" + of, a.position_slope, b.position_slope);
   found.field("the positions by which queries are scaled" + of, a.position_period, b.position_period);
+}
+void compare(const LayerInputSpec& a, const LayerInputSpec& b, const std::string& of, Comparison& found) {
+  found.field("the activation of the layer's input" + of, a.activation, b.activation);
 }
 // Of an MLP with a gate or without one.
 template <class Mlp>
@@ -145,6 +149,10 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   found.field("the rounding of the embedding's factor", model.embedding.round_scale,
               other.embedding.round_scale);
   found.field("the number of learned positions", model.embedding.positions, other.embedding.positions);
+  const InputsSpec &inputs = model.embedding.inputs, &theirs = other.embedding.inputs;
+  found.field("hidden_size_per_layer_input", inputs.width, theirs.width);
+  found.field("vocab_size_per_layer_input", inputs.vocab, theirs.vocab);
+  if (inputs.width > 0) compare(inputs.norm, theirs.norm, "the norm of the layers' inputs", found);
   found.field("logit_scale", model.head.logit_scale, other.head.logit_scale);
   found.field("final_logit_softcapping", model.head.logit_cap, other.head.logit_cap);
   found.field("num_hidden_layers", model.layer_count(), other.layer_count());

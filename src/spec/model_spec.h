@@ -43,11 +43,24 @@ struct RopeSpec {
   bool operator==(const RopeSpec&) const = default;
 };
 
+// What the embedding stage makes for each layer of a token, beside the first layer's input x:
+//   (norm(projection(x) / sqrt(H)) + sqrt(width) * table[token]) / sqrt(2)
+// of `width` elements for each of `layers`.
+struct InputsSpec {
+  int64_t width = 0;  // 0: there are none
+  int64_t layers = 0;
+  int64_t vocab = 0;  // rows of the table
+  NormSpec norm = {};
+  int64_t all() const { return width * layers; }
+  bool operator==(const InputsSpec&) const = default;
+};
+
 // What becomes of a token's row of the embedding.
 struct EmbeddingSpec {
   double scale = 1;          // multiplies it
   bool round_scale = false;  // the factor is rounded to the weights' type first
   int64_t positions = 0;     // rows of a table of learned positions, which are added to it; 0: none
+  InputsSpec inputs = {};    // of the layers (LayerInputSpec)
   bool operator==(const EmbeddingSpec&) const = default;
 };
 

@@ -30,7 +30,10 @@ struct NameMap {
   std::vector<NormName> norms;      // in a layer
   std::vector<ModuleName> modules;  // every part once, in order
   const char* scalar = "";          // of a layer: the tensor's whole name in its layer
-  const char* norm = "";            // the last one
+  const char* input_table = "";     // of layers' inputs, as the next two
+  const char* input_projection = "";
+  const char* input_norm = "";
+  const char* norm = "";  // the last one
   const char* head = "";
 };
 

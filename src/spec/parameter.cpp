@@ -110,6 +110,18 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   return out;
 }
 
+// Of what the embedding stage makes for the layers.
+void add_inputs(const ModelSpec& spec, std::vector<Parameter>& out) {
+  const InputsSpec& inputs = spec.embedding.inputs;
+  if (inputs.width == 0) return;
+  const auto weight = [](const char* path) { return path + std::string(".weight"); };
+  out.push_back(single("inputs.table", ParameterKind::kEmbedding, weight(spec.names.input_table),
+                       inputs.vocab, inputs.all()));
+  out.push_back(single("inputs.projection", ParameterKind::kMatrix, weight(spec.names.input_projection),
+                       inputs.all(), spec.hidden));
+  add_weight({"inputs.norm", spec.names.input_norm, inputs.width, inputs.norm}, out);
+}
+
 std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
   if (!spec.layer(i).scalar) return {};
   return {single(fmt::format("layers.{}.scalar", i), ParameterKind::kBuffer,
@@ -199,6 +211,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     first.push_back(single("positions", ParameterKind::kEmbedding, weight(names.positions),
                            spec.embedding.positions, spec.hidden));
   }
+  add_inputs(spec, first);
   add("embedding", std::move(first), {}, {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     add(fmt::format("block {}", i), layer_parameters(spec, i),

@@ -13,7 +13,7 @@
 namespace lm {
 
 enum class ParameterKind : uint8_t {
-  kEmbedding,  // of tokens, or of positions
+  kEmbedding,  // of tokens, of positions, or of layers' inputs
   kMatrix,
   kBias,
   kNorm,
@@ -82,7 +82,9 @@ struct BlockParameters {
 };
 
 // Ours, per block b in 0 .. L+1:
-//   block 0:        embed [V, H], and positions [P, H] where a model learns them
+//   block 0:        embed [V, H], positions [P, H] where a model learns them, and where layers have inputs of
+//                   their own inputs.table [V', L width], inputs.projection [L width, H] and inputs.norm
+//                   [width]
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
 //                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]

@@ -217,20 +217,25 @@ DeviceBatch TrainStep::place(int64_t micro) {
   return place_batch(context_, batches_->micro[static_cast<size_t>(micro)]);
 }
 
-void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
+void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) {
   if (micro == 0) embedding_gradient_->begin(context_, batches_->micro);
-  embedding_gradient_->add(context_, static_cast<size_t>(micro), dx);
+  embedding_gradient_->add(context_, static_cast<size_t>(micro), dx, inputs);
 }
 
 void TrainStep::add_rows() {
   if (!trained(0)) return;
-  // A tied embedding's gradient is begun by the head; an untied one, and that of positions, consists of the
-  // step's rows alone.
-  if (!context_.spec.tied) gradients_->zero(0);
+  // A tied embedding's gradient is begun by the head; an untied one, and those of positions and of the table
+  // of layers' inputs, consist of the step's rows alone. What projects such inputs has its gradient already.
+  const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
+  if (rows_alone) gradients_->zero(0);
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
-  const View& positions = embedding.positions.gradient;
-  if (context_.spec.tied && positions.defined()) context_.kernels.zero(positions, context_.stream);
+  const auto zero = [&](const View& gradient) {
+    if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
+  };
+  if (!tied) zero(embedding.table.gradient);
+  zero(embedding.positions.gradient);
+  zero(embedding.inputs.table.gradient);
   embedding_gradient_->finish(context_, embedding);
 }
 

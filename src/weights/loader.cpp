@@ -250,8 +250,27 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
                .next = "set tie_word_embeddings to false in config.json if the head is its own matrix"});
 }
 
+// What stands before ".weight" in the names of keys and values of layers that borrow those of others:
+// published files have such tensors, and nobody reads them.
+std::vector<std::string> unread_of_borrowers(const ModelSpec& spec) {
+  std::vector<std::string> out;
+  const NameMap& names = spec.names;
+  for (int64_t i = 0; i < spec.layer_count(); ++i) {
+    const auto* const attention = spec.layer(i).find<AttentionSpec>();
+    if (attention == nullptr || !attention->borrows()) continue;
+    const std::string layer = fmt::format("{}{}.", names.layers, i);
+    for (const ModuleName& module : names.modules) {
+      const std::string_view part = module.first;
+      if (part == "attn.k" || part == "attn.v") out.push_back(layer + module.path);
+    }
+    for (const NormName& norm : names.norms)
+      if (norm.ours == std::string_view("attn.k_norm")) out.push_back(layer + norm.path);
+  }
+  return out;
+}
+
 AllowedExtra allowed_for(const ModelSpec& spec) {
-  return [wrapped = !spec.wrapper.empty(), tied = spec.tied,
+  return [unread = unread_of_borrowers(spec), wrapped = !spec.wrapper.empty(), tied = spec.tied,
           head = spec.names.head + std::string(".weight")](const ModelFiles::Tensor& tensor) {
     switch (tensor.use) {
       case TensorUse::kTower:
@@ -261,6 +280,8 @@ AllowedExtra allowed_for(const ModelSpec& spec) {
       case TensorUse::kText:
         break;
     }
+    const auto begins = [&](const std::string& path) { return tensor.name.starts_with(path + "."); };
+    if (std::ranges::any_of(unread, begins)) return true;
     // rotary_emb.inv_freq: in old files, unused.
     return tensor.name.ends_with(".rotary_emb.inv_freq") || (tied && tensor.name == head);
   };

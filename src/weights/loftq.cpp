@@ -127,6 +127,12 @@ std::vector<float> LoftqBlock::inner_sizes(const PlainMlpSpec& mlp, const std::v
   return out;
 }
 
+// activation(gate) * what the embedding stage has made, of size 1
+std::vector<float> LoftqBlock::inner_sizes(const LayerInputSpec& mixer,
+                                           const std::vector<float>& inputs) const {
+  return row_sizes("input.gate", 0, mixer.width, inputs);
+}
+
 std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
                                     const std::vector<float>& sizes) const {
   const int64_t rows = place.parameter.parts[part].rows, columns = place.parameter.columns;

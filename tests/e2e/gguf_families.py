@@ -25,6 +25,8 @@ REFUSED = {
     "llama_yarn_uncut_range": "yarn with frequencies that are not whole",
     "olmo3_yarn_in_full_layers": "RoPE of several bases",  # an old file's rope_theta is that of full layers alone
     "gemma2_odd_without_caps": "a model without soft caps of scores",
+    "gemma4_text_inputs_and_borrowed_keys": "inputs of each layer",
+    "gemma4_text_odd_inputs_in_gemma4": "inputs of each layer",
     "glm_odd_without_biases": "heads whose size is not hidden_size / heads",
     "glm4_odd_biases": "heads whose size is not hidden_size / heads",
     "starcoder2_odd_without_biases": "a model without biases of the MLP",

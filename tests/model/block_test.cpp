@@ -10,12 +10,14 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "model/carried.h"
 #include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 constexpr int64_t kRows = 9;
+constexpr int64_t kWidth = 12;  // of a layer's input
 
 constexpr float kScalar = 0.7F;  // of a layer that has one
 
@@ -35,6 +37,7 @@ MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases)
   attention.qkv_bias = attention.out_bias = mlp.bias = biases;
   if (name == "attention") return attention;
   if (name == "mlp") return mlp;
+  if (name == "input") return LayerInputSpec{.activation = Activation::kGeluTanh, .width = kWidth};
   return PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = mlp.ffn, .bias = biases};
 }
 
@@ -51,7 +54,9 @@ ModelSpec spec_of(const Shape& shape) {
     if (shape.norm_after) sublayer.norm_after = NormSpec{.kind = shape.kind, .eps = 1e-3};
     sublayer.residual_scale = shape.residual_scale;
   }
-  for (const char* name : {"attn.norm_after", "mlp.norm_after"}) spec.names.norms.push_back({name, name});
+  for (const char* name : {"attn.norm_after", "mlp.norm_after", "input.norm", "input.norm_after"})
+    spec.names.norms.push_back({name, name});
+  for (const char* name : {"input.gate", "input.out"}) spec.names.modules.push_back({name, name});
   return spec;
 }
 
@@ -69,6 +74,8 @@ struct Fixture {
       std::memcpy(frozen.data() + scalar->offset, &kScalar, sizeof kScalar);
     x = at::randn({kRows, spec.hidden}, at::kFloat);
     dy = at::randn({kRows, spec.hidden}, at::kFloat);
+    inputs = at::randn({kRows, 2 * kWidth}, at::kFloat);
+    dinputs = at::full({kRows, 2 * kWidth}, 7, at::kFloat);
   }
 
   static View view(const at::Tensor& t) { return view_of(t.data_ptr(), DType::kF32, t.size(0), t.size(1)); }
@@ -93,6 +100,8 @@ struct Fixture {
     batch.position = positions.data();
     batch.document_start = starts.data();
     batch.document_count = 1;
+    const Carried carried{.lent = {}, .inputs = view(inputs), .input_gradient = view(dinputs)};
+    batch.carried = &carried;
     const ArenaFrame frame(arena);
     const at::Tensor out = at::empty_like(x);
     BlockSaved saved = allocate_block_saved(context, block, kRows);
@@ -117,6 +126,7 @@ struct Fixture {
                   arena, rope,        uploads};
   std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, 6, 7, 8}, starts = {0, kRows};
   at::Tensor weights, gradients, x, dy;
+  at::Tensor inputs, dinputs;  // of two layers, this one's first
   std::vector<std::byte> frozen;
   int64_t saved_bytes = 0;  // what a forward pass keeps
 };
@@ -124,7 +134,10 @@ struct Fixture {
 // The same block by its formulas. `leaves`: each parameter's name and value.
 class Reference {
  public:
-  explicit Reference(const Fixture& f) : f_(f), input(f.x.to(at::kDouble).requires_grad_()) {}
+  explicit Reference(const Fixture& f)
+      : f_(f),
+        input(f.x.to(at::kDouble).requires_grad_()),
+        layer_input(f.inputs.narrow(1, 0, kWidth).to(at::kDouble).requires_grad_()) {}
 
   at::Tensor run() {
     const LayerSpec& layer = f_.spec.layers[0];
@@ -163,6 +176,9 @@ class Reference {
   at::Tensor of(const PlainMlpSpec& mlp, const at::Tensor& x) {
     return product(at::gelu(product(x, "mlp.up", mlp.bias), "tanh"), "mlp.down", mlp.bias);
   }
+  at::Tensor of(const LayerInputSpec&, const at::Tensor& x) {
+    return product(at::gelu(product(x, "input.gate", false), "tanh") * layer_input, "input.out", false);
+  }
   at::Tensor rotated(const at::Tensor& x) const {  // [heads, T, d]
     const std::vector<float> frequencies = rope_frequencies(f_.spec.ropes.front());
     const at::Tensor f = at::tensor(frequencies).to(at::kDouble);
@@ -190,7 +206,7 @@ class Reference {
   const Fixture& f_;
 
  public:
-  at::Tensor input;
+  at::Tensor input, layer_input;
 };
 
 // fp32's rounding of Llama's shapes; offsets and biases of size 1 and blocks without a norm make larger
@@ -217,6 +233,10 @@ void expect_as_autograd(const std::vector<Shape>& shapes, double bound = kBound)
       want.mul(f.dy.to(at::kDouble)).sum().backward();
       expect_near(out, want, "output", bound);
       expect_near(dx, reference.input.grad(), "dx", bound);
+      if (const at::Tensor& want_inputs = reference.layer_input.grad(); want_inputs.defined()) {
+        expect_near(f.dinputs.narrow(1, 0, kWidth), want_inputs, "the layer's input", bound);
+        EXPECT_TRUE(f.dinputs.narrow(1, kWidth, kWidth).eq(7).all().item<bool>()) << "another layer's";
+      }
       for (const auto& [name, leaf] : reference.leaves)
         expect_near(f.find(f.gradients, name).view(leaf.sizes()), leaf.grad(), name, bound);
     }
@@ -320,6 +340,16 @@ TEST(Block, IsMultipliedByItsLayersScalar) {
        .scalar = true},  // Gemma 4's
       {.sublayers = {"mlp"}, .residual_scale = 0.25, .scalar = true},
   });
+}
+
+TEST(Block, HasAnInputOfItsOwn) {
+  expect_as_autograd(
+      {
+          {.sublayers = {"attention", "mlp", "input"}, .norm = false, .norm_after = true, .scalar = true},
+          {.sublayers = {"input"}},
+          {.sublayers = {"mlp", "input"}, .norm_after = true, .residual_scale = 0.5},
+      },
+      kLargerBound);
 }
 
 TEST(Rope, EveryTableIsThatOfItsSpec) {

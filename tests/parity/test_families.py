@@ -106,6 +106,16 @@ def global_sizes(directory):
     write_config(directory, {**config, "global_head_dim": one["head_dim"], "num_global_key_value_heads": one["num_key_value_heads"]})
 
 
+def keys_that_nobody_reads(directory):
+    """Of the layers that borrow: published files have them."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(3, 7):
+        for name, shape in {"k_proj": (32, 64), "v_proj": (32, 64), "k_norm": (16,)}.items():
+            tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = torch.ones(shape)
+    save_file(tensors, path, {"format": "pt"})
+
+
 def tied_head_in_the_file(directory):
     path = directory / "model.safetensors"
     tensors = load_file(path)
@@ -116,7 +126,8 @@ FORMS = [("phi3_partial_longrope_short_texts", old_config), ("mistral_in_mistral
          ("mistral_in_mistral3", old_config), ("ministral3_in_mistral3_odd", prefixes_of_5), ("gemma3_text_in_gemma3", prefixes_of_5),
          ("gemma3_text_in_gemma3", text_class), ("gemma3_text_in_gemma3", old_config), ("gemma3_text", old_config),
          ("gemma3_text", sliding_pattern), ("gemma4_text", global_sizes),
-         ("gemma4_text_in_gemma4", text_class), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
+         ("gemma4_text_in_gemma4", text_class), ("gemma4_text_odd_inputs_in_gemma4", text_class),
+         ("gemma4_text_inputs_and_borrowed_keys", keys_that_nobody_reads), ("glm4", old_config), ("nemotron", old_config), ("granite", old_config),
          ("cohere2", old_config), ("cohere2", without_layer_types), ("starcoder2", old_config), ("gpt2", as_published),
          ("gemma2", without_layer_types), ("gemma2", tied_head_in_the_file), ("exaone4", without_layer_types)]
 
@@ -157,6 +168,9 @@ ADAPTERS = {
         ("granitemoehybrid_dense", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "input_linear", "output_linear"])),
     "plain_mlp": ("nemotron", dict(r=4, lora_alpha=8, target_modules=["up_proj", "down_proj", "k_proj"])),
     "values_that_are_keys": ("gemma4_text", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "gate_proj"])),
+    "inputs_and_borrowed_keys":
+        ("gemma4_text_inputs_and_borrowed_keys",
+         dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "per_layer_input_gate", "per_layer_projection"])),
     "behind_norms_and_caps": ("gemma2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "down_proj", "up_proj"])),
     "beside": ("cohere2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "gate_proj", "down_proj"])),
     "inside_gemma3":
@@ -198,7 +212,7 @@ def quantise(model):
     return changed
 
 
-@pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys"])
+@pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys"])
 def test_an_adapter_over_a_quantised_base_is_as_pefts(name, tmp_path):
     base, arguments = ADAPTERS[name]
     model = adapted(base, tmp_path, arguments)

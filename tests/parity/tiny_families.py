@@ -49,6 +49,8 @@ TWO_BASES = {"full_attention": rope(1000.0, "linear", factor=8.0), "sliding_atte
 YARN_OF_FULL = {"full_attention": yarn(), "sliding_attention": rope(100.0)}
 GRANITE = dict(embedding_multiplier=6.0, logits_scaling=3.0, residual_multiplier=0.3, attention_multiplier=0.1)
 HYBRID = dict(num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=8, **GRANITE)
+# Of seven layers the last four read the keys of two earlier ones, three of them those of the same one.
+INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=600, num_kv_shared_layers=4, use_double_wide_mlp=True)
 GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=7)
 
 # Where q and k are normed, and what a sublayer adds, too, gradients are steep: with all factors around 1 two bf16 runs of anything disagree.
@@ -128,6 +130,13 @@ FAMILIES = {
                                  attention_k_eq_v=False, final_logit_softcapping=3.0), UNSCALED),
     "gemma4_text_in_gemma4":
         ("Gemma4TextConfig", base(3, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0), **GEMMA4), {**IN_GEMMA4, **UNSCALED}),
+    "gemma4_text_inputs_and_borrowed_keys":
+        ("Gemma4TextConfig", base(7, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 1, 0, 1, 0, 0), sliding_window=7, global_head_dim=32,
+                                  **INPUTS), UNSCALED),
+    "gemma4_text_odd_inputs_in_gemma4":
+        ("Gemma4TextConfig", odd(5, layer_types=slides(0, 1, 0, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
+                                 vocab_size_per_layer_input=1003, num_kv_shared_layers=2, attention_k_eq_v=True,
+                                 final_logit_softcapping=3.0, tie_word_embeddings=True), {**IN_GEMMA4, **UNSCALED}),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),
     "glm_odd_without_biases":
         ("GlmConfig", odd(attention_bias=False, tie_word_embeddings=True, rope_parameters=rope(100.0, partial_rotary_factor=0.5)),
@@ -157,5 +166,5 @@ FAMILIES = {
 }
 
 # One for each kernel, or way through one, that Llama and its near relatives do not have.
-KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
+KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "gemma4_text_inputs_and_borrowed_keys", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
            "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2"]

@@ -75,6 +75,11 @@ class Reference:
         window = getattr(self.text, "sliding_window", None) or 0
         return window if self.kind(i) in (None, "sliding_attention") else 0
 
+    def source(self, i):
+        """Of layer i: whose keys and values it reads; -1: its own."""
+        modes = getattr(self.text, "kv_sharing_modes", [None] * len(self.layers))
+        return next(j for j in range(i) if modes[j] == "store" and self.kind(j) == self.kind(i)) if modes[i] == "reuse" else -1
+
     def rotates(self, i):
         attention, family = self.attention(i), self.text.model_type
         if family == "exaone4":
@@ -128,13 +133,15 @@ def check_layer(spec, reference, i):
     cap = attention.attn_logit_softcapping if reference.text.model_type == "gemma2" else None
     assert ours["softcap"] == (cap or 0)
     assert ours["value_norm"] == (dict(kind=3, eps=reference.text.rms_norm_eps) if hasattr(attention, "v_norm") else None)
+    assert ours["source"] == reference.source(i)
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
     mlp = getattr(layer, "mlp", None) or layer.shared_mlp
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "activation", "act") if hasattr(mlp, name))
     x = torch.linspace(-4, 4, 97)
     torch.testing.assert_close(activation(x), ACTIVATIONS[ours["activation"]](x), rtol=1e-5, atol=1e-6)
-    assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * 2
-    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere")]
+    inputs = [False] if getattr(layer, "hidden_size_per_layer_input", None) else []
+    assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * (2 + len(inputs))
+    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *inputs]
 
 
 def check_rope(spec, reference, i):
@@ -241,8 +248,8 @@ REFUSED = {
     "layer_types is missing": least("granitemoehybrid", shared_intermediate_size=96, num_local_experts=0),
     "num_local_experts": least("granitemoehybrid", shared_intermediate_size=96, layer_types=["attention"] * 7),
     "enable_moe_block": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True),
-    "hidden_size_per_layer_input": least("gemma4_text"),
-    "num_kv_shared_layers": least("gemma4_text", hidden_size_per_layer_input=0, num_kv_shared_layers=2),
+    "vocab_size_per_layer_input": least("gemma4_text"),  # 262144, fewer than the tokens
+    "num_kv_shared_layers": least("gemma4_text", hidden_size_per_layer_input=0, num_kv_shared_layers=7),
     "resid_pdrop": least("phi3", resid_pdrop=0.1),
     "embd_pdrop": least("phi3", embd_pdrop=0.1),
     "use_qk_norm": least("cohere", use_qk_norm=True),

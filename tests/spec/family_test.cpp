@@ -417,10 +417,7 @@ TEST(Gemma4, TheNewerFormNamesLayersByNumber) {
 
 TEST(Gemma4, WhatOtherSizesHaveIsRefusedByName) {
   json config = gemma4();
-  config.erase("hidden_size_per_layer_input");
-  expect_refused(config, "hidden_size_per_layer_input");
   expect_refused(with(gemma4(), "enable_moe_block", true), "enable_moe_block");
-  expect_refused(with(gemma4(), "num_kv_shared_layers", 2), "num_kv_shared_layers");
   expect_refused(with(gemma4(), "use_bidirectional_attention", "all"), "use_bidirectional_attention");
   expect_refused(with(gemma4(), "rope_scaling", {{"rope_type", "linear"}}), "rope_scaling");
   expect_refused(with(gemma4(), "rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}}),
@@ -428,6 +425,54 @@ TEST(Gemma4, WhatOtherSizesHaveIsRefusedByName) {
   EXPECT_EQ(parse(with(gemma4(), "use_bidirectional_attention", "vision")).hidden, 64);
   config["model_type"] = "gemma4_unified_text";  // it has no such inputs
   EXPECT_EQ(windows(parse(config)).front(), 1024);
+}
+
+TEST(Gemma4, TheLastLayersReadTheKeysOfTheLastOneOfTheirKindBeforeThem) {
+  json config = with(gemma4(), "num_kv_shared_layers", 3);
+  config["attention_k_eq_v"] = true;
+  config["layer_types"] = {"full_attention",    "sliding_attention", "sliding_attention",
+                           "sliding_attention", "full_attention",    "full_attention"};
+  ModelSpec spec = parse(config);
+  const auto source = [&](int64_t i) { return spec.layer(i).attention().source; };
+  EXPECT_EQ(source(2), -1);
+  EXPECT_EQ(source(3), 2);
+  EXPECT_EQ(source(4), 0);
+  EXPECT_EQ(source(5), 0);
+  EXPECT_TRUE(spec.layer(0).attention().lends && spec.layer(2).attention().lends);
+  EXPECT_FALSE(spec.layer(1).attention().lends || spec.layer(4).attention().lends);
+  EXPECT_EQ(spec.layer(4).attention().projected_rows(), spec.layer(4).attention().q_rows());
+  EXPECT_FALSE(spec.layer(4).attention().values_are_keys || spec.layer(4).attention().value_norm);
+  EXPECT_EQ(spec.layer(4).mlp().ffn, spec.layer(0).mlp().ffn);
+  config["use_double_wide_mlp"] = true;
+  spec = parse(config);
+  EXPECT_EQ(spec.layer(3).mlp().ffn, 2 * spec.layer(2).mlp().ffn);
+  expect_refused(with(config, "num_kv_shared_layers", 6), "num_kv_shared_layers");
+  config["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention",
+                           "sliding_attention", "full_attention",    "full_attention"};
+  expect_refused(config, "num_kv_shared_layers");  // nobody before them has keys without a window
+  config = with(gemma4(), "num_kv_shared_layers", 1);
+  config["layer_types"] = {"full_attention",    "sliding_attention", "sliding_attention",
+                           "sliding_attention", "sliding_attention", "full_attention"};
+  config["per_layer_config"] = {{"0", {{"head_dim", 64}, {"num_key_value_heads", 1}}},
+                                {"5", {{"head_dim", 64}}}};
+  expect_refused(config, "num_kv_shared_layers");  // their heads differ
+}
+
+TEST(Gemma4, LayersMayHaveInputsOfTheirOwn) {
+  json config = gemma4();
+  config.erase("hidden_size_per_layer_input");  // 256, and a table of 262144 rows
+  ModelSpec spec = parse(config);
+  EXPECT_EQ(spec.embedding.inputs.all(), 6 * 256);
+  EXPECT_EQ(spec.embedding.inputs.vocab, 262144);
+  EXPECT_EQ(spec.layer(5).sublayers.size(), 3U);
+  EXPECT_EQ(spec.layer(5).find<LayerInputSpec>()->width, 256);
+  EXPECT_FALSE(spec.layer(5).sublayers[2].norm.has_value());
+  EXPECT_TRUE(spec.layer(5).sublayers[2].norm_after.has_value());
+  config["vocab_size_per_layer_input"] = spec.vocab - 1;
+  expect_refused(config, "vocab_size_per_layer_input");
+  config["hidden_size_per_layer_input"] = nullptr;  // as 0
+  EXPECT_EQ(parse(config).embedding.inputs.width, 0);
+  EXPECT_EQ(parse(config).layer(0).sublayers.size(), 2U);
 }
 
 // ---- Factors and caps

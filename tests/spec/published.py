@@ -97,6 +97,12 @@ PUBLISHED = {
         num_key_value_heads=16, head_dim=256, global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True,
         hidden_size_per_layer_input=0, sliding_window=1024, final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE,
         max_position_embeddings=262144, layer_types=pattern(6)), tie_word_embeddings=True),
+    # Sizes of E2B; of its layers the first that are different in kind.
+    "gemma-4-E2B": wrapped("gemma4", "Gemma4ForConditionalGeneration", dict(
+        model_type="gemma4_text", hidden_size=1536, intermediate_size=6144, num_hidden_layers=10, num_attention_heads=8,
+        num_key_value_heads=1, head_dim=256, global_head_dim=512, num_kv_shared_layers=5, use_double_wide_mlp=True,
+        hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, vocab_size=262144, sliding_window=512,
+        final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE, layer_types=pattern(5, 10)), tie_word_embeddings=True),
     "gemma-4-12b": wrapped("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", dict(
         model_type="gemma4_unified_text", hidden_size=3840, intermediate_size=15360, num_hidden_layers=LAYERS - 1, num_attention_heads=16,
         num_key_value_heads=8, head_dim=256, attention_k_eq_v=True, sliding_window=1024, final_logit_softcapping=30.0,
@@ -166,6 +172,7 @@ SPARSE = {
     "gemma2": least("gemma2"),
     "gemma3_text": least("gemma3_text"),
     "gemma4_text": least("gemma4_text", hidden_size_per_layer_input=0),
+    "gemma4_text with inputs": {**least("gemma4_text"), "vocab_size": 1000},
     "gemma4_unified_text": least("gemma4_unified_text"),
     "glm": least("glm"),
     "glm4": least("glm4"),
@@ -195,6 +202,10 @@ SWITCHES = {
             sliding_attention=dict(rope_type="default", rope_theta=5e3))),
     "gemma4_text without shared values": least("gemma4_text", hidden_size_per_layer_input=0, num_global_key_value_heads=2,
                                                attention_bias=True, layer_types=pattern(3)),
+    "gemma4_text whose values are keys that others borrow": least(
+        "gemma4_text", hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=2, num_kv_shared_layers=3,
+        layer_types=pattern(3)),
+    "gemma4_unified_text that borrows": least("gemma4_unified_text", num_kv_shared_layers=3, use_double_wide_mlp=True, layer_types=pattern(3)),
     "gemma4_text whose last layer slides": least("gemma4_text", hidden_size_per_layer_input=0, attention_k_eq_v=True,
                                                  num_global_key_value_heads=2, global_head_dim=64, head_dim=32,
                                                  layer_types=["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]),

@@ -45,6 +45,37 @@ inline void like_gemma(ModelSpec& spec) {
   spec.head.logit_cap = 0.5;
 }
 
+// An input for each layer, and a last layer that reads the keys and values of the first one with heads of the
+// same kind, normed; the others keep their own.
+inline void like_gemma4(ModelSpec& spec) {
+  like_gemma(spec);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    LayerSpec& layer = spec.layers[i];
+    AttentionSpec& attention = layer.attention();
+    attention.head_norm = NormSpec{.kind = NormKind::kRmsLate};
+    attention.softmax_scale = 0.3;
+    attention.window = i % 2 == 0 ? 7 : 0;
+    layer.sublayers.push_back({.norm = std::nullopt,
+                               .mixer = LayerInputSpec{.activation = Activation::kGeluTanh, .width = 12},
+                               .norm_after = spec.final_norm});
+  }
+  if (spec.layers.size() > 2) {
+    spec.layers.front().attention().lends = true;
+    AttentionSpec& last = spec.layers.back().attention();
+    last.source = 0;
+    last.window = 7;
+    spec.layers.back().mlp().ffn *= 2;
+  }
+  spec.embedding.inputs = {
+      .width = 12, .layers = spec.layer_count(), .vocab = spec.vocab + 20, .norm = spec.final_norm};
+  spec.names.norms.push_back({"input.norm_after", "input.norm_after"});
+  spec.names.modules.push_back({"input.gate", "input.gate"});
+  spec.names.modules.push_back({"input.out", "input.out"});
+  spec.names.input_table = "model.input_table";
+  spec.names.input_projection = "model.input_projection";
+  spec.names.input_norm = "model.input_norm";
+}
+
 // Both mixers beside each other behind one LayerNorm, and a factor of the logits.
 inline void like_cohere(ModelSpec& spec) {
   set_norms(spec, {.kind = NormKind::kLayerNoBias, .eps = 1e-5});

@@ -87,8 +87,10 @@ TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
 // A tied table's gradient is begun by the head, that of the positions beside it by nobody: it must not be
 // what lay there.
 TEST_F(InBackward, GivesTheSameBitsForShapesOfOtherFamilies) {
-  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite}) {
+  for (const Family family :
+       {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite, Family::kGemma4}) {
     for (const bool table_last : {false, true}) {
+      if (table_last && family == Family::kGemma4) continue;  // no plan has it
       Variant run;
       run.in_backward = run.recompute = true, run.table_last = table_last;
       run.clip = table_last ? Clip::kBlock : Clip::kGlobal;

@@ -134,12 +134,13 @@ TEST_F(Offload, BiasesNormsOfHeadsAndWindowsGiveTheSameBits) {
   }
 }
 
-// Learned positions, norms with biases, a layer's scalar, which is frozen in a full run too, and mixers
-// beside each other.
+// Learned positions, norms with biases, a layer's scalar, which is frozen in a full run too, mixers beside
+// each other, and what a layer gives to later ones.
 TEST_F(Offload, ShapesOfOtherFamiliesGiveTheSameBits) {
-  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite}) {
+  for (const Family family :
+       {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite, Family::kGemma4}) {
     for (const bool lora : {false, true}) {
-      if (!test::full_counts() && lora) continue;
+      if (!test::full_counts() && lora && family != Family::kGemma4) continue;
       Variant resident;
       resident.family = family, resident.lora = lora, resident.micro_batches = 2, resident.group = 2,
       resident.steps = 4;

@@ -31,6 +31,7 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kGemma) like_gemma(spec);
   if (run.family == Family::kCohere) like_cohere(spec);
   if (run.family == Family::kGranite) like_granite(spec);
+  if (run.family == Family::kGemma4) like_gemma4(spec);
   return spec;
 }
 

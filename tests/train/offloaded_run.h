@@ -31,6 +31,7 @@ enum class Family {
   kGemma,
   kCohere,
   kGranite,
+  kGemma4,
 };
 
 // A run of the matrix. The first fifteen decide the numbers, the rest must not.

@@ -205,11 +205,12 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
 
 // One spec for each of them, tied or not.
 std::vector<ModelSpec> other_shapes(bool tied) {
-  std::vector<ModelSpec> out(4, tiny_spec(false, false, tied));
+  std::vector<ModelSpec> out(5, tiny_spec(false, false, tied));
   like_gpt2(out[0], 128);
   like_gemma(out[1]);
   like_cohere(out[2]);
   like_granite(out[3]);
+  like_gemma4(out[4]);
   return out;
 }
 

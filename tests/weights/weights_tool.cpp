@@ -54,6 +54,7 @@ json layer_json(const LayerSpec& layer) {
               {"qk_norm", attention.head_norm.has_value()},
               {"joint_norm", attention.joint_norm},
               {"value_norm", norm_json(attention.value_norm)},
+              {"source", attention.source},
               {"scale", attention.scale()},
               {"softcap", attention.softcap},
               {"position_slope", attention.position_slope},

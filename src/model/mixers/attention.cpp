@@ -1,5 +1,7 @@
 #include "model/mixers/attention.h"
 
+#include "model/carried.h"
+
 namespace lm {
 namespace {
 
@@ -13,7 +15,7 @@ View k_of(const AttentionSpec& spec, const View& qkv) {
 View v_of(const AttentionSpec& spec, const View& qkv) {
   return qkv.column_range(spec.q_rows() + spec.kv_rows(), spec.kv_rows());
 }
-// What the projection makes of a row: all of it, or q and k.
+// What the projection makes of a row: all of it, or q and k; q alone where k and v are borrowed.
 View projected(const AttentionSpec& spec, const View& qkv) {
   return qkv.column_range(0, spec.projected_rows());
 }
@@ -28,7 +30,7 @@ void rotate(const Context& context, const AttentionSpec& spec, const DeviceBatch
                         .sin = context.rope.sin(spec.rope),
                         .position = batch.position,
                         .rows = batch.tokens,
-                        .heads = spec.heads + spec.kv_heads,
+                        .heads = spec.heads + spec.own_kv_heads(),
                         .head_dim = spec.head_dim,
                         .x_stride = qkv.stride,
                         .dim = rope.dim,
@@ -64,6 +66,11 @@ struct Heads {
 
 Groups groups_of(const AttentionSpec& spec, int64_t heads) {
   return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim};
+}
+
+// Of a layer's own keys.
+int64_t key_groups(const AttentionSpec& spec) {
+  return spec.borrows() ? 0 : groups_of(spec, spec.kv_heads).groups;
 }
 
 Heads heads_of(const AttentionSpec& spec, const Attention::Saved& saved, bool keys) {
@@ -121,14 +128,67 @@ void make_values_backward(const Context& context, const Attention& a, const Atte
   context.kernels.copy_rows({.from = sum, .to = dk}, context.stream);
 }
 
-// The tokens' keys and values behind the earlier ones; from the first of them attention reads.
-View keep_keys_and_values(const Context& context, const Attention& a, const DeviceBatch& batch,
-                          const View& qkv) {
+// A layer's own k and v beside each other, or their gradients.
+View own_keys(const AttentionSpec& spec, const View& qkv) {
+  return qkv.column_range(spec.q_rows(), 2 * spec.kv_rows());
+}
+
+// What a layer lends to later ones.
+const Carried::Lent& lent_by(const DeviceBatch& batch, int64_t layer) {
+  LM_CHECK(batch.carried != nullptr, "keys and values are lent by way of the micro-batch");
+  return batch.carried->lent[static_cast<size_t>(layer)];
+}
+
+// For later layers.
+void lend(const Context& context, const Attention& a, const DeviceBatch& batch, const View& qkv) {
+  if (!a.spec.lends || batch.cache != nullptr) return;
+  context.kernels.copy_rows({.from = own_keys(a.spec, qkv), .to = lent_by(batch, a.layer).rows},
+                            context.stream);
+}
+
+// A borrower's dk and dv [T, 2 n_kv d] join those of the others.
+void give_back(const Context& context, const AttentionSpec& spec, const DeviceBatch& batch, const View& dkv) {
+  const View& sum = lent_by(batch, spec.source).gradient;
+  context.kernels.accumulate({.to = sum.data,
+                              .from = dkv.data,
+                              .elements = dkv.elements(),
+                              .to_dtype = sum.dtype,
+                              .from_dtype = dkv.dtype},
+                             context.stream);
+}
+
+// The lender's own dk and dv join them, and become the sum of all.
+void take_back(const Context& context, const Attention& a, const DeviceBatch& batch, const View& dqkv) {
+  if (!a.spec.lends) return;
+  const ArenaFrame frame(context.arena);
+  const View own = own_keys(a.spec, dqkv), part = context.like(own), &sum = lent_by(batch, a.layer).gradient;
+  context.kernels.copy_rows({.from = own, .to = part}, context.stream);
+  context.kernels.accumulate({.to = sum.data,
+                              .from = part.data,
+                              .elements = part.elements(),
+                              .to_dtype = sum.dtype,
+                              .from_dtype = part.dtype},
+                             context.stream);
+  context.kernels.accumulate({.to = part.data,
+                              .from = sum.data,
+                              .elements = part.elements(),
+                              .to_dtype = part.dtype,
+                              .from_dtype = sum.dtype,
+                              .overwrite = true},
+                             context.stream);
+  context.kernels.copy_rows({.from = part, .to = own}, context.stream);
+}
+
+// Keys and values as attention reads them: rows of k, then v. With a cache the tokens' own join the earlier
+// ones, and it reads from the first of these.
+View keys_and_values(const Context& context, const Attention& a, const DeviceBatch& batch, const View& qkv) {
+  const AttentionSpec& spec = a.spec;
+  if (batch.cache == nullptr) return spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, qkv);
+  if (spec.borrows()) return batch.cache->layer(spec.source);
   const View kept = batch.cache->layer(a.layer);
-  context.kernels.copy_rows(
-      {.from = qkv.row_range(0, batch.tokens).column_range(a.spec.q_rows(), 2 * a.spec.kv_rows()),
-       .to = kept.row_range(batch.past(), batch.tokens)},
-      context.stream);
+  context.kernels.copy_rows({.from = own_keys(spec, qkv.row_range(0, batch.tokens)),
+                             .to = kept.row_range(batch.past(), batch.tokens)},
+                            context.stream);
   return kept;
 }
 
@@ -137,9 +197,10 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
             const Attention::Saved& saved) {
   const AttentionSpec& spec = a.spec;
   const ArenaFrame frame(context.arena);
+  const View kv = keys_and_values(context, a, batch, saved.qkv);
   AttentionForward args{.q = q_of(spec, saved.qkv).data,
-                        .k = k_of(spec, saved.qkv).data,
-                        .v = v_of(spec, saved.qkv).data,
+                        .k = kv.data,
+                        .v = kv.column_range(spec.kv_rows(), spec.kv_rows()).data,
                         .out = saved.attention.data,
                         .lse = saved.lse.floats(),
                         .documents = batch.documents(),
@@ -148,43 +209,39 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
                         .kv_heads = spec.kv_heads,
                         .head_dim = spec.head_dim,
                         .q_stride = saved.qkv.stride,
-                        .kv_stride = saved.qkv.stride,
+                        .kv_stride = kv.stride,
                         .window = spec.window,
                         .scale = spec.scale(),
                         .softcap = static_cast<float>(spec.softcap),
                         .dtype = context.dtype};
-  if (batch.cache != nullptr) {
-    const View kept = keep_keys_and_values(context, a, batch, saved.qkv);
-    args.k = kept.data;
-    args.v = kept.column_range(spec.kv_rows(), spec.kv_rows()).data;
-    args.kv_stride = kept.stride;
-  }
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
 }
 
-// dqkv [T, Q] from dout [T, n_h d].
-void attend_backward(const Context& context, const AttentionSpec& spec, const DeviceBatch& batch,
-                     const Attention::Saved& saved, const View& dout, const View& dqkv) {
+// dq and dkv, of keys and then of values, from dout [T, n_h d].
+void attend_backward(const Context& context, const Attention& a, const DeviceBatch& batch,
+                     const Attention::Saved& saved, const View& dout, const View& dq, const View& dkv) {
+  const AttentionSpec& spec = a.spec;
   const ArenaFrame frame(context.arena);
+  const View kv = spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, saved.qkv);
   AttentionBackward args{.dout = dout.data,
                          .q = q_of(spec, saved.qkv).data,
-                         .k = k_of(spec, saved.qkv).data,
-                         .v = v_of(spec, saved.qkv).data,
+                         .k = kv.data,
+                         .v = kv.column_range(spec.kv_rows(), spec.kv_rows()).data,
                          .out = saved.attention.data,
                          .lse = saved.lse.floats(),
-                         .dq = q_of(spec, dqkv).data,
-                         .dk = k_of(spec, dqkv).data,
-                         .dv = v_of(spec, dqkv).data,
+                         .dq = dq.data,
+                         .dk = dkv.data,
+                         .dv = dkv.column_range(spec.kv_rows(), spec.kv_rows()).data,
                          .documents = batch.documents(),
                          .tokens = batch.tokens,
                          .heads = spec.heads,
                          .kv_heads = spec.kv_heads,
                          .head_dim = spec.head_dim,
                          .q_stride = saved.qkv.stride,
-                         .kv_stride = saved.qkv.stride,
-                         .dq_stride = dqkv.stride,
-                         .dkv_stride = dqkv.stride,
+                         .kv_stride = kv.stride,
+                         .dq_stride = dq.stride,
+                         .dkv_stride = dkv.stride,
                          .window = spec.window,
                          .scale = spec.scale(),
                          .softcap = static_cast<float>(spec.softcap),
@@ -199,8 +256,8 @@ Attention::Saved Attention::allocate(const Context& context, int64_t rows) const
   Saved saved;
   saved.qkv = context.tensor(rows, spec.qkv_rows());
   if (spec.head_norm) {
-    saved.qk = context.tensor(rows, spec.q_rows() + spec.kv_rows());
-    const int64_t groups = groups_of(spec, spec.heads).groups + groups_of(spec, spec.kv_heads).groups;
+    saved.qk = context.tensor(rows, spec.qk_rows());
+    const int64_t groups = groups_of(spec, spec.heads).groups + key_groups(spec);
     saved.qk_rstd = context.tensor(rows * groups, 1, DType::kF32);
   }
   if (keeps_values(spec)) saved.v = context.tensor(rows, spec.kv_rows());
@@ -219,9 +276,10 @@ View Attention::forward(const Context& context, const DeviceBatch& batch, const 
     context.kernels.copy_rows({.from = saved.qkv.column_range(0, saved.qk.columns), .to = saved.qk},
                               context.stream);
   }
-  make_values(context, *this, saved);
+  if (!spec.borrows()) make_values(context, *this, saved);
   if (spec.head_norm) {
     for (const bool keys : {false, true}) {
+      if (keys && spec.borrows()) continue;
       const Heads heads = heads_of(spec, saved, keys);
       norm_forward(context, keys ? k_norm : q_norm, heads.x, heads.columns_of(saved.qkv), heads.rstd,
                    heads.groups);
@@ -229,6 +287,7 @@ View Attention::forward(const Context& context, const DeviceBatch& batch, const 
   }
   rotate(context, spec, batch, saved.qkv, false);
   scale_queries(context, spec, batch, q_of(spec, saved.qkv));
+  lend(context, *this, batch, saved.qkv);
   attend(context, *this, batch, saved);
   zero_surplus(context, saved.attention, batch.tokens);
   return project_output(context, out, batch, saved.attention, saved.out_adapters, output);
@@ -241,20 +300,28 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
     const ArenaFrame inner(context.arena);
     const View dattention = context.tensor(batch.rows, spec.q_rows());
     linear_backward(context, out, batch, {saved.attention, dy, dattention}, saved.out_adapters, first);
-    attend_backward(context, spec, batch, saved, dattention, dqkv);
+    const View dq = q_of(spec, dqkv),
+               dkv = spec.borrows() ? context.tensor(batch.rows, 2 * spec.kv_rows()) : own_keys(spec, dqkv);
+    attend_backward(context, *this, batch, saved, dattention, dq, dkv);
     zero_surplus(context, dqkv, batch.tokens);
+    if (spec.borrows()) {
+      zero_surplus(context, dkv, batch.tokens);
+      give_back(context, spec, batch, dkv);
+    }
   }
+  take_back(context, *this, batch, dqkv);
   scale_queries(context, spec, batch, q_of(spec, dqkv));
   rotate(context, spec, batch, dqkv, true);
   if (spec.head_norm) {
     for (const bool keys : {false, true}) {
+      if (keys && spec.borrows()) continue;
       const Heads heads = heads_of(spec, saved, keys);
       const View dheads = heads.columns_of(dqkv);
       norm_backward(context, keys ? k_norm : q_norm,
                     {.dy = dheads, .x = heads.x, .rstd = heads.rstd, .dx = dheads}, heads.groups, first);
     }
   }
-  make_values_backward(context, *this, saved, dqkv, first);
+  if (!spec.borrows()) make_values_backward(context, *this, saved, dqkv, first);
   const View normed = input.normed();
   linear_backward(context, qkv, batch, {normed, projected(spec, dqkv), input.gradient()}, saved.qkv_adapters,
                   first);

@@ -6,12 +6,13 @@
 
 #include "model/mixers/attention.h"
 #include "model/mixers/gated_mlp.h"
+#include "model/mixers/layer_input.h"
 #include "model/mixers/plain_mlp.h"
 
 namespace lm {
 
-using Mixer = std::variant<Attention, GatedMlp, PlainMlp>;
-using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved>;
+using Mixer = std::variant<Attention, GatedMlp, PlainMlp, LayerInput>;
+using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved, LayerInput::Saved>;
 
 // A mixer of layer `layer` without its parameters.
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
@@ -25,6 +26,9 @@ inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
 }
 inline PlainMlp unbound_mixer(const PlainMlpSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .up = {}, .down = {}};
+}
+inline LayerInput unbound_mixer(const LayerInputSpec& spec, int64_t layer) {
+  return {.spec = spec, .layer = layer, .gate = {}, .out = {}};
 }
 
 }  // namespace lm

@@ -25,7 +25,7 @@ constexpr std::pair<const char*, const char*> kNotYet[] = {
     {"deepseek_v3", "latent attention and experts"},
     {"falcon", "its layout of q, k and v"},
     {"falcon_h1", "Mamba layers"},
-    {"gemma3n", "inputs for each layer"},
+    {"gemma3n", "several residual streams"},
     {"glm4_moe", "experts"},
     {"glm4_moe_lite", "latent attention and experts"},
     {"gpt_neox", "its layout of q, k and v"},

@@ -1,6 +1,7 @@
 // Gemma 4: Gemma 3 with ordinary norm weights, normed values, layers without a window that have wider heads
-// (and may take their keys for values), and a number that each layer's output is multiplied by. The sizes
-// with experts or with inputs for each layer are not implemented.
+// (and may take their keys for values), and a number that each layer's output is multiplied by. In the small
+// sizes (E2B, E4B) each layer has an input of its own, and the last layers read the keys and values of
+// earlier ones. Experts are not implemented.
 #include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
@@ -18,11 +19,9 @@ const Json& assumed_ropes() {
   return entries;
 }
 
-void refuse_the_others(const ConfigReader& config) {
+void refuse_experts(const ConfigReader& config) {
   if (config.boolean("enable_moe_block", false))
     config.fail("enable_moe_block", "= true is not supported yet: it needs experts");
-  if (config.count("num_kv_shared_layers", 0, kMostPositions) > 0)
-    config.fail("num_kv_shared_layers", "is not supported yet: layers with the keys and values of others");
 }
 
 // Layers without a window may have heads of another size: per_layer_config, by the layer's number, or two
@@ -64,16 +63,45 @@ void read_layer_sizes(const ConfigReader& config, ModelSpec& spec) {
   }
 }
 
+// The last layers read the keys and values of the last layer before them that is of their kind, and may have
+// MLPs twice as wide.
+void read_borrowed_keys(const ConfigReader& config, ModelSpec& spec) {
+  constexpr const char* kKey = "num_kv_shared_layers";
+  const int64_t layers = spec.layer_count(), borrowers = config.count(kKey, 0, kMostPositions);
+  if (borrowers >= layers && borrowers > 0)
+    config.fail(kKey, fmt::format("= {} leaves no layer with keys of its own", borrowers));
+  const bool wide = config.boolean("use_double_wide_mlp", false);
+  for (int64_t i = layers - borrowers; i < layers; ++i) {
+    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+    AttentionSpec& attention = layer.attention();
+    int64_t source = layers - borrowers - 1;
+    while (source >= 0 && (spec.layer(source).attention().window > 0) != (attention.window > 0)) --source;
+    if (source < 0)
+      config.fail(kKey, fmt::format("= {}: no earlier layer is of the kind of layer {}", borrowers, i));
+    AttentionSpec& lender = spec.layers[static_cast<size_t>(source)].attention();
+    if (lender.head_dim != attention.head_dim || lender.kv_heads != attention.kv_heads)
+      config.fail(kKey, fmt::format("= {}: heads of layers {} and {} differ", borrowers, source, i));
+    lender.lends = true;
+    attention.source = source;
+    attention.value_norm.reset();
+    attention.values_are_keys = false;
+    if (wide) layer.mlp().ffn *= 2;
+  }
+}
+
 }  // namespace
 
 NameMap gemma4_names() {
   NameMap names = four_norm_names();
   names.scalar = "layer_scalar";
+  names.input_table = "model.embed_tokens_per_layer";
+  names.input_projection = "model.per_layer_model_projection";
+  names.input_norm = "model.per_layer_projection_norm";
   return names;
 }
 
 void read_gemma4_layers(const ConfigReader& config, int64_t window, ModelSpec& spec) {
-  refuse_the_others(config);
+  refuse_experts(config);
   refuse_if_set(config, spec, "mlp_bias");
   add_norms_after(spec);
   read_attention_bias(config, spec);
@@ -90,6 +118,7 @@ void read_gemma4_layers(const ConfigReader& config, int64_t window, ModelSpec& s
     attention.values_are_keys = shared && attention.window == 0;
     layer.scalar = true;
   }
+  read_borrowed_keys(config, spec);
   spec.head.logit_cap = read_cap(config, "final_logit_softcapping", 0);
 }
 
@@ -99,12 +128,32 @@ void read_gemma4_ropes(const ConfigReader& config, const Family&, ModelSpec& spe
 
 namespace {
 
+void read_inputs(const ConfigReader& config, ModelSpec& spec) {
+  constexpr const char *kWidth = "hidden_size_per_layer_input", *kVocab = "vocab_size_per_layer_input";
+  constexpr int64_t kMostWidth = 1 << 16, kMostRows = 1 << 24;
+  const int64_t width = config.is_null(kWidth) ? 0 : config.count(kWidth, 256, kMostWidth);
+  if (width == 0) return;
+  InputsSpec& inputs = spec.embedding.inputs;
+  inputs = {.width = width,
+            .layers = spec.layer_count(),
+            .vocab = config.size(kVocab, 262144, kMostRows),
+            .norm = spec.final_norm};
+  if (inputs.vocab < spec.vocab)
+    config.fail(kVocab, fmt::format("= {} is below vocab_size = {}", inputs.vocab, spec.vocab));
+  for (LayerSpec& layer : spec.layers) {
+    layer.sublayers.push_back({.norm = std::nullopt,
+                               .mixer = LayerInputSpec{.activation = layer.mlp().activation, .width = width},
+                               .norm_after = spec.final_norm});
+  }
+  NameMap& names = spec.names;
+  names.norms.push_back({"input.norm_after", "post_per_layer_input_norm"});
+  names.modules.push_back({"per_layer_input_gate", "input.gate"});
+  names.modules.push_back({"per_layer_projection", "input.out"});
+}
+
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
-  constexpr const char* kInputs = "hidden_size_per_layer_input";
-  if (!config.is_null(kInputs) && config.count(kInputs, 256, kMostPositions) > 0)
-    config.fail(kInputs,
-                "other than 0 is not supported yet: inputs for each layer (0 where it is missing: 256)");
   read_gemma4_layers(config, 512, spec);
+  read_inputs(config, spec);
 }
 
 }  // namespace

@@ -12,9 +12,11 @@ MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden) {
        .parts = {{"attn.q", spec.q_rows()}, {"attn.k", spec.kv_rows()}, {"attn.v", spec.kv_rows()}}},
       {.name = "attn.out", .columns = spec.q_rows(), .bias = spec.out_bias, .parts = {{"attn.o", hidden}}}};
   if (spec.values_are_keys) out.matrices.front().parts.pop_back();
+  if (spec.borrows()) out.matrices.front().parts.resize(1);
   if (spec.head_norm)
     out.norms = {{"attn.q_norm", spec.joint_norm ? spec.q_rows() : spec.head_dim, *spec.head_norm},
                  {"attn.k_norm", spec.joint_norm ? spec.kv_rows() : spec.head_dim, *spec.head_norm}};
+  if (spec.borrows() && spec.head_norm) out.norms.pop_back();
   return out;
 }
 

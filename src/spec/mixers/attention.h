@@ -23,6 +23,8 @@ struct AttentionSpec {
   bool joint_norm = false;                 // that norm is one of all heads together, [n_h d] and [n_kv d]
   std::optional<NormSpec> value_norm = {};  // of each head of v; without a weight
   bool values_are_keys = false;             // v is what k is before its norm and RoPE: there is no attn.v
+  int64_t source = -1;                      // an earlier layer, whose keys and values it reads; -1: its own
+  bool lends = false;                       // later layers read its keys and values
   bool qkv_bias = false;
   bool out_bias = false;
   double softmax_scale = 0;  // multiplies q·k before the softmax; 0: 1 / sqrt(d)
@@ -35,9 +37,12 @@ struct AttentionSpec {
   bool rotates() const { return rope != kNoRope; }
   int64_t q_rows() const { return heads * head_dim; }
   int64_t kv_rows() const { return kv_heads * head_dim; }
-  int64_t qkv_rows() const { return q_rows() + 2 * kv_rows(); }
+  bool borrows() const { return source >= 0; }  // has no attn.k, no attn.v and no norms of these
+  int64_t own_kv_heads() const { return borrows() ? 0 : kv_heads; }
+  int64_t qk_rows() const { return q_rows() + own_kv_heads() * head_dim; }
+  int64_t qkv_rows() const { return qk_rows() + own_kv_heads() * head_dim; }
   // Of attn.qkv.
-  int64_t projected_rows() const { return values_are_keys ? q_rows() + kv_rows() : qkv_rows(); }
+  int64_t projected_rows() const { return values_are_keys ? qk_rows() : qkv_rows(); }
   // Multiplies q·k before the softmax.
   float scale() const {
     return static_cast<float>(softmax_scale > 0 ? softmax_scale
