@@ -105,8 +105,8 @@ BindOptions Pass::options(bool training) const {
           .step = step_};
 }
 
-Embedding Pass::embedding(const BlockMemory& memory, bool gradient) const {
-  return binding_.embedding(memory, options(gradient));
+Embedding Pass::embedding(const BlockMemory& memory, bool training) const {
+  return binding_.embedding(memory, options(training));
 }
 
 TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
@@ -180,7 +180,7 @@ void Pass::begin_micro(int64_t micro) {
   group_[static_cast<size_t>(micro % config_.group)] =
       std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size());
   const View x = make_input(1, micro);
-  embedding_forward(context_, embedding(memory_.borrow(0, false), false), at(micro).device, x);
+  embedding_forward(context_, embedding(memory_.borrow(0, false), true), at(micro).device, x);
 }
 
 void Pass::forward(int64_t block, int64_t micro) {
@@ -236,7 +236,11 @@ void Pass::backward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const bool train_embedding = trained_.front() != 0;
   if (block == 0) {
-    if (train_embedding) memory_.add_embedding_gradient(micro, m.dx);
+    if (train_embedding) {
+      const DropoutMask dropout = binding_.embedding_dropout(options(true));
+      if (dropout.on()) drop(context_, dropout, m.device, m.dx, m.dx);
+      memory_.add_embedding_gradient(micro, m.dx);
+    }
     if (!last_of_group(micro)) return;
     if (config_.keeps_inputs() && !inputs_kept_) {
       inputs_kept_ = true;

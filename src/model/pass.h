@@ -49,8 +49,8 @@ class Pass {
   // last, behind which there is nothing then; null: gradients have memory of their own.
   std::byte* gradient_slot() const { return gradient_slot_; }
 
-  // The embedding's weights, with its gradient if `gradient`.
-  Embedding embedding(const BlockMemory& memory, bool gradient) const;
+  // The embedding's weights, and its dropout if `training`.
+  Embedding embedding(const BlockMemory& memory, bool training) const;
 
  private:
   friend class ForwardPass;
