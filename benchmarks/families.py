@@ -48,7 +48,8 @@ class Family:
 
 
 def gpt2(sizes):
-    return {"n_embd": sizes.hidden, "n_inner": sizes.ffn, "n_layer": sizes.layers, "n_head": sizes.heads, "n_positions": POSITIONS}
+    return {"n_embd": sizes.hidden, "n_inner": sizes.ffn, "n_layer": sizes.layers, "n_head": sizes.heads, "n_positions": POSITIONS,
+            "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def dense(sizes):

@@ -15,7 +15,7 @@ constexpr const char* kGranite8b =
     R"({"embedding_multiplier": 12, "logits_scaling": 16, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125})";
 constexpr const char* kGlm = R"({"attention_bias": true, "partial_rotary_factor": 0.5})";
 constexpr const char* kStarcoder2 =
-    R"({"hidden_act": "gelu_pytorch_tanh", "use_bias": true, "sliding_window": 4096})";
+    R"({"hidden_act": "gelu_pytorch_tanh", "use_bias": true, "sliding_window": 4096, "attention_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1})";
 constexpr const char* kNemotron = R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
 
 constexpr std::array kModels = {

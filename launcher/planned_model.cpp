@@ -99,10 +99,14 @@ void warn_of_length(const Config& config, const ModelSpec& spec) {
 void note_dropouts(const PlannedModel& model) {
   if (model.directory.empty()) return;  // a built-in shape has no such keys
   const std::string path = model.directory + "/config.json";
-  const std::vector<std::string> names = dropouts_left_out(read_small_file(path, kMostConfigBytes), path);
-  if (names.empty()) return;
-  log_note("MODEL-24", fmt::format("training has no dropout but an adapter's: it leaves out {} of {}",
-                                   fmt::join(names, ", "), path));
+  const NamedDropouts names = named_dropouts(read_small_file(path, kMostConfigBytes), path);
+  if (names.applied.empty() && names.left_out.empty()) return;
+  std::string text = "training ";
+  if (!names.applied.empty()) text += fmt::format("applies {}", fmt::join(names.applied, ", "));
+  if (!names.left_out.empty())
+    text += fmt::format("{}leaves out {} (attention has no dropout here)",
+                        names.applied.empty() ? "" : " and ", fmt::join(names.left_out, ", "));
+  log_note("MODEL-24", fmt::format("{}, of {}", text, path));
 }
 
 bool model_is_known(const std::string& path, std::span<const ModelShape> known) {

@@ -38,7 +38,7 @@ void require_positions(const Config& config, const ModelSpec& spec);
 // of RoPE it chooses, where it does.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
-// Notes dropouts that the model's config.json names and training leaves out.
+// Notes which dropouts of the model's config.json training applies, and which it leaves out.
 void note_dropouts(const PlannedModel& model);
 
 // Whether a plan for that name needs no file of the model.

@@ -36,7 +36,14 @@ LM_HOST_DEVICE PhiloxWords<U> philox(uint64_t key, U c0, U c1, U c2, U c3) {
   return {{c0, c1, c2, c3}};
 }
 
-enum class Purpose : uint32_t { kRounding = 1, kDropout = 2, kInit = 3, kShuffle = 4, kSampling = 5 };
+enum class Purpose : uint32_t {
+  kRounding = 1,
+  kDropout = 2,  // of adapters
+  kInit = 3,
+  kShuffle = 4,
+  kSampling = 5,
+  kModelDropout = 6,  // of the embedding and of sublayers
+};
 
 // The key of one stream of numbers.
 LM_HOST_DEVICE uint64_t philox_key(uint64_t seed, Purpose purpose, uint64_t step, uint32_t tensor) {

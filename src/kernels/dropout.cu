@@ -1,4 +1,4 @@
-// LoRA's dropout on the GPU. Sixteen neighbours of a row take their numbers from sixteen calls of Philox, and
+// Dropout on the GPU. Sixteen neighbours of a row take their numbers from sixteen calls of Philox, and
 // a call is good for four features that lie 16 apart: a warp makes all calls of its features, and votes tell
 // every thread which of its neighbours are dropped. Compiled with -fmad=false: the CPU's bits.
 #include "kernels/cuda_common.cuh"

@@ -1,4 +1,4 @@
-// LoRA's dropout on the CPU: one call of Philox per lane gives the numbers of 64 features.
+// Dropout on the CPU: one call of Philox per lane gives the numbers of 64 features.
 #include "kernels/cpu_launchers.h"
 #include "kernels/dropout_formula.h"
 

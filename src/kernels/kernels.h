@@ -289,8 +289,8 @@ struct AddBias {
   DType dtype = DType::kF32;
 };
 
-// out = x * keep / (1 - p), keep = philox(key, sample, position, feature) >= p: LoRA's dropout. The same
-// arguments give the same mask, so backward and recomputation replay it. `accumulate`: out += instead.
+// out = x * keep / (1 - p), keep = philox(key, sample, position, feature) >= p. The same arguments give the
+// same mask, so backward and recomputation replay it. `accumulate`: out += instead.
 struct Dropout {
   const void* x = nullptr;            // [rows, width]
   void* out = nullptr;                // may be x

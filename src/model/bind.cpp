@@ -15,6 +15,15 @@ uint32_t dropout_place(int64_t layer, int64_t module) {
   return static_cast<uint32_t>((module / kModules * kMostLayers + layer) * kModules + module % kModules);
 }
 
+constexpr int64_t kSublayers = 8;  // of a layer at most, for the random keys
+
+// `tensor`: of the model's dropouts, or of its adapters'.
+DropoutMask mask_of(double p, Purpose purpose, int64_t tensor, const BindOptions& options) {
+  if (!options.training || p == 0) return {};
+  return {static_cast<float>(p), philox_key(options.seed, purpose, static_cast<uint64_t>(options.step),
+                                            static_cast<uint32_t>(tensor))};
+}
+
 }  // namespace
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
@@ -94,7 +103,8 @@ class ModelBinding::Binder {
 };
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
-    : final_norm_(spec.final_norm),
+    : embedding_dropout_(spec.embedding.dropout),
+      final_norm_(spec.final_norm),
       input_norm_spec_(spec.embedding.inputs.norm),
       embedding_(find(layout.blocks.front(), "embed")),
       positions_(find(layout.blocks.front(), "positions")),
@@ -109,6 +119,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
     const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
     LayerPlace& places = layers_.emplace_back();
     if (spec.layer(layer).scalar) places.scalar = find(block, fmt::format("layers.{}.scalar", layer));
+    LM_CHECK(std::ssize(spec.layer(layer).sublayers) <= kSublayers,
+             "a layer has too many sublayers for its random keys");
     for (const SublayerSpec& sublayer : spec.layer(layer).sublayers) {
       LM_CHECK(!sublayer.beside || (!places.sublayers.empty() && !sublayer.norm),
                "a sublayer beside another one reads that one's norm");
@@ -170,11 +182,7 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
     adapter.scale = scale_;
-    if (options.training && dropout_ > 0) {
-      adapter.dropout = dropout_;
-      adapter.dropout_key =
-          philox_key(options.seed, Purpose::kDropout, static_cast<uint64_t>(options.step), place.key);
-    }
+    adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }
   return out;
 }
@@ -189,7 +197,12 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
           bind(positions_, memory, options),
           {bind(input_table_, memory, options),
            {bind(input_projection_, memory, options), {}, {}},
-           bind(input_norm_spec_, input_norm_, memory, options)}};
+           bind(input_norm_spec_, input_norm_, memory, options)},
+          embedding_dropout(options)};
+}
+
+DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {
+  return mask_of(embedding_dropout_, Purpose::kModelDropout, 0, options);
 }
 
 TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& memory,
@@ -206,6 +219,8 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
     sublayer.norm_after = norm(place.spec.norm_after, place.norm_after);
     sublayer.residual_scale = static_cast<float>(place.spec.residual_scale);
     sublayer.beside = place.spec.beside;
+    sublayer.dropout = mask_of(place.spec.dropout, Purpose::kModelDropout,
+                               block * kSublayers + std::ssize(out.sublayers) - 1, options);
     std::visit(
         [&](const auto& spec) {
           auto mixer = unbound_mixer(spec, block - 1);

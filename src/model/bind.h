@@ -28,7 +28,7 @@ struct BindOptions {
   DType dtype = DType::kBF16;
   bool fp32_adapters = false;  // what is trained is fp32 whatever dtype says
   DType gradient_dtype = DType::kF32;
-  // Of LoRA dropout; `training` off: no dropout.
+  // Of dropout; `training` off: there is none.
   bool training = false;
   uint64_t seed = 0;
   int64_t step = 0;
@@ -40,6 +40,7 @@ class ModelBinding {
   ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter);
 
   Embedding embedding(const BlockMemory& memory, const BindOptions& options) const;
+  DropoutMask embedding_dropout(const BindOptions& options) const;
   TransformerBlock transformer(int64_t block, const BlockMemory& memory, const BindOptions& options) const;
   Norm final_norm(const BlockMemory& memory, const BindOptions& options) const;
   Head head(const BlockMemory& memory, const Param& tied_embedding, const BindOptions& options) const;
@@ -93,6 +94,7 @@ class ModelBinding {
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
   float scale_ = 1, dropout_ = 0;  // of the adapters
+  double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
   Place embedding_, positions_, input_table_, input_projection_, head_;
   NormPlace norm_, input_norm_;

@@ -34,6 +34,7 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
                                 context.stream);
   }
   zero_surplus(context, x, batch.tokens);
+  if (embedding.dropout.on()) drop(context, embedding.dropout, batch, x, x);
 }
 
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length) {

@@ -12,15 +12,16 @@
 namespace lm {
 
 struct Embedding {
-  Param table;              // [V, H]
-  Param positions;          // [P, H]; undefined where positions are not learned
-  LayerInputs inputs = {};  // undefined tensors where layers have none of their own
+  Param table;               // [V, H]
+  Param positions;           // [P, H]; undefined where positions are not learned
+  LayerInputs inputs = {};   // undefined tensors where layers have none of their own
+  DropoutMask dropout = {};  // of their sum, while training
 };
 
 // What multiplies a token's row, as the model's type has it.
 float embedding_scale(const EmbeddingSpec& spec, DType dtype);
 
-// x [T, H] = scale * table[token] (+ positions[position]).
+// x [T, H] = drop(scale * table[token] (+ positions[position])).
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x);
 

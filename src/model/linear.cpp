@@ -21,20 +21,6 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
   add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
-Dropout dropout_arguments(const Adapter& adapter, const DeviceBatch& batch, const View& x, const View& out,
-                          bool accumulate) {
-  return {.x = x.data,
-          .out = out.data,
-          .sample = batch.sample,
-          .position = batch.position,
-          .rows = batch.tokens,
-          .width = x.columns,
-          .key = adapter.dropout_key,
-          .p = adapter.dropout,
-          .accumulate = accumulate,
-          .dtype = x.dtype};
-}
-
 // x Wᵀ, of one row by the kernel for it where the device has one.
 void multiply(const Context& context, const DeviceBatch& batch, const Gemm& product) {
   if (!batch.one_row() || context.kernels.multiply_row == nullptr)
@@ -123,12 +109,11 @@ void each_column_tile(const Context& context, const Param& param, const Body& bo
   }
 }
 
-// drop(x): x itself when dropout is off (evaluation clears the key), else a copy in the arena.
+// drop(x): x itself when dropout is off, else a copy in the arena.
 View dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x) {
-  if (adapter.dropout_key == 0) return x;
+  if (!adapter.dropout.on()) return x;
   const View out = context.like(x);
-  context.kernels.dropout(dropout_arguments(adapter, batch, x, out, false), context.stream);
-  zero_surplus(context, out, batch.tokens);
+  drop(context, adapter.dropout, batch, x, out);
   return out;
 }
 
@@ -159,13 +144,13 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
   context.kernels.scale({.x = dreduced, .out = dreduced, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, dreduced, dropped(context, adapter, batch, x), first);
   if (!dx.defined()) return;
-  if (adapter.dropout_key == 0) {
+  if (!adapter.dropout.on()) {
     context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = dx, .addend = dx}, context.stream);
     return;
   }
   const View part = context.like(dx);
   context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = part}, context.stream);
-  context.kernels.dropout(dropout_arguments(adapter, batch, part, dx, true), context.stream);
+  add_dropped(context, adapter.dropout, batch, part, dx);
 }
 
 }  // namespace

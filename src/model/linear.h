@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/encoding_kind.h"
-#include "model/context.h"
+#include "model/dropout.h"
 
 namespace lm {
 
@@ -39,8 +39,7 @@ struct Adapter {
   Param a;  // [r, in]
   Param b;  // [rows, r]
   float scale = 1;
-  float dropout = 0;
-  uint64_t dropout_key = 0;  // of this step and tensor; 0 when dropout is off
+  DropoutMask dropout = {};  // of its input, while training
 };
 
 struct Linear {

@@ -109,8 +109,8 @@ BindOptions Pass::options(bool training) const {
           .step = step_};
 }
 
-Embedding Pass::embedding(const BlockMemory& memory, bool gradient) const {
-  return binding_.embedding(memory, options(gradient));
+Embedding Pass::embedding(const BlockMemory& memory, bool training) const {
+  return binding_.embedding(memory, options(training));
 }
 
 TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
@@ -184,7 +184,7 @@ void Pass::begin_micro(int64_t micro) {
   group_[static_cast<size_t>(micro % config_.group)] =
       std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size(), trained_.front() != 0);
   const View x = make_input(1, micro);
-  embed(embedding(memory_.borrow(0, false), false), at(micro).device, x);
+  embed(embedding(memory_.borrow(0, false), true), at(micro).device, x);
 }
 
 void Pass::embed(const Embedding& tables, const DeviceBatch& batch, const View& x) const {
@@ -278,6 +278,8 @@ void Pass::embedding_backward(int64_t micro) {
     embedding_forward(context_, tables, m.device, x);
     layer_inputs_backward(context_, tables.inputs, m.device, x, inputs, m.dx, micro == 0);
   }
+  const DropoutMask dropout = binding_.embedding_dropout(options(true));
+  if (dropout.on()) drop(context_, dropout, m.device, m.dx, m.dx);
   memory_.add_embedding_gradient(micro, m.dx, inputs);
 }
 

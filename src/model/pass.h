@@ -54,8 +54,8 @@ class Pass {
   // The embedding's output x [T, H], and what it makes for the layers.
   void embed(const Embedding& tables, const DeviceBatch& batch, const View& x) const;
 
-  // The embedding's weights, with its gradient if `gradient`.
-  Embedding embedding(const BlockMemory& memory, bool gradient) const;
+  // The embedding's weights, and its dropout if `training`.
+  Embedding embedding(const BlockMemory& memory, bool training) const;
 
  private:
   friend class ForwardPass;

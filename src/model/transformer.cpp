@@ -47,11 +47,16 @@ void read_stream(const Context& context, const Sublayer& sublayer, const BlockSa
   if (sublayer.norm) norm_forward(context, *sublayer.norm, x, normed, kept.rstd);
 }
 
-// sum = residual + scale * norm_after(output), where one of these is between the output and the residual
-// stream; `residual` may be `sum`. With an undefined sum only what the norm saves is computed.
-void add_output(const Context& context, const Sublayer& sublayer, const View& output,
-                const BlockSaved::Sublayer& kept, const View& residual, const View& sum) {
+// sum = residual + scale * norm_after(drop(output)), where one of these is between the output and the
+// residual stream; `residual` may be `sum`. With an undefined sum only what the norm saves is computed.
+struct AddedOutput {
+  View output, residual, sum;
+};
+void add_output(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
+                const BlockSaved::Sublayer& kept, const AddedOutput& pass) {
+  const auto& [output, residual, sum] = pass;
   if (sublayer.norm_after) {
+    if (sublayer.dropout.on()) drop(context, sublayer.dropout, batch, output, output);
     return norm_forward_added(context, *sublayer.norm_after,
                               {.x = output,
                                .residual = residual,
@@ -60,32 +65,36 @@ void add_output(const Context& context, const Sublayer& sublayer, const View& ou
                                .factor = sublayer.residual_scale});
   }
   if (!sum.defined()) return;
-  const ArenaFrame frame(context.arena);
-  View added = output;
   if (sublayer.residual_scale != 1)
-    context.kernels.scale({.x = added, .out = added, .factor = sublayer.residual_scale}, context.stream);
+    context.kernels.scale({.x = output, .out = output, .factor = sublayer.residual_scale}, context.stream);
   if (residual.data != sum.data) context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
-  add_to(context, added, sum);
+  if (sublayer.dropout.on()) return add_dropped(context, sublayer.dropout, batch, output, sum);
+  add_to(context, output, sum);
 }
 
 // The gradient of the mixer's output, from that of the residual stream behind it: dx itself where nothing is
 // between.
-View output_gradient(const Context& context, const Sublayer& sublayer, const BlockSaved::Sublayer& kept,
-                     const View& dx, bool first) {
+View output_gradient(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
+                     const BlockSaved::Sublayer& kept, const View& dx, bool first) {
   if (sublayer.adds_output()) return dx;
   const View dy = context.like(dx);
+  View from = dx;
   const bool scaled = sublayer.residual_scale != 1;
   if (scaled) context.kernels.scale({.x = dx, .out = dy, .factor = sublayer.residual_scale}, context.stream);
-  if (sublayer.norm_after)
+  if (scaled) from = dy;
+  if (sublayer.norm_after) {
     norm_backward(context, *sublayer.norm_after,
-                  {.dy = scaled ? dy : dx, .x = kept.output, .rstd = kept.rstd_after, .dx = dy}, first);
+                  {.dy = from, .x = kept.output, .rstd = kept.rstd_after, .dx = dy}, first);
+    from = dy;
+  }
+  if (sublayer.dropout.on()) drop(context, sublayer.dropout, batch, from, dy);
   return dy;
 }
 
 // From dx to the gradients of the sublayer's parameters, but its norm's, and of its input.
 void mixer_backward(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
                     const BlockSaved::Sublayer& kept, const BlockGradient& gradient, MixerInput& input) {
-  const View dy = output_gradient(context, sublayer, kept, gradient.dx, gradient.first);
+  const View dy = output_gradient(context, sublayer, batch, kept, gradient.dx, gradient.first);
   std::visit(
       [&](const auto& mixer) {
         using Saved = typename std::decay_t<decltype(mixer)>::Saved;
@@ -152,7 +161,7 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
           y = mixer.forward(context, batch, input, std::get<Saved>(kept.mixer), output);
         },
         sublayer.mixer);
-    if (!sublayer.adds_output()) add_output(context, sublayer, y, kept, stream, sum);
+    if (!sublayer.adds_output()) add_output(context, sublayer, batch, kept, {y, stream, sum});
     if (output.kind != MixerOutput::Kind::kAlone || !sublayer.adds_output()) y = {};
     stream = sum;
   }

@@ -1,5 +1,5 @@
 // One transformer block with its explicit forward and backward: a list of sublayers, each of them
-//   x = x + scale * norm_after(mixer(norm(x)))
+//   x = x + scale * norm_after(drop(mixer(norm(x))))
 // or several beside each other, which read the same norm(x). Families differ in what the spec says of them,
 // never in this code's shape. Saved activations and temporaries live in the arena; parameters are views into
 // the block's arrays.
@@ -15,10 +15,11 @@ namespace lm {
 struct Sublayer {
   std::optional<Norm> norm, norm_after;  // [H]; unset where there is none
   float residual_scale = 1;
-  bool beside = false;  // it reads what the sublayer before it reads, and has no norm
+  bool beside = false;       // it reads what the sublayer before it reads, and has no norm
+  DropoutMask dropout = {};  // of the mixer's output, while training
   Mixer mixer;
   // Nothing stands between the mixer's output and the residual stream.
-  bool adds_output() const { return !norm_after && residual_scale == 1; }
+  bool adds_output() const { return !norm_after && residual_scale == 1 && !dropout.on(); }
 };
 
 struct TransformerBlock {
@@ -32,7 +33,7 @@ struct BlockSaved {
   struct Sublayer {
     View x;                   // [T, H], the sublayer's input; undefined: the block's, or it is beside another
     View rstd;                // [T] fp32, where a norm is before the mixer
-    View output, rstd_after;  // [T, H] of the mixer and [T] fp32, where a norm follows it; else undefined
+    View output, rstd_after;  // [T, H] that the norm after the mixer reads and [T] fp32; else undefined
     MixerSaved mixer;
   };
   std::vector<Sublayer> sublayers;

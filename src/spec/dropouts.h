@@ -1,5 +1,5 @@
-// Dropouts that a model's config.json asks for and that training here leaves out, since its family's
-// published files name them and the model is the same without. Torch-free; any thread.
+// Dropouts that a model's config.json names, in its words: those that training applies (EmbeddingSpec,
+// SublayerSpec), and the attention's, which it leaves out. Torch-free; any thread.
 #pragma once
 
 #include <string>
@@ -7,7 +7,11 @@
 
 namespace lm {
 
-// "resid_pdrop = 0.1", ... of a config.json's text; empty: none. Throws as parse_model_spec does.
-std::vector<std::string> dropouts_left_out(const std::string& json, const std::string& place);
+struct NamedDropouts {
+  std::vector<std::string> applied, left_out;  // "resid_pdrop = 0.1", ...; without those that are 0
+};
+
+// Of a config.json's text. Throws as parse_model_spec does.
+NamedDropouts named_dropouts(const std::string& json, const std::string& place);
 
 }  // namespace lm

@@ -1,4 +1,5 @@
-// What one layer of a model is: a list of sublayers, each of them x += scale * norm_after(mixer(norm(x))).
+// What one layer of a model is: a list of sublayers, each of them
+// x += scale * norm_after(dropout(mixer(norm(x)))).
 // Layers of a model may differ in everything that stands here. A mixer is a type of its own (spec/mixers,
 // model/mixers), and a kind of norm or activation names a formula that src/model has; code that depends on
 // one visits the variant or switches over the kind without a default, so that the compiler finds every place
@@ -30,6 +31,7 @@ struct SublayerSpec {
   MixerSpec mixer;
   std::optional<NormSpec> norm_after = {};  // of the mixer's output
   double residual_scale = 1;                // multiplies what is added to the residual stream
+  double dropout = 0;                       // of the mixer's output, while training
   // The mixer reads what the one before it has read: the residual stream as it was then, and that one's norm
   // (`norm` is unset).
   bool beside = false;
@@ -42,8 +44,6 @@ struct SublayerSpec {
   std::string norm_after_name() const { return norm_name() + std::string("_after"); }
   std::string norm_bias_name() const { return norm_name() + std::string("_bias"); }
   std::string norm_after_bias_name() const { return norm_after_name() + "_bias"; }
-  // Nothing stands between the mixer's output and the residual stream.
-  bool adds_output() const { return !norm_after && residual_scale == 1; }
 };
 
 struct LayerSpec {

@@ -165,6 +165,20 @@ void read_tokens(const ConfigReader& config, const Family& family, ModelSpec& sp
   if (spec.pad_token < 0) config.fail("pad_token_id", "= " + pad.dump() + " is below -vocab_size");
 }
 
+double read_dropout(const ConfigReader& config, const DropoutKey& dropout) {
+  if (dropout.key == nullptr) return 0;
+  const double p = config.number(dropout.key, dropout.missing);
+  if (!(p >= 0 && p < 1)) config.fail(dropout.key, fmt::format("= {} is not in [0, 1)", p));
+  return p;
+}
+
+void read_dropouts(const ConfigReader& config, const Family& family, ModelSpec& spec) {
+  spec.embedding.dropout = read_dropout(config, family.embedding_dropout);
+  const double p = read_dropout(config, family.residual_dropout);
+  for (LayerSpec& layer : spec.layers)
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.dropout = p;
+}
+
 }  // namespace
 
 ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
@@ -185,6 +199,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   constexpr const char* kTied = "tie_word_embeddings";
   spec.tied = file.boolean(kTied, config.boolean(kTied, family.tied));
   family.read_layers(config, spec);
+  read_dropouts(config, family, spec);
   if (family.read_ropes != nullptr) family.read_ropes(config, family, spec);
   read_tokens(config, family, spec);
   return spec;

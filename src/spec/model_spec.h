@@ -61,6 +61,7 @@ struct EmbeddingSpec {
   bool round_scale = false;  // the factor is rounded to the weights' type first
   int64_t positions = 0;     // rows of a table of learned positions, which are added to it; 0: none
   InputsSpec inputs = {};    // of the layers (LayerInputSpec)
+  double dropout = 0;        // of the sum, while training
   bool operator==(const EmbeddingSpec&) const = default;
 };
 

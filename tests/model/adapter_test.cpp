@@ -207,7 +207,7 @@ TEST(Adapters, DrawTheirDropoutByLayerAndModule) {
       const TransformerBlock block = f.bind(layer);
       for (const char* matrix : {"attn.qkv", "attn.out", "mlp.gate_up", "mlp.down"})
         for (const Adapter& adapter : Fixture::linear(block, matrix).adapters)
-          keys.insert(adapter.dropout_key);
+          keys.insert(adapter.dropout.key);
     }
     EXPECT_EQ(keys.size(), 2 * f.adapter.targets.size());
   }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/philox.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
@@ -29,6 +30,7 @@ struct Shape {
   bool biases = false;  // of the matrices
   bool beside = false;  // all sublayers beside the first one
   bool scalar = false;
+  double dropout = 0;
 };
 
 MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases) {
@@ -53,6 +55,7 @@ ModelSpec spec_of(const Shape& shape) {
     if (!shape.norm || sublayer.beside) sublayer.norm.reset();
     if (shape.norm_after) sublayer.norm_after = NormSpec{.kind = shape.kind, .eps = 1e-3};
     sublayer.residual_scale = shape.residual_scale;
+    sublayer.dropout = shape.dropout;
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after", "input.norm", "input.norm_after"})
     spec.names.norms.push_back({name, name});
@@ -86,11 +89,11 @@ struct Fixture {
         .view({place.parameter.rows, place.parameter.columns});
   }
 
-  TransformerBlock bind() {
+  TransformerBlock bind(bool training = true) {
     const auto at = [](const at::Tensor& t) { return static_cast<std::byte*>(t.data_ptr()); };
     const BlockMemory memory{.trainable = at(weights), .frozen = frozen.data(), .gradients = at(gradients)};
     return ModelBinding(spec, layout, nullptr)
-        .transformer(1, memory, {.dtype = DType::kF32, .training = true});
+        .transformer(1, memory, {.dtype = DType::kF32, .training = training});
   }
 
   // x_out; `dx` and the block's gradients become those of sum(x_out * dy).
@@ -98,6 +101,7 @@ struct Fixture {
     DeviceBatch batch;
     batch.tokens = batch.rows = kRows;
     batch.position = positions.data();
+    batch.sample = samples.data();
     batch.document_start = starts.data();
     batch.document_count = 1;
     const Carried carried{.lent = {}, .inputs = view(inputs), .input_gradient = view(dinputs)};
@@ -124,7 +128,8 @@ struct Fixture {
   Uploads uploads;
   Context context{spec,  DType::kF32, DeviceType::kCpu, library_kernels(DeviceType::kCpu), stream,
                   arena, rope,        uploads};
-  std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, 6, 7, 8}, starts = {0, kRows};
+  std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, 6, 7, 8}, starts = {0, kRows},
+                       samples = std::vector<int32_t>(kRows, 5);
   at::Tensor weights, gradients, x, dy;
   at::Tensor inputs, dinputs;  // of two layers, this one's first
   std::vector<std::byte> frozen;
@@ -134,17 +139,21 @@ struct Fixture {
 // The same block by its formulas. `leaves`: each parameter's name and value.
 class Reference {
  public:
-  explicit Reference(const Fixture& f)
+  // `block`: of which the masks are.
+  Reference(const Fixture& f, const TransformerBlock& block)
       : f_(f),
+        block_(block),
         input(f.x.to(at::kDouble).requires_grad_()),
         layer_input(f.inputs.narrow(1, 0, kWidth).to(at::kDouble).requires_grad_()) {}
 
   at::Tensor run() {
     const LayerSpec& layer = f_.spec.layers[0];
     at::Tensor x = input, read;
-    for (const SublayerSpec& sublayer : layer.sublayers) {
+    for (size_t s = 0; s < layer.sublayers.size(); ++s) {
+      const SublayerSpec& sublayer = layer.sublayers[s];
       if (!sublayer.beside) read = sublayer.norm ? norm(x, sublayer.norm_name(), *sublayer.norm) : x;
-      at::Tensor output = std::visit([&](const auto& mixer) { return of(mixer, read); }, sublayer.mixer);
+      at::Tensor output = std::visit([&](const auto& mixer) { return of(mixer, read); }, sublayer.mixer) *
+                          mask(block_.sublayers[s].dropout);
       if (sublayer.norm_after) output = norm(output, sublayer.norm_after_name(), *sublayer.norm_after);
       x = x + output * sublayer.residual_scale;
     }
@@ -154,6 +163,20 @@ class Reference {
   std::vector<std::pair<std::string, at::Tensor>> leaves;
 
  private:
+  // 0, or 1 / (1 - p).
+  at::Tensor mask(const DropoutMask& dropout) const {
+    at::Tensor out = at::ones({kRows, f_.spec.hidden}, at::kDouble);
+    if (!dropout.on()) return out;
+    const double p = static_cast<double>(dropout.p);
+    auto at = out.accessor<double, 2>();
+    for (int64_t t = 0; t < kRows; ++t) {
+      for (int64_t i = 0; i < f_.spec.hidden; ++i) {
+        const uint32_t number = philox_at(dropout.key, static_cast<uint64_t>(i), static_cast<uint32_t>(t), 5);
+        at[t][i] = (number >> 8) / 16777216.0 >= p ? 1 / (1 - p) : 0;
+      }
+    }
+    return out;
+  }
   at::Tensor leaf(const std::string& name) {
     leaves.emplace_back(name, f_.find(f_.weights, name).to(at::kDouble).requires_grad_());
     return leaves.back().second;
@@ -204,6 +227,7 @@ class Reference {
   }
 
   const Fixture& f_;
+  const TransformerBlock& block_;
 
  public:
   at::Tensor input, layer_input;
@@ -226,9 +250,10 @@ void expect_as_autograd(const std::vector<Shape>& shapes, double bound = kBound)
       SCOPED_TRACE("shape " + std::to_string(i));
       Fixture f(spec_of(shapes[i]));
       at::Tensor dx;
-      const at::Tensor out = f.run(f.bind(), dx, recomputed);
+      const TransformerBlock block = f.bind();
+      const at::Tensor out = f.run(block, dx, recomputed);
       const c10::InferenceMode with_autograd(false);
-      Reference reference(f);
+      Reference reference(f, block);
       const at::Tensor want = reference.run();
       want.mul(f.dy.to(at::kDouble)).sum().backward();
       expect_near(out, want, "output", bound);
@@ -350,6 +375,31 @@ TEST(Block, HasAnInputOfItsOwn) {
           {.sublayers = {"mlp", "input"}, .norm_after = true, .residual_scale = 0.5},
       },
       kLargerBound);
+}
+
+TEST(Block, DropsWhatItsMixersAdd) {
+  expect_as_autograd(
+      {
+          {.sublayers = {"attention", "plain"}, .kind = NormKind::kLayer, .biases = true, .dropout = 0.4},
+          {.sublayers = {"mlp"}, .dropout = 0.4},
+          {.sublayers = {"attention", "mlp"}, .norm = false, .dropout = 0.4},
+          {.sublayers = {"attention", "mlp"}, .residual_scale = 0.25, .dropout = 0.4},
+          {.sublayers = {"attention", "mlp"}, .norm_after = true, .residual_scale = 3, .dropout = 0.4},
+          {.sublayers = {"attention", "mlp"}, .beside = true, .scalar = true, .dropout = 0.4},
+      },
+      kLargerBound);
+}
+
+TEST(Block, DropsInTrainingAlone) {
+  Fixture f(spec_of({.sublayers = {"attention", "mlp"}, .dropout = 0.4})),
+      without(spec_of({.sublayers = {"attention", "mlp"}}));
+  at::Tensor dx, want_dx;
+  const at::Tensor out = f.run(f.bind(false), dx, false), want = without.run(without.bind(), want_dx, false);
+  EXPECT_TRUE(out.equal(want));
+  EXPECT_TRUE(dx.equal(want_dx));
+  EXPECT_FALSE(f.run(f.bind(), dx, false).equal(want));
+  const TransformerBlock block = f.bind();
+  EXPECT_NE(block.sublayers[0].dropout.key, block.sublayers[1].dropout.key);
 }
 
 TEST(Rope, EveryTableIsThatOfItsSpec) {

@@ -116,6 +116,25 @@ TEST(Embedding, IsTheScaledRowAndThatOfItsPosition) {
   }
 }
 
+// What is kept of the sum is scaled, and zeros are where the same number of another key is not.
+TEST(Embedding, DropsTheSumOfBothRows) {
+  const Fixture f({.positions = kPositions});
+  const Batch& batch = f.batches[1];
+  const auto forward = [&](const DropoutMask& dropout) {
+    const ArenaFrame frame(const_cast<Arena&>(f.arena));
+    const at::Tensor out = at::empty({batch.tokens(), kHidden}, at::kFloat);
+    Embedding tables = f.tables({}, {});
+    tables.dropout = dropout;
+    embedding_forward(f.context, tables, place_batch(f.context, batch), Fixture::view(out));
+    return out;
+  };
+  const at::Tensor whole = forward({}), some = forward({.p = 0.25F, .key = 3});
+  const at::Tensor kept = some.ne(0);
+  EXPECT_LE(apart(some, whole.to(at::kDouble) * kept / 0.75), 1e-7);
+  EXPECT_NEAR(kept.to(at::kDouble).mean().item<double>(), 0.75, 0.06);  // of 640
+  EXPECT_FALSE(kept.equal(forward({.p = 0.25F, .key = 4}).ne(0)));
+}
+
 TEST(Embedding, ItsGradientsAreThoseOfAutograd) {
   for (const EmbeddingSpec& embedding :
        {EmbeddingSpec{}, EmbeddingSpec{.scale = 6.25}, EmbeddingSpec{.positions = kPositions},

@@ -6,15 +6,16 @@ import json
 import re
 
 import pytest
+import reference
 import tiny_models
 import tool
 import torch
-from bounds import LOSS, check, check_all, check_changes
+from bounds import LOSS, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
 from counts import alternating
 from quantised_base import four_bits
 from safetensors.torch import load_file, save_file
-from test_lora import adapted
-from test_models import DTYPES, compared
+from test_lora import Now, adapted, masked
+from test_models import DTYPES, comparable, compared
 from test_models import (test_five_adamw_steps_agree, test_logits_agree, test_the_gradient_of_every_parameter_agrees,  # noqa: F401
                          test_the_loss_agrees)
 from tiny_families import FAMILIES
@@ -37,6 +38,53 @@ def test_elements_that_are_set_aside_have_no_gradient(name, tmp_path):
             place = torch.arange(value.numel()) % period
             found.append((value[(place >= first) & (place < last)].abs().max() / value.abs().max()).item())
     assert found and max(found) < 1e-5, found
+
+
+# ---- dropouts of the model ------------------------------------------------------------------------------------------
+
+class Dropped:
+    """torch's dropout with masks of this program: of the calls that drop anything, a document's first one is the embedding's, and the
+    others are those of sublayers, in their order."""
+    PURPOSE, SUBLAYERS = 6, 8
+
+    def __init__(self, now):
+        self.now, self.calls = now, 0
+
+    def begin(self, *_):
+        self.calls = 0
+
+    def __call__(self, x, p=0.5, training=True, inplace=False):
+        if not training or p == 0:
+            return x
+        block, sublayer = (1 + (self.calls - 1) // 2, (self.calls - 1) % 2) if self.calls else (0, 0)
+        self.calls += 1
+        return masked(x, p, self.PURPOSE, block * self.SUBLAYERS + sublayer, self.now)
+
+
+@pytest.mark.parametrize("name, keys", [("gpt2", ("embd_pdrop", "resid_pdrop")), ("starcoder2", ("embedding_dropout", "residual_dropout"))])
+def test_what_a_model_drops_is_dropped_in_training_alone(name, keys, tmp_path, monkeypatch):
+    model = tiny_models.make(name, tmp_path / "base", **dict(zip(keys, (0.2, 0.4))))
+    documents = tiny_models.documents(name, model)
+    now = Now(len(documents))
+    dropped = Dropped(now)
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropped)
+    for hook in (now, dropped.begin):
+        model.register_forward_pre_hook(hook)
+    theirs = comparable(name, reference.train(model, documents, STEPS, LR, WEIGHT_DECAY))
+    assert dropped.calls == 1 + 2 * len(read_layers(model))
+    evaluated = reference.forward(model.eval(), documents)[1].item()
+    runs = [tool.run(tmp_path / "base", documents, tmp_path / "run", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY, **more)
+            for more in (dict(recompute="none"), dict(recompute="block"), dict(recompute="block", off_device="disk"))]
+    assert all(run["bytes"] == runs[0]["bytes"] for run in runs)
+    ours = comparable(name, runs[0])
+    assert ours["losses"].tolist() == pytest.approx([*theirs["losses"][:-1].tolist(), evaluated], rel=1e-4)
+    assert abs(ours["losses"][-1] - theirs["losses"][-1]) > 1e-3  # not what dropout makes of it
+    check_all("fp32", ours["gradients"], theirs["gradients"])
+    check_changes("fp32", ours["masters"], theirs)
+
+
+def read_layers(model):
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
 # ---- forms of files -------------------------------------------------------------------------------------------------

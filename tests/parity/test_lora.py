@@ -142,9 +142,18 @@ def philox(key, c0, c1, c2, c3):
     return np.stack(c)
 
 
+def masked(x, p, purpose, tensor, now, seed=42):
+    """x [1, T, width] without the features that a number of (seed, step, tensor; sample, position, feature) names, the others scaled."""
+    low, high, *_ = (int(word) for word in philox(seed, now.step, 0, tensor, purpose))
+    feature, position = np.arange(x.shape[-1]), np.arange(x.shape[-2])[:, None]
+    words = philox(low | high << 32, feature // 64 * 16 + feature % 16, 0, position, now.sample)
+    number = np.take_along_axis(words, np.broadcast_to(feature // 16 % 4, words.shape[1:])[None], 0)[0]
+    keep = torch.from_numpy((number >> np.uint64(8)) / 2 ** 24 >= p)
+    return x * keep / (1 - p)
+
+
 class MaskedDropout(torch.nn.Module):
-    """Zeroes the features that a number of (seed, step, module; sample, position, feature) names, and scales the others."""
-    SEED, PURPOSE = 42, 2
+    PURPOSE = 2
     MODULES = {name: i for i, name in enumerate(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])}
 
     def __init__(self, name, p, now):
@@ -153,12 +162,7 @@ class MaskedDropout(torch.nn.Module):
         self.tensor, self.p, self.now = layer * 8 + self.MODULES[name.split(".")[-1]], p, now
 
     def forward(self, x):
-        low, high, *_ = (int(word) for word in philox(self.SEED, self.now.step, 0, self.tensor, self.PURPOSE))
-        feature, position = np.arange(x.shape[-1]), np.arange(x.shape[-2])[:, None]
-        words = philox(low | high << 32, feature // 64 * 16 + feature % 16, 0, position, self.now.sample)
-        number = np.take_along_axis(words, np.broadcast_to(feature // 16 % 4, words.shape[1:])[None], 0)[0]
-        keep = torch.from_numpy((number >> np.uint64(8)) / 2 ** 24 >= self.p)
-        return x * keep / (1 - self.p)
+        return masked(x, self.p, self.PURPOSE, self.tensor, self.now)
 
 
 class Now:

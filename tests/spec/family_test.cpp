@@ -2,46 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "spec/dropouts.h"
-#include "spec/model_spec.h"
+#include "tests/spec/family_configs.h"
 
 namespace lm {
 namespace {
 
 using nlohmann::json;
 using Scaling = RopeSpec::Scaling;
-
-json small(const std::string& type) {
-  return {{"model_type", type},     {"hidden_size", 64},          {"intermediate_size", 96},
-          {"num_hidden_layers", 6}, {"num_attention_heads", 4},   {"num_key_value_heads", 2},
-          {"vocab_size", 300000},   {"tie_word_embeddings", true}};
-}
-
-json gpt2() {
-  return {{"model_type", "gpt2"}, {"n_embd", 64}, {"n_layer", 3}, {"n_head", 4}, {"vocab_size", 300}};
-}
-
-ModelSpec parse(const json& config) {
-  return parse_model_spec(config.dump(), "config.json");
-}
-
-void expect_refused(const json& config, const std::string& part) {
-  try {
-    parse_model_spec(config.dump(), "dir/config.json");
-    ADD_FAILURE() << "accepted: " << config.dump();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kInput);
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << ": " << error.what();
-  }
-}
-
-json with(json config, const std::string& key, const json& value) {
-  config[key] = value;
-  return config;
-}
 
 std::vector<int64_t> windows(const ModelSpec& spec) {
   std::vector<int64_t> out;
@@ -164,28 +132,6 @@ TEST(Gpt2, ScoresMayBeScaledByTheLayer) {
   const ModelSpec spec = parse(with(gpt2(), "scale_attn_by_inverse_layer_idx", true));
   for (int64_t i = 0; i < 3; ++i)
     EXPECT_FLOAT_EQ(spec.layer(i).attention().scale(), 0.25F / static_cast<float>(i + 1));
-}
-
-TEST(Dropouts, AreRefusedWhereTheFilesOfAFamilyHaveNone) {
-  for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
-    expect_refused(with(small("phi3"), key, 0.1), key);
-  json published = gpt2();
-  for (const char* key : {"attn_pdrop", "resid_pdrop", "embd_pdrop"}) published[key] = 0.1;
-  EXPECT_EQ(parse(published).hidden, 64);
-  EXPECT_EQ(parse(with(small("starcoder2"), "residual_dropout", 0.1)).hidden, 64);
-}
-
-TEST(Dropouts, ThatTrainingLeavesOutAreNamed) {
-  const auto of = [](const json& config) { return dropouts_left_out(config.dump(), "config.json"); };
-  EXPECT_EQ(of(gpt2()),
-            (std::vector<std::string>{"resid_pdrop = 0.1", "embd_pdrop = 0.1", "attn_pdrop = 0.1"}));
-  json without = gpt2();
-  for (const char* key : {"attn_pdrop", "resid_pdrop", "embd_pdrop"}) without[key] = 0.0;
-  EXPECT_TRUE(of(without).empty());
-  EXPECT_EQ(of(with(small("starcoder2"), "residual_dropout", 0.25)),
-            std::vector<std::string>{"residual_dropout = 0.25"});
-  EXPECT_TRUE(of(small("starcoder2")).empty());
-  EXPECT_TRUE(of(small("gemma")).empty());
 }
 
 // ---- Activations

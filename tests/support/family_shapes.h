@@ -16,7 +16,7 @@ inline void set_norms(ModelSpec& spec, const NormSpec& norm) {
   spec.final_norm = norm;
 }
 
-// LayerNorm and biases everywhere, an MLP without a gate, and learned positions instead of RoPE.
+// LayerNorm and biases everywhere, an MLP without a gate, learned positions instead of RoPE, and dropouts.
 inline void like_gpt2(ModelSpec& spec, int64_t positions) {
   set_norms(spec, {.kind = NormKind::kLayer, .eps = 1e-5});
   for (LayerSpec& layer : spec.layers) {
@@ -25,9 +25,11 @@ inline void like_gpt2(ModelSpec& spec, int64_t positions) {
     attention.rope = AttentionSpec::kNoRope;
     layer.sublayers[1].mixer =
         PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = layer.mlp().ffn, .bias = true};
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.dropout = 0.1;
   }
   spec.ropes.clear();
   spec.embedding.positions = positions;
+  spec.embedding.dropout = 0.1;
   spec.names.positions = "model.embed_positions";
 }
 

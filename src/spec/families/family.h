@@ -29,7 +29,7 @@ inline constexpr ActivationWord kRelu2[] = {{"relu2", Activation::kRelu2}};
 
 // A dropout of the reference's training: its key, and what the class assumes where that is missing.
 struct DropoutKey {
-  const char* key = "";
+  const char* key = nullptr;  // null: the family has none
   double missing = 0;
 };
 inline constexpr const char* kAttentionDropout[] = {"attention_dropout"};
@@ -68,10 +68,12 @@ struct Family {
   std::span<const ActivationWord> activations = kSilu;  // the first is the class's default
   bool neighbours = false;                              // RopeSpec::neighbours
   bool old_longrope = false;  // longrope is also called su and yarn, and no other kind of RoPE is known
-  // Keys that must be 0: there is no dropout here but an adapter's.
+  // Dropouts that training applies: to the embedding's output, and to that of each sublayer.
+  DropoutKey embedding_dropout = {}, residual_dropout = {};
+  // The attention's, where the family's published files name it: training leaves it out, and a note says so.
+  DropoutKey left_out = {};
+  // Keys that must be 0, of dropouts that are neither.
   std::span<const char* const> dropouts = kAttentionDropout;
-  // Those that the family's published files name: training leaves them out, and a note says so.
-  std::span<const DropoutKey> left_out = {};
 
   NameMap (*names)() = llama_names;
   // Fills `spec.layers` (one value for each layer is there) from the keys that only some families have.

@@ -19,8 +19,6 @@ constexpr KeyAlias kAliases[] = {{"hidden_size", "n_embd"},
 constexpr ActivationWord kActivations[] = {{"gelu_new", Activation::kGeluTanh},
                                            {"gelu_pytorch_tanh", Activation::kGeluTanh}};
 
-constexpr DropoutKey kDropouts[] = {{"resid_pdrop", 0.1}, {"embd_pdrop", 0.1}, {"attn_pdrop", 0.1}};
-
 NameMap names() {
   return {.embedding = "transformer.wte",
           .positions = "transformer.wpe",
@@ -68,8 +66,10 @@ const Family gpt2 = {.model_type = "gpt2",
                      .gated = false,
                      .activation_key = "activation_function",
                      .activations = kActivations,
+                     .embedding_dropout = {"embd_pdrop", 0.1},
+                     .residual_dropout = {"resid_pdrop", 0.1},
+                     .left_out = {"attn_pdrop", 0.1},
                      .dropouts = {},
-                     .left_out = kDropouts,
                      .names = names,
                      .read_layers = read_layers,
                      .read_ropes = nullptr};

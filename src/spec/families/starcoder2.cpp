@@ -6,8 +6,6 @@ namespace {
 
 constexpr KeyAlias kAliases[] = {{"rms_norm_eps", "norm_epsilon"}};
 
-constexpr DropoutKey kDropouts[] = {{"attention_dropout"}, {"residual_dropout"}, {"embedding_dropout"}};
-
 NameMap names() {
   return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
                                       {"self_attn.k_proj", "attn.k"},
@@ -40,8 +38,10 @@ const Family starcoder2 = {.model_type = "starcoder2",
                            .norm = NormKind::kLayer,
                            .gated = false,
                            .activations = kGeluTanh,
+                           .embedding_dropout = {"embedding_dropout"},
+                           .residual_dropout = {"residual_dropout"},
+                           .left_out = {"attention_dropout"},
                            .dropouts = {},
-                           .left_out = kDropouts,
                            .names = names,
                            .read_layers = read_layers};
 
