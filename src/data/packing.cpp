@@ -114,7 +114,7 @@ std::vector<Piece> ending_pieces(const DataSource& source, int64_t max_length, P
     counts.too_long += begin > 0 ? 1 : 0;
     counts.lost_tokens += begin;
     counts.lost_targets += lost;
-    counts.endless += lost > 0 ? 1 : 0;
+    if (lost > 0) ++counts.endless;
     counts.source_tokens += whole;
     counts.used_tokens += length;
     counts.tokens += length;
