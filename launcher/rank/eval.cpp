@@ -1,7 +1,12 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
 
+#include "base/file.h"
 #include "config/config_toml.h"
 #include "launcher/environment.h"
 #include "launcher/model_place.h"
@@ -22,6 +27,50 @@ namespace {
                              : "set data.eval = [\"file\"] or data.eval_fraction"});
 }
 
+// A line for each row of choices: the log-likelihoods of its endings, and which were chosen.
+std::string score_lines(const EvalBatches& set, const ChoiceScores& scores) {
+  std::string lines;
+  std::span<const double> rest = scores.log_likelihoods;
+  for (size_t row = 0; row < set.groups.size(); ++row) {
+    const ChoiceGroup& group = set.groups[row];
+    const std::span<const double> here = rest.first(group.characters.size());
+    rest = rest.subspan(here.size());
+    const Chosen chosen = choose(group, here);
+    nlohmann::ordered_json line = {{"row", row + 1}};
+    if (!set.set.empty()) line["set"] = set.set;
+    line["label"] = group.right;
+    line["chosen"] = chosen.by_sum;
+    line["chosen_norm"] = chosen.by_character;
+    line["log_likelihoods"] = std::vector<double>(here.begin(), here.end());
+    line["characters"] = group.characters;
+    lines += line.dump() + "\n";
+  }
+  return lines;
+}
+
+void refuse_without_choices(const CommandLine& line, const std::vector<EvalBatches>& sets) {
+  if (!line.has("--scores")) return;
+  if (std::ranges::any_of(sets, [](const EvalBatches& set) { return !set.groups.empty(); })) return;
+  throw Error(Exit::kConfig, {.area = "CONF-20",
+                              .what = "--scores: no evaluation set has rows of choices",
+                              .place = line.positional[0],
+                              .next = "name one in data.eval, or leave --scores out"});
+}
+
+// Prints the result of a set, and adds it to `json`.
+void report(const EvalBatches& set, const EvalResult& result, bool prints, nlohmann::ordered_json& json) {
+  const std::string of = set.set.empty() ? "" : "/" + set.set;
+  json["eval_loss" + of] = result.loss;
+  json["perplexity" + of] = std::exp(result.loss);
+  json["target_tokens" + of] = result.target_tokens;
+  for (const auto& [name, value] : result.choices ? named_scores(*result.choices) : NamedScores{})
+    json[name + of] = value;
+  if (!prints) return;
+  std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens%s\n",
+              set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
+              result.target_tokens, result.choices ? describe(*result.choices).c_str() : "");
+}
+
 }  // namespace
 
 Exit eval_command(const CommandLine& line) {
@@ -40,20 +89,17 @@ Exit eval_command(const CommandLine& line) {
   JobData data = open_data(*job, subject.run);
   const std::vector<EvalBatches> held_out = data.loader->eval_sets();
   if (held_out.empty()) refuse_without_data(what, false);
+  refuse_without_choices(line, held_out);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
   nlohmann::ordered_json json;
+  std::string scores;
   for (const EvalBatches& set : held_out) {
-    const EvalResult result = evaluate(*rank, set.batches);
-    const std::string of = set.set.empty() ? "" : "/" + set.set;
-    json["eval_loss" + of] = result.loss;
-    json["perplexity" + of] = std::exp(result.loss);
-    json["target_tokens" + of] = result.target_tokens;
-    if (line.has("--json")) continue;
-    std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens\n",
-                set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
-                result.target_tokens);
+    const EvalResult result = evaluate(*rank, set);
+    if (result.choices) scores += score_lines(set, *result.choices);
+    report(set, result, !line.has("--json"), json);
   }
+  if (line.has("--scores")) atomic_write_file(*line.value("--scores"), scores);
   if (line.has("--json")) std::printf("%s\n", json.dump().c_str());
   return Exit::kDone;
 }

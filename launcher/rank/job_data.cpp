@@ -24,9 +24,9 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
   std::vector<EvalSource> evals;
   for (const EvalSet& set : config.data.eval.all) {
     options.files = set.files;
-    const Prepared& made = data.evals.emplace_back(prepare_tokens(options));
+    const Prepared& made = data.evals.emplace_back(prepare_evaluation(options));
     data.eval_sources.push_back(std::make_unique<TokenFile>(made.path));
-    evals.push_back({data.eval_sources.back().get(), set.name, names_of(set.files), made.text});
+    evals.push_back({data.eval_sources.back().get(), set.name, names_of(set.files), made.text, made.groups});
   }
   LoaderOptions sequences = loader_options(config, job.model, data.train, job.plan.numerics.micro_batch);
   sequences.rank = rank;

@@ -53,9 +53,10 @@ std::string of_set(const std::string& set) {
 }
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
-  metrics.write_eval(step, result.loss, result.target_tokens, set);
-  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets)", of_set(set), step,
-                       result.loss, std::exp(result.loss), result.target_tokens));
+  metrics.write_eval(step, result.loss, result.target_tokens, set, result.choices);
+  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
+                       step, result.loss, std::exp(result.loss), result.target_tokens,
+                       result.choices ? describe(*result.choices) : ""));
 }
 
 // Evaluation loss, and answers to train.sample_prompts.
@@ -69,7 +70,7 @@ struct Judge {
   std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
     std::vector<EvalResult> results;
     for (const EvalBatches& set : held_out) {
-      const auto result = evaluate_unless(rank, set.batches, stopped);
+      const auto result = evaluate_unless(rank, set, stopped);
       if (!result) return std::nullopt;
       results.push_back(*result);
     }

@@ -19,7 +19,16 @@ enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
 enum class LoraStart : uint8_t { kZero, kLoftq };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
-enum class DataFormat : uint8_t { kAuto, kText, kChat, kShareGpt, kPromptCompletion, kAlpaca, kTokens };
+enum class DataFormat : uint8_t {
+  kAuto,
+  kText,
+  kChat,
+  kShareGpt,
+  kPromptCompletion,
+  kAlpaca,
+  kChoices,
+  kTokens
+};
 enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
 enum class BadRows : uint8_t { kStop, kSkip };

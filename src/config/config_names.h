@@ -49,10 +49,10 @@ struct EnumNames<Quantize> {
 template <>
 struct EnumNames<DataFormat> {
   static constexpr EnumName<DataFormat> kAll[] = {
-      {DataFormat::kAuto, "auto"},     {DataFormat::kText, "text"},
-      {DataFormat::kChat, "chat"},     {DataFormat::kShareGpt, "sharegpt"},
-      {DataFormat::kAlpaca, "alpaca"}, {DataFormat::kPromptCompletion, "prompt-completion"},
-      {DataFormat::kTokens, "tokens"},
+      {DataFormat::kAuto, "auto"},       {DataFormat::kText, "text"},
+      {DataFormat::kChat, "chat"},       {DataFormat::kShareGpt, "sharegpt"},
+      {DataFormat::kAlpaca, "alpaca"},   {DataFormat::kPromptCompletion, "prompt-completion"},
+      {DataFormat::kChoices, "choices"}, {DataFormat::kTokens, "tokens"},
   };
 };
 template <>

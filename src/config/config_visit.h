@@ -101,7 +101,9 @@ void visit_data(DataT& data, V& v) {
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
   v.key("data", "format", data.format,
-        {kTokens, "format of the examples; auto: detected from their columns"});
+        {kTokens,
+         "format of the examples; auto: detected from their columns; choices: a context and endings, of "
+         "which the right one is trained and an evaluation gives the accuracy"});
   v.key("data", "columns", data.columns,
         {kTokens, "our column name = the name in the files, where they differ"});
   v.key("data", "chat_template", data.chat_template,

@@ -90,8 +90,17 @@ Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, co
 void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes) {
   if (from.name.empty()) from.name = from.source->name();
   Eval eval{.from = std::move(from)};
-  eval.pieces = cut_pieces(*eval.from.source, options_.max_length, options_.too_long, takes, eval.counts,
-                           eval.from.text);
+  if (eval.from.groups.empty()) {
+    eval.pieces = cut_pieces(*eval.from.source, options_.max_length, options_.too_long, takes, eval.counts,
+                             eval.from.text);
+  } else {
+    eval.pieces = ending_pieces(*eval.from.source, options_.max_length, eval.counts);
+    if (eval.counts.endless > 0) {
+      refuse(fmt::format("{} of {} endings are longer than data.max_length {} allows", eval.counts.endless,
+                         eval.counts.examples, options_.max_length),
+             eval.from.name, "raise data.max_length, or remove their rows");
+    }
+  }
   check_targets(eval.from.name, eval.counts);
   // For eval data held out of the training examples the warning is logged only once.
   if (eval.from.name != options_.name) warn_of_losses(eval.from.name, eval.counts, options_.max_length);
@@ -254,7 +263,8 @@ std::vector<EvalBatches> Loader::eval_sets() const {
   for (const Eval& eval : evals_) {
     const SequenceList list = pack_sequences(
         eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length);
-    EvalBatches& out = sets.emplace_back(EvalBatches{.set = eval.from.set, .batches = {}});
+    EvalBatches& out =
+        sets.emplace_back(EvalBatches{.set = eval.from.set, .batches = {}, .groups = eval.from.groups});
     for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
       out.batches.push_back(assemble(*eval.from.source, eval.pieces, list, s,
                                      std::min(list.sequences(), s + options_.micro_batch)));

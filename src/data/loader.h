@@ -13,6 +13,7 @@
 
 #include "base/batch.h"
 #include "config/config.h"
+#include "data/choices.h"
 #include "data/packing.h"
 #include "data/source.h"
 
@@ -21,9 +22,10 @@ namespace lm {
 // An evaluation set from its own file.
 struct EvalSource {
   const DataSource* source = nullptr;
-  std::string set = {};                 // its name if there are several; "": unnamed
-  std::string name = {};                // for messages: the user's files; "": the source's name
-  std::vector<ExampleRange> text = {};  // examples that are plain text
+  std::string set = {};                  // its name if there are several; "": unnamed
+  std::string name = {};                 // for messages: the user's files; "": the source's name
+  std::vector<ExampleRange> text = {};   // examples that are plain text
+  std::vector<ChoiceGroup> groups = {};  // of the examples, where they are endings of rows of choices
 };
 
 struct LoaderOptions {
@@ -62,6 +64,7 @@ struct EpochCounts {
 struct EvalBatches {
   std::string set;  // its name; ""
   std::vector<Batch> batches;
+  std::vector<ChoiceGroup> groups = {};  // of its examples (Batch::sample); empty: no rows of choices
 };
 
 class Loader {

@@ -96,6 +96,33 @@ std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooL
   return pieces;
 }
 
+std::vector<Piece> ending_pieces(const DataSource& source, int64_t max_length, PieceCounts& counts) {
+  LM_CHECK(source.examples() < std::numeric_limits<int32_t>::max(), "too many examples for 32-bit indices");
+  std::vector<Piece> pieces;
+  ExampleBuffer buffer;
+  for (int64_t index = 0; index < source.examples(); ++index) {
+    const int64_t whole = source.length(index), length = std::min(whole, max_length), begin = whole - length;
+    const std::span<const uint8_t> trained = source.trained(index, buffer);
+    const int32_t targets = count_targets(part(trained, begin, length));
+    const int32_t lost = count_targets(trained) - targets;
+    pieces.push_back({.example = static_cast<int32_t>(index),
+                      .length = static_cast<int32_t>(length),
+                      .begin = begin,
+                      .targets = targets});
+    ++counts.examples;
+    ++(begin > 0 ? counts.cut : counts.whole);
+    counts.too_long += begin > 0 ? 1 : 0;
+    counts.lost_tokens += begin;
+    counts.lost_targets += lost;
+    if (lost > 0) ++counts.endless;
+    counts.source_tokens += whole;
+    counts.used_tokens += length;
+    counts.tokens += length;
+    counts.targets += targets;
+  }
+  return pieces;
+}
+
 std::span<const int32_t> SequenceList::sequence(int64_t index) const {
   const auto begin = static_cast<size_t>(start[static_cast<size_t>(index)]);
   return std::span(order).subspan(begin, static_cast<size_t>(start[static_cast<size_t>(index) + 1]) - begin);

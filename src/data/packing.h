@@ -60,6 +60,10 @@ std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooL
                               const std::function<bool(int64_t)>& wanted, PieceCounts& counts,
                               std::span<const ExampleRange> text = {});
 
+// One piece of each example of an evaluation set of choices: its last max_length tokens, as
+// lm-evaluation-harness shortens a context. Counts an ending that is longer itself in `endless`.
+std::vector<Piece> ending_pieces(const DataSource& source, int64_t max_length, PieceCounts& counts);
+
 // The pieces of each sequence of an epoch. Sequence s has order[start[s]] .. order[start[s + 1] - 1].
 struct SequenceList {
   std::vector<int32_t> order;  // indices into the pieces

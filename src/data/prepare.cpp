@@ -62,7 +62,8 @@ Json row_options(const PrepareOptions& options) {
           {"bad_rows", name_of(options.bad_rows)},
           {"answers", name_of(options.answers)},
           {"reasoning", name_of(options.reasoning)},
-          {"render", options.render == Render::kChat ? "chat" : "plain"}};
+          {"render", options.render == Render::kChat ? "chat" : "plain"},
+          {"score", options.score}};
 }
 
 bool exists(const fs::path& path) {
@@ -152,6 +153,25 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
   ask_python(options.python, program, request, options.stopped);
 }
 
+// Of a summary: [right, characters of each ending], ...; in all as many endings as there are examples.
+std::vector<ChoiceGroup> groups_of(const Json& rows, int64_t examples) {
+  std::vector<ChoiceGroup> groups;
+  int64_t endings = 0;
+  for (const Json& row : rows) {
+    auto numbers = row.get<std::vector<int32_t>>();
+    if (numbers.size() < 3) throw std::out_of_range("a row of choices without endings");
+    const int32_t right = numbers.front();
+    numbers.erase(numbers.begin());
+    const auto least = std::ranges::min(numbers);
+    if (right < 0 || right >= std::ssize(numbers) || least < 1)
+      throw std::out_of_range("a row of choices whose right ending is none");
+    endings += std::ssize(numbers);
+    groups.push_back({right, std::move(numbers)});
+  }
+  if (!groups.empty() && endings != examples) throw std::out_of_range("its number of endings");
+  return groups;
+}
+
 // `counts`: the number of files of each entry of PrepareOptions::files.
 Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size_t>& counts) {
   Prepared prepared{.path = file.name(),
@@ -173,6 +193,8 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
       prepared.text.push_back({range.at(0).get<int64_t>(), range.at(1).get<int64_t>()});
     prepared.chat_template = summary.at("chat_template").get<std::string>();
     prepared.plain_pairs = summary.at("pairs").get<int64_t>();
+    prepared.choice_rows = summary.at("choices").get<int64_t>();
+    prepared.groups = groups_of(summary.at("groups"), prepared.examples);
     prepared.has_template = summary.at("template").get<bool>();
     const auto of_files = summary.at("files").get<std::vector<int64_t>>();
     size_t next = 0;
@@ -339,6 +361,14 @@ std::optional<Prepared> find_tokens(const PrepareOptions& options) {
   } catch (const Error&) {  // a missing file, or anything else that a run will refuse
     return std::nullopt;
   }
+}
+
+Prepared prepare_evaluation(PrepareOptions options) {
+  options.score = options.format == DataFormat::kChoices;
+  Prepared prepared = prepare_tokens(options);
+  if (options.score || prepared.choice_rows == 0) return prepared;
+  options.score = true;  // detected
+  return prepare_tokens(options);
 }
 
 std::string names_of(const std::vector<std::string>& files) {

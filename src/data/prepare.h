@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/choices.h"
 #include "data/hub.h"
 #include "data/packing.h"
 #include "data/token_file.h"
@@ -28,6 +29,7 @@ struct PrepareOptions {
   BadRows bad_rows = BadRows::kStop;
   Answers answers = Answers::kAll;
   Reasoning reasoning = Reasoning::kKeep;
+  bool score = false;       // every ending of rows of choices: prepare_evaluation sets it
   std::string model_dir;    // has tokenizer.json, tokenizer_config.json, chat_template.jinja
   std::string cache_dir;    // "" = ~/.cache/lmlaunch/tokens; created if missing
   std::string python;       // interpreter, by path or looked up in PATH
@@ -53,6 +55,8 @@ struct Prepared {
   std::vector<ExampleRange> text = {};     // ranges of plain-text examples
   std::vector<ExampleRange> entries = {};  // per entry of PrepareOptions::files its examples
   int64_t plain_pairs = 0;                 // rows of a plain prompt and completion
+  int64_t choice_rows = 0;                 // rows of choices, of which the right ending is an example
+  std::vector<ChoiceGroup> groups = {};    // of an evaluation set of choices; else empty
   bool has_template = false;               // the model's, or the configured one
   // The template of the conversations in Jinja, if the model has none or another one is configured.
   std::string chat_template = {};
@@ -62,6 +66,9 @@ struct Prepared {
 };
 
 Prepared prepare_tokens(const PrepareOptions& options);
+
+// The same for an evaluation set: of rows of choices every ending becomes an example.
+Prepared prepare_evaluation(PrepareOptions options);
 
 // The result of prepare_tokens if it is in `cache_dir`; nullopt if it would have to work, including large
 // data files whose hash is not cached. Never throws because of the data.

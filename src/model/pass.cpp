@@ -308,14 +308,22 @@ void ForwardPass::carry_out(const Operation& operation) {
 
 void ForwardPass::head(const Operation& operation) {
   const Context& context = pass_.context_;
-  const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk, .scale = 1, .first = false};
-  if (operation.kind == OperationKind::kHead) {
+  const Unit& unit = pass_.unit(operation);
+  const bool whole = operation.kind == OperationKind::kHead;
+  const int64_t targets = batch_.targets.count;
+  if ((whole || !unit.segment()) && targets > 0) nll_ = context.tensor(targets, 1, DType::kF32);
+  const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk,
+                            .scale = 1,
+                            .first = false,
+                            .nll = targets > 0 ? nll_.floats() : nullptr};
+  if (whole) {
     head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
-  } else if (!pass_.unit(operation).segment()) {
+  } else if (!unit.segment()) {
     rows_ = head_begin(context, bind_norm(), batch_, x_, {});
   } else {
     head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
   }
+  if (whole || unit.first_row + unit.rows == context.spec.vocab) losses_ = nll_;
 }
 
 }  // namespace lm

@@ -127,6 +127,9 @@ class ForwardPass {
   void carry_out(const Operation& operation);
   // The head's operations, for the loss; whole or cut.
   void head(const Operation& operation);
+  // The nll of each target row, [R] fp32 in the arena, once the last of the head's operations has computed
+  // them; before, and without targets, undefined.
+  const View& losses() const { return losses_; }
   const View& x() const { return x_; }  // [T, H], the input of what comes next
   Head bind_head() { return pass_.bind_head(false); }
   Norm bind_norm() { return pass_.bind_norm(false); }
@@ -138,6 +141,7 @@ class ForwardPass {
   Carried carried_;
   View x_, y_;  // take turns: a block reads one and writes the other
   HeadRows rows_;
+  View nll_, losses_;  // the same memory
 };
 
 }  // namespace lm

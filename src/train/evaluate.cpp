@@ -1,41 +1,107 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace lm {
 namespace {
 
 constexpr int64_t kDouble = sizeof(double);
 
-}  // namespace
-
-EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches) {
-  return *evaluate_unless(rank, batches, [] { return false; });
+// Adds the nll of each target, in the order of the batch, to its document's sum.
+void add_to_documents(const Batch& batch, const std::vector<float>& losses, double* sums) {
+  auto loss = losses.begin();
+  for (int64_t d = 0; d < batch.documents(); ++d) {
+    const auto at = static_cast<size_t>(d);
+    for (int32_t t = batch.document_start[at]; t < batch.document_start[at + 1]; ++t) {
+      if (batch.target[static_cast<size_t>(t)] >= 0) sums[d] += static_cast<double>(*loss++);
+    }
+  }
+  LM_CHECK(loss == losses.end(), "a loss for each target");
 }
 
-std::optional<EvalResult> evaluate_unless(Rank& rank, const std::vector<Batch>& batches,
-                                          const std::function<bool()>& stopped) {
+// Sums of weight * nll over the targets: of each batch, and of each document of a set of choices.
+struct Sums {
+  std::vector<double> batches, documents = {};
+  std::vector<int64_t> first = {};  // per batch its first document; at the end their number
+};
+
+std::optional<Sums> sums_of(Rank& rank, const EvalBatches& set, const std::function<bool()>& stopped) {
   Group& group = rank.group();
+  const std::vector<Batch>& batches = set.batches;
   const auto count = std::ssize(batches);
   const auto first = [&](int64_t r) { return count * r / group.ranks(); };
+  const bool choices = !set.groups.empty();
+  Sums sums{.batches = std::vector<double>(batches.size()), .first = {0}};
+  for (const Batch& batch : batches) sums.first.push_back(sums.first.back() + batch.documents());
+  if (choices) sums.documents.resize(static_cast<size_t>(sums.first.back()));
+  std::vector<float> losses;
   rank.step().flush();  // by every rank, even one without a batch
-  std::vector<double> sums(batches.size());
   // Every rank runs the same number of forward passes; one without batches left repeats a batch.
   for (int64_t i = first(group.rank()), round = 0; round < ceil_div(count, group.ranks()); ++round, ++i) {
     if (stopped()) return std::nullopt;
-    const double sum = rank.step().evaluate(batches[static_cast<size_t>(std::min(i, count - 1))]);
-    if (i < first(group.rank() + 1)) sums[static_cast<size_t>(i)] = sum;
+    const Batch& batch = batches[static_cast<size_t>(std::min(i, count - 1))];
+    const double sum = rank.step().evaluate(batch, choices ? &losses : nullptr);
+    if (i >= first(group.rank() + 1)) continue;
+    sums.batches[static_cast<size_t>(i)] = sum;
+    if (choices) add_to_documents(batch, losses, sums.documents.data() + sums.first[static_cast<size_t>(i)]);
   }
-  std::vector<ByteRange> shards;
-  for (int r = 0; r < group.ranks(); ++r)
-    shards.push_back({first(r) * kDouble, (first(r + 1) - first(r)) * kDouble});
-  group.share("evaluation", reinterpret_cast<std::byte*>(sums.data()), shards);
+  const auto share = [&](std::vector<double>& values, const auto& begin) {
+    std::vector<ByteRange> shards;
+    for (int r = 0; r < group.ranks(); ++r)
+      shards.push_back({begin(r) * kDouble, (begin(r + 1) - begin(r)) * kDouble});
+    group.share("evaluation", reinterpret_cast<std::byte*>(values.data()), shards);
+  };
+  share(sums.batches, first);
+  if (choices) share(sums.documents, [&](int64_t r) { return sums.first[static_cast<size_t>(first(r))]; });
+  return sums;
+}
+
+EvalResult score_endings(const EvalBatches& set, const Sums& sums) {
+  std::vector<char> right;
+  for (const ChoiceGroup& group : set.groups) {
+    const size_t begin = right.size();
+    right.resize(begin + group.characters.size());
+    right[begin + static_cast<size_t>(group.right)] = 1;
+  }
+  EvalResult result;
+  double nll = 0;
+  std::vector<double> log_likelihoods(right.size());
+  auto sum = sums.documents.begin();
+  for (const Batch& batch : set.batches) {
+    for (size_t d = 0; d + 1 < batch.document_start.size(); ++d, ++sum) {
+      const auto begin = batch.target.begin() + batch.document_start[d],
+                 end = batch.target.begin() + batch.document_start[d + 1];
+      const auto ending = static_cast<size_t>(batch.sample[static_cast<size_t>(batch.document_start[d])]);
+      log_likelihoods.at(ending) = -*sum;
+      if (right[ending] == 0) continue;
+      nll += *sum;
+      result.target_tokens += std::count_if(begin, end, [](int32_t target) { return target >= 0; });
+    }
+  }
+  result.loss = result.target_tokens > 0 ? nll / static_cast<double>(result.target_tokens) : 0.0;
+  result.choices = score_choices(set.groups, std::move(log_likelihoods));
+  return result;
+}
+
+}  // namespace
+
+EvalResult evaluate(Rank& rank, const EvalBatches& set) {
+  return *evaluate_unless(rank, set, [] { return false; });
+}
+
+std::optional<EvalResult> evaluate_unless(Rank& rank, const EvalBatches& set,
+                                          const std::function<bool()>& stopped) {
+  const std::optional<Sums> sums = sums_of(rank, set, stopped);
+  if (!sums) return std::nullopt;
+  if (!set.groups.empty()) return score_endings(set, *sums);
   EvalResult result;
   double nll = 0, weight = 0;
-  for (const double sum : sums) nll += sum;
-  for (const Batch& batch : batches) {
+  for (const double sum : sums->batches) nll += sum;
+  for (const Batch& batch : set.batches) {
     for (size_t t = 0; t < batch.target.size(); ++t) {
       if (batch.target[t] < 0) continue;
       ++result.target_tokens;

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "base/cuda.h"
 #include "base/error.h"
@@ -113,13 +115,22 @@ void MetricsFile::write(const StepRow& row) {
                             Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
 }
 
-void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set) {
+void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set,
+                             const std::optional<ChoiceScores>& choices) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
-  write_line(
-      nlohmann::ordered_json{{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}}.dump());
+  nlohmann::ordered_json row = {{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
-  if (events_ != nullptr) events_->write(step, std::array{Scalar{tag, eval_loss}});
+  std::vector<std::pair<std::string, double>> tagged = {{tag, eval_loss}};
+  for (const auto& [name, value] : choices ? named_scores(*choices) : NamedScores{}) {
+    row[set.empty() ? name : name + "/" + set] = value;
+    tagged.emplace_back(set.empty() ? "eval/" + name : "eval/" + set + "_" + name, value);
+  }
+  write_line(row.dump());
+  if (events_ == nullptr) return;
+  std::vector<Scalar> scalars;
+  for (const auto& [name, value] : tagged) scalars.push_back({name, value});
+  events_->write(step, scalars);
 }
 
 void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {

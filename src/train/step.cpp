@@ -392,11 +392,18 @@ double TrainStep::read_loss() {
   return *host_nll_;
 }
 
-double TrainStep::evaluate(const Batch& batch) {
+double TrainStep::evaluate(const Batch& batch, std::vector<float>* losses) {
   context_.uploads.rewind();
   zero_loss();
-  walk_forward(batch, [](const Operation& operation, ForwardPass& pass) { pass.head(operation); });
-  return read_loss();
+  if (losses != nullptr) losses->clear();
+  walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
+    pass.head(operation);
+    const View& rows = pass.losses();
+    if (losses == nullptr || !rows.defined()) return;
+    losses->resize(static_cast<size_t>(rows.rows));
+    copy_bytes(losses->data(), rows.data, rows.bytes(), context_.stream);
+  });
+  return read_loss();  // waits for the copy, too
 }
 
 void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,

@@ -69,8 +69,9 @@ class TrainStep : private PassMemory {
   std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
   void end_save() { save_ = nullptr; }
 
-  // Sum of nll over the batch's targets, without gradients. Begins with a flush.
-  double evaluate(const Batch& batch);
+  // Sum of nll over the batch's targets, without gradients. Begins with a flush. `losses`: becomes the nll of
+  // each target, in the order of the batch; null: not wanted.
+  double evaluate(const Batch& batch, std::vector<float>* losses = nullptr);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);

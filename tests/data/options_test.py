@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import formats  # noqa: I001, of PREPARE
+import kinds
 import prepare
 import text
 from errors import InputError
@@ -327,8 +328,8 @@ def test_progress_is_told_as_time_passes(run, monkeypatch, capfd):
 def test_the_words_of_data_format_are_those_of_the_configuration():
     names = open(os.path.join(os.path.dirname(PREPARE), "..", "config", "config_names.h")).read()
     words = re.findall(r'DataFormat::k\w+, "([\w-]+)"', names)
-    assert set(words) == {"auto", *formats.COLUMNS}
-    for word in formats.COLUMNS:
+    assert set(words) == {"auto", *kinds.COLUMNS}
+    for word in kinds.COLUMNS:
         with pytest.raises(InputError) as caught:
             formats.example(word, {}, "a.jsonl:1")
         assert f"every row of a {word} file needs" in caught.value.next

@@ -123,6 +123,35 @@ TEST_F(Prepare, FindsASecondStartsTokensWithoutPython) {
   EXPECT_EQ(second.sample.size(), first.sample.size());
 }
 
+// Of rows of choices training has the right ending with its end, an evaluation every ending without one.
+TEST_F(Prepare, AnEvaluationHasEveryEndingOfRowsOfChoices) {
+  write("c.jsonl",
+        "{\"context\":\"ask: one\",\"endings\":[\"two\",\"two three\"],\"label\":1}\n"
+        "{\"context\":\"ask: two\",\"endings\":[\"one\",\"two\",\"three\"],\"label\":\"0\"}\n");
+  const Prepared trained = prepare_tokens(options({dir_ + "/c.jsonl"}));
+  EXPECT_EQ(trained.examples, 2);
+  EXPECT_EQ(trained.choice_rows, 2);
+  EXPECT_TRUE(trained.groups.empty());
+  EXPECT_EQ(trained.trained_tokens, 5);  // two three <eos>, one <eos>
+  for (const DataFormat format : {DataFormat::kAuto, DataFormat::kChoices}) {
+    PrepareOptions wanted = options({dir_ + "/c.jsonl"});
+    wanted.format = format;
+    const Prepared scored = prepare_evaluation(wanted);
+    EXPECT_EQ(scored.examples, 5);
+    EXPECT_EQ(scored.trained_tokens, 6);
+    ASSERT_EQ(scored.groups.size(), 2u);
+    EXPECT_EQ(scored.groups[0].right, 1);
+    EXPECT_EQ(scored.groups[0].characters, (std::vector<int32_t>{3, 9}));
+    EXPECT_EQ(scored.groups[1].right, 0);
+    EXPECT_EQ(scored.groups[1].characters, (std::vector<int32_t>{3, 3, 5}));
+    wanted.python = dir_ + "/no_such_python";
+    EXPECT_TRUE(prepare_evaluation(wanted).from_cache);
+  }
+  const Prepared others = prepare_evaluation(options({dir_ + "/a.jsonl"}));
+  EXPECT_EQ(others.path, prepare_tokens(options({dir_ + "/a.jsonl"})).path);
+  EXPECT_TRUE(others.groups.empty());
+}
+
 TEST_F(Prepare, WhatIsTokenisedIsFoundAndNothingElseIsRead) {
   EXPECT_FALSE(find_tokens(options({dir_ + "/a.jsonl"})));
   EXPECT_FALSE(fs::exists(dir_ + "/cache"));

@@ -179,7 +179,8 @@ def test_a_model_without_a_template_says_so_and_the_result_has_the_one_that_was_
 FORMATS = {
     "text": {"text": "w1 w2 w3"}, "tokens": {"input_ids": [1, 2, 3]}, "prompt-completion": {"prompt": "w1", "completion": "w2 w3"},
     "alpaca": {"instruction": "w1", "output": "w2"}, "chat": {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]},
-    "sharegpt": {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]}}
+    "sharegpt": {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]},
+    "choices": {"context": "w1", "endings": ["w2", "w3"], "label": 0}}
 
 
 def test_every_word_of_data_format_is_one_that_rows_can_have(chats):

@@ -137,6 +137,69 @@ def test_named_sets_are_evaluated_each_and_the_first_decides(work):
     assert re.findall(r"eval loss of (\w+): ", card) == ["zeta", "alpha"]
 
 
+def choice_rows(generator, count):
+    """Contexts and endings of letters, so that the shortest ending is often the likeliest one and not the likeliest per character."""
+    def number(least, most):
+        return int(torch.randint(least, most + 1, (1,), generator=generator))
+
+    def letters(least, most):
+        return "".join(chr(number(97, 122)) for _ in range(number(least, most)))
+
+    for _ in range(count):
+        endings = [letters(1, 9) for _ in range(number(2, 4))]
+        yield {"context": letters(3, 20), "endings": endings, "label": number(0, len(endings) - 1)}
+
+
+def log_likelihoods_by_transformers(work, rows):
+    """Per row the sum of log-probabilities of each ending's tokens: those behind the context's own."""
+    model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32).eval()
+    words = tokenizers.Tokenizer.from_file(str(work / "model" / "tokenizer.json"))
+    spans = [(len(words.encode(row["context"]).ids), words.encode(row["context"] + " " + ending).ids) for row in rows for ending in row["endings"]]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for _, ids in spans], batch_first=True)
+    with torch.no_grad():
+        probabilities = model(padded).logits[:, :-1].double().log_softmax(-1).gather(2, padded[:, 1:, None])[..., 0]
+    sums = iter([line[first - 1:len(ids) - 1].sum().item() for line, (first, ids) in zip(probabilities, spans)])
+    return [[next(sums) for _ in row["endings"]] for row in rows]
+
+
+def test_accuracy_of_choices_is_that_of_transformers(work):
+    asked = list(choice_rows(torch.Generator().manual_seed(5), 200))
+    (work / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    sums = log_likelihoods_by_transformers(work, asked)
+    by_sum = [row["label"] == max(range(len(of)), key=of.__getitem__) for row, of in zip(asked, sums)]
+    by_character = [row["label"] == max(range(len(of)), key=lambda i: of[i] / len(row["endings"][i])) for row, of in zip(asked, sums)]
+    expected = {"accuracy": sum(by_sum) / 200, "accuracy_norm": sum(by_character) / 200}
+    assert expected["accuracy"] != expected["accuracy_norm"]
+    keys = ("data.max_length=64", "data.cache_dir=cache", "model.dtype=fp32")
+    told = json.loads(lmlaunch("eval", "model", 'data.eval=["choices.jsonl"]', "data.format=choices", *keys, "--scores", "scores.jsonl", "--json",
+                               cwd=work).stdout)
+    scores = [json.loads(line) for line in open(work / "scores.jsonl")]
+    assert [len(row["log_likelihoods"]) for row in scores] == [len(row["endings"]) for row in asked]
+    for number, (ours, of, row) in enumerate(zip(scores, sums, asked), 1):
+        assert ours["log_likelihoods"] == pytest.approx(of, abs=1e-4, rel=0), row
+        assert (ours["row"], ours["label"], ours["characters"]) == (number, row["label"], [len(ending) for ending in row["endings"]])
+        assert (ours["chosen"] == row["label"], ours["chosen_norm"] == row["label"]) == (by_sum[number - 1], by_character[number - 1])
+    assert {key: told[key] for key in expected} == expected
+    # The loss is that of the right endings: what training lowers.
+    right = [of[row["label"]] for row, of in zip(asked, sums)]
+    targets = sum(len(row["endings"][row["label"]]) + 1 for row in asked)
+    assert told["target_tokens"] == targets and told["eval_loss"] == pytest.approx(-sum(right) / targets, rel=1e-5)
+    # The same in training, found by the columns, over ranks and in packed sequences; and beside a set of other rows.
+    data = dict(data__train=["choices.jsonl"], data__max_length=64, data__packing=True)
+    done = lmlaunch("--ranks", "2", config(work, "choices", **data, train__steps=4),
+                    'data.eval={which = ["choices.jsonl"], other = ["eval.jsonl"]}', cwd=work)
+    rows_of = {name: [row for row in rows(work, "choices") if f"eval_loss/{name}" in row] for name in ("which", "other")}
+    first, last = rows_of["which"]
+    assert {key: first[f"{key}/which"] for key in expected} == expected and last["eval_loss/which"] < first["eval_loss/which"]
+    assert not any("accuracy" in key for row in rows_of["other"] for key in row)
+    assert f"eval loss of which after step 0: {first['eval_loss/which']:.4f}" in done.stderr
+    assert f", accuracy {expected['accuracy']:.4f}, accuracy_norm {expected['accuracy_norm']:.4f} over 200 rows" in done.stderr
+    answer = lmlaunch("eval", "runs/choices", cwd=work).stdout
+    assert f", accuracy {last['accuracy/which']:.4f}, accuracy_norm {last['accuracy_norm/which']:.4f} over 200 rows\n" in answer
+    refused = lmlaunch("eval", "model", 'data.eval=["eval.jsonl"]', *keys, "--scores", "none.jsonl", cwd=work, check=False)
+    assert refused.returncode == 10 and "no evaluation set has rows of choices" in refused.stderr and not (work / "none.jsonl").exists()
+
+
 def test_a_run_without_a_model_yet_gives_its_newest_checkpoint(runs, work):
     shutil.copytree(runs / "full", work / "unfinished")
     shutil.rmtree(work / "unfinished" / "model")

@@ -326,10 +326,53 @@ TEST(Step, AnEvaluationDividesByTheSumOfTheWeights) {
     }
     targets += std::ssize(rows);
   }
-  const EvalResult result = evaluate(*f.rank, batches);
+  const EvalResult result = evaluate(*f.rank, {.set = "", .batches = batches});
+  EXPECT_FALSE(result.choices);
   EXPECT_NEAR(result.loss, nll / weights, 1e-6 * nll / weights);
   EXPECT_EQ(result.target_tokens, targets);
   EXPECT_GT(std::abs(weights - static_cast<double>(targets)), 0.1 * weights);
+}
+
+// Two rows of choices whose endings are in batches in another order, as packing may leave them.
+TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
+  const ModelSpec spec = tiny_spec(false, true, false);
+  Fixture f(spec, false, false, DType::kF32, DType::kF32);
+  EvalBatches set{
+      .set = "",
+      .batches = {batch_of(2, 40, spec.vocab), batch_of(1, 60, spec.vocab), batch_of(1, 30, spec.vocab)},
+      .groups = {{.right = 1, .characters = {9, 1}}, {.right = 0, .characters = {5, 2}}}};
+  const std::vector<std::vector<int32_t>> endings = {{2, 0}, {3}, {1}};
+  std::vector<double> expected(4);
+  double right = 0;
+  int64_t right_targets = 0;
+  for (size_t b = 0; b < endings.size(); ++b) {
+    Batch& batch = set.batches[b];
+    const int64_t length = batch.tokens() / batch.documents();
+    for (size_t d = 0; d < endings[b].size(); ++d) {
+      const auto ending = static_cast<size_t>(endings[b][d]);
+      for (int64_t p = 0; p < length; ++p) {
+        const auto t = static_cast<size_t>(static_cast<int64_t>(d) * length + p);
+        batch.sample[t] = endings[b][d];
+        if (p < 7) batch.target[t] = -1;  // the context
+        if (batch.target[t] < 0) continue;
+        const std::vector<float> logits = f.rank->step().logits(batch, {static_cast<int32_t>(t)});
+        const double nll = reference_nll(logits.data(), spec.vocab, batch.target[t]);
+        expected[ending] -= nll;
+        right += ending == 1 || ending == 2 ? nll : 0;
+        right_targets += ending == 1 || ending == 2 ? 1 : 0;
+      }
+    }
+  }
+  const EvalResult result = evaluate(*f.rank, set);
+  ASSERT_TRUE(result.choices);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(result.choices->log_likelihoods[i], expected[i], -1e-6 * expected[i]) << i;
+  EXPECT_NEAR(result.loss, right / static_cast<double>(right_targets), 1e-6 * result.loss);
+  EXPECT_EQ(result.target_tokens, right_targets);
+  const ChoiceScores scores = score_choices(set.groups, expected);
+  EXPECT_EQ(result.choices->accuracy, scores.accuracy);
+  EXPECT_EQ(result.choices->accuracy_norm, scores.accuracy_norm);
+  EXPECT_EQ(result.choices->rows, 2);
 }
 
 TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
@@ -368,13 +411,13 @@ TEST(Loans, MisuseThrows) {
 // A stop that is asked for while a run is evaluated before its first step ends it after the batch at hand.
 TEST(Evaluation, EndsAtTheNextBatchWhenItIsToStop) {
   Fixture f(tiny_spec(true, false, true), false, false, DType::kF32, DType::kF32);
-  const std::vector<Batch> batches(5, batch_of(1, 20, f.spec.vocab));
+  const EvalBatches set{.set = "", .batches = std::vector<Batch>(5, batch_of(1, 20, f.spec.vocab))};
   int asked = 0;
-  EXPECT_FALSE(evaluate_unless(*f.rank, batches, [&] { return ++asked == 3; }));
+  EXPECT_FALSE(evaluate_unless(*f.rank, set, [&] { return ++asked == 3; }));
   EXPECT_EQ(asked, 3);
-  const auto whole = evaluate_unless(*f.rank, batches, [] { return false; });
+  const auto whole = evaluate_unless(*f.rank, set, [] { return false; });
   ASSERT_TRUE(whole);
-  EXPECT_EQ(whole->loss, evaluate(*f.rank, batches).loss);
+  EXPECT_EQ(whole->loss, evaluate(*f.rank, set).loss);
 }
 
 }  // namespace

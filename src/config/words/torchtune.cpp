@@ -116,7 +116,9 @@ constexpr Word kWords[] = {
     refused("ref_checkpointer*", why::kPreference),
     refused("inference.*", "`lmlaunch generate` answers prompts"),
     refused("max_new_tokens", "`lmlaunch generate` answers prompts"),
-    refused("tasks", "benchmarks are not run; `lmlaunch eval` reports loss and perplexity"),
+    refused("tasks",
+            "benchmarks are not run; `lmlaunch eval` reports loss, perplexity and the accuracy of rows of "
+            "choices"),
 };
 
 }  // namespace

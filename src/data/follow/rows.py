@@ -26,9 +26,11 @@ class Row:
         for key, value in self.values.items():
             if key == "step" or not isinstance(value, (int, float)):
                 continue
-            name = re.sub(r"[^\w.-]", "_", key.removeprefix("eval_loss/"))
-            tag = (f"eval/{name}_loss" if key.startswith("eval_loss/") else "eval/loss" if key == "eval_loss" else
-                   f"eval/{name}" if evaluation else TAGS.get(key) or f"run/{name}")
+            metric, _, set_name = (re.sub(r"[^\w.-]", "_", part) for part in key.partition("/"))
+            if evaluation:
+                tag = f"eval/{set_name + '_' if set_name else ''}{metric.removeprefix('eval_')}"
+            else:
+                tag = TAGS.get(key) or "run/" + re.sub(r"[^\w.-]", "_", key)
             out[tag] = float(value)
         return out
 

@@ -10,8 +10,9 @@
 import re
 from dataclasses import dataclass, field, replace
 
+import choices
+import kinds
 from errors import InputError
-from kinds import COLUMNS
 from messages import (check_trained, decoded, flag_of, is_answer, joined, read_messages, read_string, read_tools, text_of,
                       with_system)
 
@@ -42,11 +43,8 @@ class Ids:
 
 
 def example(name, row, place):
-    """`name` is a key of COLUMNS."""
-    for column in COLUMNS[name]:
-        if row.get(column) is None:
-            raise InputError(f"column {column!r} is missing; found " + (", ".join(map(str, row)) or "none"), place,
-                             f"every row of a {name} file needs " + " and ".join(COLUMNS[name]))
+    """`name` is a key of kinds.COLUMNS."""
+    kinds.check_columns(row, name, place)
     return _MAKERS[name](row, place)
 
 
@@ -123,8 +121,13 @@ def _ids(row, place):
     return Ids(ids, labels)
 
 
+def _right_ending(row, place):
+    read = choices.read(row, place)
+    return Pair(*read.parts(read.right))
+
+
 _MAKERS = {"tokens": _ids, "chat": _chat, "sharegpt": _sharegpt, "prompt-completion": _prompt_completion,
-           "alpaca": _alpaca, "text": lambda row, place: Text(read_string(row, "text", place))}
+           "alpaca": _alpaca, "choices": _right_ending, "text": lambda row, place: Text(read_string(row, "text", place))}
 
 
 # ---- what of a conversation is trained ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Detects the format from columns. If the columns are ambiguous, the user must choose; columns for examples that must not be
 learned, or without text, are refused; unread columns are counted."""
 
+import choices
 from errors import InputError
 from messages import MEDIA, TEXT_ALONE, WITHOUT, decoded
 
@@ -11,11 +12,12 @@ COLUMNS = {
     "sharegpt": ("conversations",),
     "prompt-completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
+    "choices": choices.SETS["choices"],  # or those of another of SETS: columns_of
     "text": ("text",),
 }
 # The optional columns of a format.
 MORE_COLUMNS = {"tokens": ("labels", "attention_mask"), "chat": ("tools", "system"), "sharegpt": ("tools", "system"),
-                "prompt-completion": ("tools", "system"), "alpaca": ("input", "system", "history"), "text": ()}
+                "prompt-completion": ("tools", "system"), "alpaca": ("input", "system", "history"), "choices": ("ctx",), "text": ()}
 
 TRUTHS = {True: True, False: False, -1: False, "true": True, "false": False, "1": True, "0": False, "-1": False}
 LISTED = 20       # unread columns, by name
@@ -33,13 +35,34 @@ def renamed(row, columns, place):
     return {**kept, **{ours: row[theirs] for ours, theirs in columns.items()}}
 
 
+def columns_of(row, name):
+    """The required columns of a row."""
+    return choices.SETS[choices.set_of(row) or "choices"] if name == "choices" else COLUMNS[name]
+
+
+def _every_column(name):
+    """What data.columns may rename."""
+    sets = choices.SETS.values() if name == "choices" else ()
+    return {*COLUMNS[name], *MORE_COLUMNS[name], *(column for columns in sets for column in columns)}
+
+
+def check_columns(row, name, place):
+    """Whether each required column has a value."""
+    needed = columns_of(row, name)
+    for column in needed:
+        if row.get(column) is None:
+            others = ", or the columns of " + ", ".join(list(choices.SETS)[1:]) if name == "choices" else ""
+            raise InputError(f"column {column!r} is missing; found " + (", ".join(map(str, row)) or "none"), place,
+                             f"every row of a {name} file needs " + " and ".join(needed) + others)
+
+
 def _filled(row, name):
-    needed = COLUMNS[name]
+    needed = columns_of(row, name)
     return all(row.get(column) is not None for column in needed) and row[needed[-1]] not in ("", [])
 
 
-def _ask(names, place):
-    columns = " beside ".join(" + ".join(COLUMNS[name]) for name in names)
+def _ask(names, row, place):
+    columns = " beside ".join(" + ".join(columns_of(row, name)) for name in names)
     raise InputError(f"this row can be read in {len(names)} ways: {columns}", place,
                      "say which: data.format = " + " or ".join(f'"{name}"' for name in names))
 
@@ -47,14 +70,14 @@ def _ask(names, place):
 def detect(row, place, columns=()):
     """`columns`: those in data.columns, which the format must have."""
     _refuse_preferences(row, place, columns)
-    names = [name for name, needed in COLUMNS.items() if set(columns) <= {*needed, *MORE_COLUMNS[name]}]
+    names = [name for name in COLUMNS if set(columns) <= _every_column(name)]
     filled = [name for name in names if _filled(row, name)]
     if len(filled) > 1:
-        _ask(filled, place)
+        _ask(filled, row, place)
     for name in filled + names:
-        if all(column in row for column in COLUMNS[name]):
+        if all(column in row for column in columns_of(row, name)):
             return name
-    known = "; ".join(" + ".join(columns) for columns in COLUMNS.values())
+    known = "; ".join(" + ".join(columns) for columns in {**COLUMNS, **choices.SETS}.values())
     raise InputError("unknown columns: found " + (", ".join(map(str, row)) or "none"), place,
                      f"rename them, in the files or by data.columns, to one of these sets: {known}")
 
@@ -67,15 +90,14 @@ def check_row(row, name, detected, place, columns=()):
     _refuse_labels(row, name, place)
     if detected:
         _refuse_preferences(row, place, columns)
-        readings = [other for other, needed in COLUMNS.items()
-                    if set(columns) <= {*needed, *MORE_COLUMNS[other]} and _filled(row, other)]
+        readings = [other for other in COLUMNS if set(columns) <= _every_column(other) and _filled(row, other)]
         if name in readings and len(readings) > 1:
-            _ask(readings, place)
+            _ask(readings, row, place)
 
 
 def unread(row, name):
     """Non-empty columns that the format does not use."""
-    known = {*COLUMNS[name], *MORE_COLUMNS[name]}
+    known = {*columns_of(row, name), *MORE_COLUMNS[name]}
     return [str(column)[:NAME_LENGTH] for column, value in row.items() if column not in known and value not in (None, "", [])]
 
 

@@ -6,7 +6,8 @@ on the command line:
 
 (vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
 line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
-text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, template: whether
+text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, choices: how many are
+choices of which the right ending is trained, groups: of scored rows of choices [right, characters of each ending] each, template: whether
 there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
 Progress goes to stderr. Reads only the given files and the model's. A request that was interrupted, by a killed process or SIGTERM,
 is resumed from files beside `out` (token_file.py)."""
@@ -37,6 +38,10 @@ def _start_worker():
 
 
 def _work(name, rows, want_sample):
+    if _model.options.score:
+        import scored
+
+        return scored.chunk(_model, name, rows, want_sample)
     return _model.chunk(name, rows, want_sample)
 
 
@@ -46,7 +51,7 @@ def _load_model(request):
     directory = request["model_dir"]
     options = Options(**{key: request[key] for key in Options.__dataclass_fields__ if key in request})
     options.detected = request["format"] == "auto"
-    if request["format"] in ("auto", "tokens") and not os.path.isfile(os.path.join(directory, "tokenizer.json")):
+    if request["format"] in ("auto", "tokens") and not options.score and not os.path.isfile(os.path.join(directory, "tokenizer.json")):
         return IdsOnly(request["loss_on"], request.get("vocab", 0), options)
     return Model(directory, request["loss_on"], request.get("vocab", 0), options)
 
@@ -198,6 +203,7 @@ def _add_texts(ranges, first, texts):
 def prepare(request):
     global _model
     from sources import Inputs
+    import scored
     from token_file import TokenFileWriter
     from tokenise import Counts
 
@@ -206,13 +212,17 @@ def prepare(request):
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if inputs.total_bytes < SMALL_BYTES else "false"
     _model = _load_model(request)
     writer = TokenFileWriter(request["out"], _model.vocab(), bytes.fromhex(request["key"]))
-    state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "files": [0] * len(inputs.files), "counts": {}}
+    state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "groups": [],
+                               "files": [0] * len(inputs.files), "counts": {}}
     counts = Counts(**state["counts"])
     if writer.went_on:
         print(f"lmlaunch: note DATA-24: tokenising resumes after {writer.examples} examples", file=sys.stderr, flush=True)
     progress, saved = Progress(inputs, writer.tokens), time.monotonic()
     for end, chunk in _results(inputs, request, state["end"]):
         _add_texts(state["texts"], writer.examples, chunk.texts)
+        state["groups"] += chunk.groups
+        if chunk.groups:
+            scored.check_size(writer.examples + len(chunk.lengths), ", ".join(request["files"][:3]))
         writer.add(chunk.lengths, chunk.tokens, chunk.marks, chunk.counts.trained)
         counts.add(chunk.counts)
         state["files"][end[0]] += len(chunk.lengths)
@@ -225,7 +235,7 @@ def prepare(request):
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
                "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date()), "sample": state["sample"] or [],
                "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts),
-               "pairs": counts.pairs, "template": _model.template is not None}
+               "pairs": counts.pairs, "choices": counts.choices, "groups": state["groups"], "template": _model.template is not None}
     writer.finish(summary)
     return summary
 
@@ -234,7 +244,8 @@ def main():
     try:
         with open(sys.argv[1], encoding="utf-8") if len(sys.argv) > 1 else sys.stdin as file:
             request = json.load(file)
-        print(json.dumps(prepare(request)))
+        made = prepare(request)
+        print(json.dumps({key: made[key] for key in made if key != "groups"}))  # which may be megabytes
         return 0
     except InputError as error:
         print(json.dumps(error.as_json()))

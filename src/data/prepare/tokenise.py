@@ -47,6 +47,7 @@ class Options:
     reasoning: str = "keep"
     render: str = "plain"   # "chat": plain prompts and completions become conversations
     detected: bool = False  # the format was not configured
+    score: bool = False     # rows of choices: every ending, for an evaluation (scored.py)
     date: str = ""          # "2026-01-31", for chat templates that use it; "": today's
 
 
@@ -73,6 +74,7 @@ class Chunk:
     texts: list        # per example: whether it is plain text
     sample: list | None
     counts: "Counts"
+    groups: list = field(default_factory=list)  # of scored rows (scored.py)
 
 
 @dataclass
@@ -93,11 +95,12 @@ class Counts:
     unread: dict = field(default_factory=dict)   # an unread column -> number of rows with it
     rows: int = 0
     pairs: int = 0         # rows of a plain prompt and completion
+    choices: int = 0       # rows of choices, of which the right ending is trained
     skipped: dict = field(default_factory=dict)  # error -> [number of rows, the first one's place]
 
     def add(self, other):
         for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "shared", "rows",
-                     "pairs"):
+                     "pairs", "choices"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("first_empty", "first_shared", "dated"):
             setattr(self, name, getattr(self, name) or getattr(other, name))
@@ -304,7 +307,7 @@ class Model:
         for one in several:
             rendered = None if isinstance(one, formats.Ids) else self.render(one, place)
             if rendered is not None and not rendered.text.isascii():
-                _check_unicode(rendered.text, place)
+                check_unicode(rendered.text, place)
             out.append((place, one, rendered))
         return out
 
@@ -319,8 +322,9 @@ class Model:
                 examples += self.examples(name, row, place)
                 counts.see(row, name)
                 counts.pairs += formats.is_plain_pair(name, row)
+                counts.choices += name == "choices"
             except InputError as error:
-                self._leave_out(error, place, counts)
+                self.leave_out(error, place, counts)
         encoded = iter(self.encode([rendered for _, _, rendered in examples if rendered is not None]))
         chunk = Chunk([], b"", b"", [], None, counts)
         all_ids, all_marks = array.array("i"), bytearray()
@@ -328,9 +332,9 @@ class Model:
             try:
                 encoding = next(encoded) if rendered else None
                 ids, marks = self._finish(rendered, encoding) if rendered else self._given(example)
-                self._check_ids(ids, example, place)
+                self.check_ids(ids, example, place)
             except InputError as error:
-                self._leave_out(error, place, counts)
+                self.leave_out(error, place, counts)
                 continue
             if rendered is not None:
                 self._count(example, ids, marks, place, counts)
@@ -349,7 +353,7 @@ class Model:
         counts.trained = all_marks.count(1)
         return chunk
 
-    def _leave_out(self, error, place, counts):
+    def leave_out(self, error, place, counts):
         if self.options.bad_rows == "stop" or isinstance(error, LimitError):
             raise error
         counts.skip(error, place)
@@ -370,7 +374,7 @@ class Model:
             counts.first_empty = counts.first_empty or place
             counts.empty += 1
 
-    def _check_ids(self, ids, example, place):
+    def check_ids(self, ids, example, place):
         if not self.most_ids or not ids or max(ids) < self.most_ids:
             return
         given = isinstance(example, formats.Ids)
@@ -433,7 +437,7 @@ class IdsOnly(Model):
         return [{"text": f"{t} ", "trained": bool(m)} for t, m in zip(ids[:200], marks)]
 
 
-def _check_unicode(text, place):
+def check_unicode(text, place):
     """JSON can encode half of a surrogate pair, which is not a character."""
     try:
         text.encode()
