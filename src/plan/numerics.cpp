@@ -123,7 +123,7 @@ NumericsPlan settled(const PlanInput& in) {
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
-  n.master = config.optimizer.master;
+  n.master = has_no_master(config.optimizer.name) ? Master::kNone : config.optimizer.master;
   n.rule = config.optimizer.name;
   n.round_rows = rounds_rows(n.dtype, in.device, in.machine);
   n.row_chunk = choose_row_chunk(in, n.dtype);

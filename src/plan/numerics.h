@@ -26,7 +26,8 @@ struct NumericsPlan : Arithmetic {
   int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
   // With one rank to a machine, or one machine, sums are those of all ranks in their order.
   bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
-  MasterForm form() const { return master_form(master, trained_dtype()); }
+  // Without its rounding, which changes no size.
+  MasterForm form() const { return master_form(rule, master, trained_dtype()); }
   StateStreams state() const { return {rule, form()}; }
   bool operator==(const NumericsPlan&) const = default;
 };

@@ -139,13 +139,14 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
         p = static_cast<float*>(a.master)[i];
         break;
       case Master::kStochastic:
+      case Master::kNearest:
         p = bits_float(static_cast<uint32_t>(*half) << 16);
         break;
       case Master::kSplit:
         p = bits_float(static_cast<uint32_t>(*half - (*low >= 0x8000 ? 1 : 0)) << 16 | *low);
         break;
     }
-    float &m = a.state[0][i], &v = a.state[1][i];
+    float &m = static_cast<float*>(a.state[0])[i], &v = static_cast<float*>(a.state[1])[i];
     plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
     m = clean(m);
     if (kStateCount < R >> 1) v = clean(v);
@@ -158,6 +159,9 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
         break;
       case Master::kStochastic:
         *half = static_cast<uint16_t>((bits + (random & 0xFFFF)) >> 16);
+        break;
+      case Master::kNearest:
+        *half = to_bf16(p).bits;
         break;
       case Master::kF32:
         static_cast<float*>(a.master)[i] = p;

@@ -21,6 +21,25 @@ TEST(Plan, HasTheStreamsOfItsRule) {
   EXPECT_EQ(adamw.plan().peak.host - plan.peak.host, flat * 4);
 }
 
+TEST(Plan, Bf16StateTakesTwoBytesAndHasNoMaster) {
+  Case c;
+  const int64_t flat = c.layout(nullptr).flat_elements;
+  for (const Master master : {Master::kSplit, Master::kF32, Master::kNone}) {  // whatever it says
+    c.config.optimizer.master = master;
+    c.config.optimizer.name = Rules::id<AdamWBf16>();
+    Plan plan = c.plan();
+    EXPECT_EQ(class_bytes(plan, "first moment"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "second moment"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "master"), -1);
+    EXPECT_EQ(plan.placement.granule_bytes, 4096 * 4);
+    c.config.optimizer.name = Rules::id<AdamWAnyPrecision>();
+    plan = c.plan();
+    EXPECT_EQ(class_bytes(plan, "compensation"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "master"), -1);
+    EXPECT_EQ(plan.placement.granule_bytes, 4096 * 6);
+  }
+}
+
 TEST(Plan, CodedStateTakesAByteAndItsShareOfAScale) {
   Case c;
   c.config.optimizer.name = Rules::id<AdamW8bit>();
