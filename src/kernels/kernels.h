@@ -355,7 +355,7 @@ struct RuleUpdate {
   const void* gradient = nullptr;           // [elements], gradient_dtype
   void* weight = nullptr;                   // working weight, weight_dtype
   void* master = nullptr;                   // kSplit: uint16 low halves; kF32: float; else null
-  void* state[Rules::kMostStates] = {};     // [elements] of each, StateOf<rule>; quantized: the fp32 scales
+  void* state[Rules::kMostStates] = {};     // StateOf<rule>[elements] or, without, null; of codes: scales
   uint8_t* codes[Rules::kMostStates] = {};  // for quantized state, but null for small tensors
   FactoredState factored = {};              // for factored second moments, in place of state
   OrthogonalState orthogonal = {};          // for Muon's matrices, in addition to state[0]

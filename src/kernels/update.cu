@@ -10,12 +10,13 @@ template <class R, class G, MasterForm form, int n>
 __global__ void update(RuleUpdate a, R rule) {
   using State = StateOf<R>;
   constexpr int kStates = kStateCount<R>;
+  const bool kept = !kMayBeStateless<R> || a.state[0] != nullptr;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * n;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * n; i < a.elements;
        i += step) {
     const Pack<G, n> gradient = load_pack<n>(static_cast<const G*>(a.gradient) + i);
-    Pack<float, n> state[kStates], p = load_weights<form, n>(a, i);
-    for (int s = 0; s < kStates; ++s) {
+    Pack<float, n> state[kStates] = {}, p = load_weights<form, n>(a, i);
+    for (int s = 0; kept && s < kStates; ++s) {
       const Pack<State, n> stored = load_pack<n>(static_cast<const State*>(a.state[s]) + i);
       for (int k = 0; k < n; ++k) state[s].at[k] = to_float(stored.at[k]);
     }
@@ -26,7 +27,7 @@ __global__ void update(RuleUpdate a, R rule) {
       for (int s = 0; s < kStates; ++s) state[s].at[k] = one_nan(of_element[s]);
       p.at[k] = one_nan(p.at[k]);
     }
-    for (int s = 0; s < kStates; ++s) {
+    for (int s = 0; kept && s < kStates; ++s) {
       Pack<State, n> rounded;
       for (int k = 0; k < n; ++k) rounded.at[k] = round_to<State>(state[s].at[k]);
       store_pack<n>(static_cast<State*>(a.state[s]) + i, rounded);

@@ -13,14 +13,15 @@ void update_range(const RuleUpdate& a, int64_t begin, int64_t end) {
   const G* gradient = static_cast<const G*>(a.gradient);
   StateOf<R>* states[kStates];
   each_of<kStates>([&](auto s) LM_BODY { states[s] = static_cast<StateOf<R>*>(a.state[s]); });
+  const bool kept = !kMayBeStateless<R> || a.state[0] != nullptr;
   const auto update = [&](int64_t i, U32 random, auto count) LM_BODY {
     prefetch(gradient, i);
-    each_of<kStates>([&](auto s) LM_BODY { prefetch(states[s], i); });
+    if (kept) each_of<kStates>([&](auto s) LM_BODY { prefetch(states[s], i); });
     prefetch_weight<form>(a, i);
     F32 state[kStates], p = load_weight<form>(a, i, count);
-    each_of<kStates>([&](auto s) LM_BODY { state[s] = load(states[s] + i, count); });
+    each_of<kStates>([&](auto s) LM_BODY { state[s] = kept ? load(states[s] + i, count) : F32(0.F); });
     R::update(rule, load(gradient + i, count) * scale, state, p);
-    each_of<kStates>([&](auto s) LM_BODY { store(states[s] + i, one_nan(state[s]), count); });
+    if (kept) each_of<kStates>([&](auto s) LM_BODY { store(states[s] + i, one_nan(state[s]), count); });
     store_weight<form>(a, i, one_nan(p), random, count);
   };
   if constexpr (form == MasterForm::kStochastic) {

@@ -15,7 +15,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
       config_(setup.config),
       weight_dtype_(setup.weight_dtype),
       form_(master_form(setup.config.name, setup.config.rule, setup.config.master, setup.weight_dtype)),
-      streams_(setup.config.name, form_),
+      streams_(setup.config.name, form_, is_stateless(setup.config.name, setup.config.rule)),
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),

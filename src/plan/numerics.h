@@ -20,6 +20,7 @@ struct NumericsPlan : Arithmetic {
   bool recompute = false;
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
   RuleId rule = {};                // of the optimizer
+  bool stateless = false;          // it has no state, by its settings
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
   std::string libraries = {};      // that compute beside our kernels, with their versions; "" not known
   int ranks = 1;
@@ -28,7 +29,7 @@ struct NumericsPlan : Arithmetic {
   bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
   // Without its rounding, which changes no size.
   MasterForm form() const { return master_form(rule, master, trained_dtype()); }
-  StateStreams state() const { return {rule, form()}; }
+  StateStreams state() const { return {rule, form(), stateless}; }
   bool operator==(const NumericsPlan&) const = default;
 };
 

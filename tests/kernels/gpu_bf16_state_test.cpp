@@ -1,4 +1,4 @@
-// Updates of rules with state in bf16 on the GPU: the CPU's bits.
+// Updates of rules with state in bf16, or with none, on the GPU: the CPU's bits.
 #include "tests/kernels/gpu_support.h"
 
 namespace lm {
@@ -47,6 +47,21 @@ TEST_F(GpuKernels, Bf16State) {
   check_bf16_update("adamw_bf16", AdamWBf16::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}));
   check_bf16_update("adamw_anyprecision",
                     AdamWAnyPrecision::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}));
+}
+
+TEST_F(GpuKernels, SgdWithoutState) {
+  for (const int64_t n : {3, 1000}) {
+    check(
+        {noise(DType::kF32, n, 1), noise(DType::kF32, n, 2)},
+        [&](const Kernels& k, StreamView s, const Pointers& p) {
+          k.update({.rule = Sgd{.lr = 1e-3F, .momentum = 0, .weight_decay = 0.01F},
+                    .gradient = p[0],
+                    .weight = p[1],
+                    .elements = n},
+                   s);
+        },
+        Want::kBits);
+  }
 }
 
 }  // namespace

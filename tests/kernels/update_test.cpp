@@ -237,6 +237,31 @@ TEST(Sgd, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
   every_instruction_set_gives_the_plain_bits(sgd_at);
 }
 
+TEST(Sgd, WithoutMomentumNeedsNoState) {
+  const int64_t n = 1003;
+  const Values gradient = Values::random(DType::kF32, n, 51), p = Values::random(DType::kF32, n, 52),
+               zero(DType::kF32, n);
+  Sgd rule = sgd_at(1);
+  rule.momentum = 0;
+  for (const Mode& mode : kModes) {
+    if (mode.gradient != DType::kF32) continue;
+    State with = make_state(mode.master, p, zero, zero);
+    for (int64_t t = 1; t <= 3; ++t)
+      kernels(DeviceType::kCpu).update(arguments(mode.master, gradient, with, t, rule), {});
+    const Outputs without = same_everywhere([&](const Kernels& k, StreamView stream) {
+      State s = make_state(mode.master, p, zero, zero);
+      for (int64_t t = 1; t <= 3; ++t) {
+        RuleUpdate update = arguments(mode.master, gradient, s, t, rule);
+        update.state[0] = nullptr;
+        k.update(update, stream);
+      }
+      return Outputs{s.weight, s.master};
+    });
+    EXPECT_TRUE(without[0] == with.weight) << mode.name;
+    EXPECT_TRUE(without[1] == with.master) << mode.name;
+  }
+}
+
 TEST(Lion, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
   every_instruction_set_gives_the_plain_bits(lion_at);
 }

@@ -200,6 +200,7 @@ struct Case {
     plan.numerics.dtype = dtype;
     plan.numerics.fp32_adapters = adapter && arguments.get("adapter-dtype", "auto") == "fp32";
     plan.numerics.rule = optimizer.name;
+    plan.numerics.stateless = is_stateless(optimizer.name, optimizer.rule);
     plan.numerics.master = optimizer.master;
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
     plan.numerics.micro_batches = micro_batches;
@@ -245,6 +246,7 @@ struct Case {
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
+    config.optimizer.rule = optimizer.rule;
     config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
     config.offload.gradients = adapter ? OffloadHome::kNone : OffloadHome::kNvme;
     config.offload.activations = OffloadHome::kNone;

@@ -22,6 +22,9 @@
 // tensors of a rule are of one type, fp32 or bf16: `update` gets fp32 values, and its results are rounded to
 // nearest even.
 //
+// A rule with `static bool stateless(const Settings&)` has no state tensors with settings for which that is
+// true: `update` gets zeros then, and what it makes of them is dropped.
+//
 // A rule with factored second moments has, in place of `update`, the members listed in factored.h. A rule
 // that updates whole matrices by products has, beside `update` for other tensors, the members shown in
 // muon.h.
@@ -157,6 +160,11 @@ inline constexpr bool kIsOrthogonal = requires {
 template <class R>
 inline constexpr bool kHasNoMaster = requires {
   R::kNoMaster;
+};
+// Whether its settings decide if it has state.
+template <class R>
+inline constexpr bool kMayBeStateless = requires(const typename R::Settings& settings) {
+  R::stateless(settings);
 };
 template <class R>
 constexpr bool takes_form(MasterForm form) {

@@ -105,6 +105,16 @@ struct RuleSettings {
   }
 };
 
+// Whether the rule has no state tensors with these settings.
+inline bool is_stateless(RuleId rule, const RuleSettings& settings) {
+  bool out = false;
+  Rules::with(rule, [&](auto type) {
+    using R = typename decltype(type)::type;
+    if constexpr (kMayBeStateless<R>) out = R::stateless(settings.of<R>());
+  });
+  return out;
+}
+
 // The form of a rule's weights. Those of a rule without masters have none, whatever `master` is, and are
 // rounded to nearest.
 constexpr MasterForm master_form(RuleId rule, Master master, DType weight) {
@@ -127,8 +137,10 @@ inline MasterForm master_form(RuleId rule, const RuleSettings& settings, Master 
 // The layout of a tile's state: each state tensor's part as one array, the master last.
 class StateStreams {
  public:
-  StateStreams(RuleId rule, MasterForm form) {
-    for (const StateStream& stream : Rules::kStreams[static_cast<size_t>(rule)]) streams_[count_++] = stream;
+  StateStreams(RuleId rule, MasterForm form, bool stateless = false) {
+    if (!stateless)
+      for (const StateStream& stream : Rules::kStreams[static_cast<size_t>(rule)])
+        streams_[count_++] = stream;
     if (has_master(form)) streams_[count_++] = master_stream(form);
   }
   const StateStream* begin() const { return streams_; }
