@@ -202,6 +202,12 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
         {kNumerics,
          "weight decay, multiplied by lr at each step; not applied to norms and biases",
          {.low = 0, .high = 1e6}});
+  v.key(
+      "optimizer", "groups", optimizer.groups,
+      {kNumerics,
+       "parameter groups: tensors whose names match have another learning rate or weight decay; the first "
+       "match counts. match: whole segments of a name between points, or \"regex:...\"; lr_scale: times lr; "
+       "weight_decay: of norms and biases too"});
   v.key("optimizer", "clip", optimizer.clip,
         {kNumerics, "gradient clipping: by the global norm, by each block's norm, or none"});
   v.key("optimizer", "schedule", optimizer.schedule, {kNumerics, "learning rate schedule"});

@@ -48,6 +48,9 @@ def test_a_run_has_the_rates_of_torch(work, schedule):
 # Their settings, how they are recorded, and what a plan says of them and does not.
 RULES = {
     "sgd": ({"momentum": 0.8, "lr": 0.1}, {"momentum": 0.8}, "momentum", "second moment"),
+    "sgd_without_state": ({"name": "sgd", "momentum": 0.0, "lr": 0.3}, {"momentum": 0.0}, "low half beside the weight", "momentum"),
+    "adamw_bf16": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "second moment", "low half"),
+    "adamw_anyprecision": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "compensation", "low half"),
     "lion": ({"betas": [0.9, 0.98], "lr": 0.005}, {"betas": [0.9, 0.98]}, "momentum", "second moment"),
     "adamw_8bit": ({"lr": 0.01, "eps": 1e-6}, {"betas": [0.9, 0.999], "eps": 1e-6}, "codes, scales", "momentum"),
     "adamw_4bit": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "codes, scales", "momentum"),
