@@ -65,7 +65,7 @@ struct Heads {
 };
 
 Groups groups_of(const AttentionSpec& spec, int64_t heads) {
-  return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim};
+  return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim, spec.own_norms};
 }
 
 // Of a layer's own keys.
