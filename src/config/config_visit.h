@@ -218,7 +218,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
   v.key("optimizer", "master", optimizer.master,
         {kState,
          "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
-         "weight less; none: stochastic rounding"});
+         "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none"});
   v.key("optimizer", "threads", optimizer.threads,
         {kPlacement, "CPU threads of the optimizer update; auto: run.threads", kThreads});
 }

@@ -138,9 +138,8 @@ inline MasterForm master_form(RuleId rule, const RuleSettings& settings, Master 
 class StateStreams {
  public:
   StateStreams(RuleId rule, MasterForm form, bool stateless = false) {
-    if (!stateless)
-      for (const StateStream& stream : Rules::kStreams[static_cast<size_t>(rule)])
-        streams_[count_++] = stream;
+    const std::span<const StateStream> streams = Rules::kStreams[static_cast<size_t>(rule)];
+    for (size_t s = 0; s < streams.size() && !stateless; ++s) streams_[count_++] = streams[s];
     if (has_master(form)) streams_[count_++] = master_stream(form);
   }
   const StateStream* begin() const { return streams_; }

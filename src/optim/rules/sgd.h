@@ -18,7 +18,7 @@ struct Sgd {
   };
   template <class S, class Key>
   static void keys(S& settings, const Key& key) {
-    key("momentum", settings.momentum, "decay of the momentum", kFraction);
+    key("momentum", settings.momentum, "decay of the momentum; 0: no momentum, and no state", kFraction);
   }
 
   static bool stateless(const Settings& settings) { return settings.momentum == 0; }
