@@ -166,5 +166,5 @@ FAMILIES = {
 }
 
 # One for each kernel, or way through one, that Llama and its near relatives do not have.
-KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "gemma4_text_inputs_and_borrowed_keys", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
-           "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2"]
+KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
+           "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2", "gemma4_text_inputs_and_borrowed_keys"]
