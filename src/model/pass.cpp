@@ -8,7 +8,7 @@
 namespace lm {
 
 // The activations of a group of micro-batches lie in the arena in the order forward makes them:
-//   [batch 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] [x_in 2, 1] ...
+//   [batch 0] [carried 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] ...
 // and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
 // backward of b. Inputs that live off the device lie in their slots instead.
 //

@@ -56,6 +56,7 @@ GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_
 # Where q and k are normed, and what a sublayer adds, too, gradients are steep: with all factors around 1 two bf16 runs of anything disagree.
 CALM = {"norms": {"q_norm": 0.5, "k_norm": 0.5, "post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.5}}
 UNSCALED = {"norms": {**CALM["norms"], "q_norm": 0.3, "k_norm": 0.3}}  # products of q and k are not divided by sqrt(d)
+WITH_INPUTS = {"norms": {**UNSCALED["norms"], "post_per_layer_input_norm": 0.5}}
 
 def unturned(head_dim, turned):
     """Columns of a head that RoPE leaves alone: a key's bias has no gradient there."""
@@ -132,11 +133,11 @@ FAMILIES = {
         ("Gemma4TextConfig", base(3, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0), **GEMMA4), {**IN_GEMMA4, **UNSCALED}),
     "gemma4_text_inputs_and_borrowed_keys":
         ("Gemma4TextConfig", base(7, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 1, 0, 1, 0, 0), sliding_window=7, global_head_dim=32,
-                                  **INPUTS), UNSCALED),
+                                  **INPUTS), WITH_INPUTS),
     "gemma4_text_odd_inputs_in_gemma4":
         ("Gemma4TextConfig", odd(5, layer_types=slides(0, 1, 0, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
                                  vocab_size_per_layer_input=1003, num_kv_shared_layers=2, attention_k_eq_v=True,
-                                 final_logit_softcapping=3.0, tie_word_embeddings=True), {**IN_GEMMA4, **UNSCALED}),
+                                 final_logit_softcapping=3.0, tie_word_embeddings=True), {**IN_GEMMA4, **WITH_INPUTS}),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),
     "glm_odd_without_biases":
         ("GlmConfig", odd(attention_bias=False, tie_word_embeddings=True, rope_parameters=rope(100.0, partial_rotary_factor=0.5)),
@@ -167,5 +168,5 @@ FAMILIES = {
 }
 
 # One for each kernel, or way through one, that Llama and its near relatives do not have.
-KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "gemma4_text_inputs_and_borrowed_keys", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
-           "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2"]
+KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
+           "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2", "gemma4_text_inputs_and_borrowed_keys"]

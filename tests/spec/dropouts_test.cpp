@@ -1,10 +1,12 @@
 // Dropouts that config.json names: which are read, refused, and told.
 #include "spec/dropouts.h"
 
-#include "tests/spec/family_configs.h"
+#include "family_files.h"
 
 namespace lm {
 namespace {
+
+using namespace family_files;
 
 TEST(Dropouts, AreRefusedWhereTheFilesOfAFamilyHaveNone) {
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})

@@ -1,15 +1,16 @@
-// Small config.json's of families, and what becomes of them.
+// config.json of tests, small, and what is read of it.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "spec/model_spec.h"
 
-namespace lm {
+namespace lm::family_files {
 
 using nlohmann::json;
 
@@ -42,4 +43,15 @@ inline json with(json config, const std::string& key, const json& value) {
   return config;
 }
 
-}  // namespace lm
+inline std::vector<int64_t> windows(const ModelSpec& spec) {
+  std::vector<int64_t> out;
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.attention().window);
+  return out;
+}
+inline std::vector<int> tables(const ModelSpec& spec) {
+  std::vector<int> out;
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.attention().rope);
+  return out;
+}
+
+}  // namespace lm::family_files
