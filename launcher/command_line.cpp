@@ -189,7 +189,7 @@ void check_together(const CommandRow& row, const CommandLine& line) {
     if (line.has("--prompt") && line.has("--prompts"))
       throw usage_error("--prompt and --prompts exclude each other", see_help(&row));
   }
-  const bool moves_files = line.command == "export" || line.command == "verify";
+  const bool moves_files = line.command == "export" || line.command == "verify" || line.command == "diff";
   if (moves_files && line.integer("--gpus").value_or(0) > 0) {
     throw usage_error(line.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
                       "leave --gpus out");

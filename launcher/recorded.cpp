@@ -90,6 +90,15 @@ std::string run_of(const std::string& directory) {
   return model && fs::exists(run.parent_path() / kNumericsFile, error) ? run.parent_path().string() : "";
 }
 
+std::string require_run(const std::string& path) {
+  const std::string run = run_of(path);
+  if (!run.empty()) return run;
+  throw Error(Exit::kInput, {.area = "FILE-21",
+                             .what = "not a run directory: it has no config.toml",
+                             .place = path,
+                             .next = "give the run's run.dir, runs/<config's name> unless it was set"});
+}
+
 std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked,
                                            const NameMap& names) {
   Config before = recorded, after = asked;

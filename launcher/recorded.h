@@ -32,6 +32,8 @@ bool names_configuration(const std::string& what);
 
 // The run that a directory is, or that it is a checkpoint or the trained model of; "": none.
 std::string run_of(const std::string& directory);
+// The same, but throws Error(11) if it is none.
+std::string require_run(const std::string& path);
 
 // config_difference between a run's recorded configuration and the requested one, with adapters spelt the
 // same: "all-linear" becomes the modules that it stands for in a model with these names, and settings that

@@ -8,22 +8,9 @@
 #include "launcher/recorded.h"
 
 namespace lm {
-namespace {
-
-std::string run_at(const std::string& path) {
-  const std::string run = run_of(path);
-  if (!run.empty()) return run;
-  throw Error(Exit::kInput, {.area = "FILE-21",
-                             .what = "not a run directory: it has no config.toml",
-                             .place = path,
-                             .next = "give the run's run.dir, runs/<config's name> unless it was set"});
-}
-
-}  // namespace
-
 Exit report_command(const CommandLine& line) {
   std::vector<Json> records;
-  for (const std::string& path : line.positional) records.push_back(RunReport(run_at(path)).record());
+  for (const std::string& path : line.positional) records.push_back(RunReport(require_run(path)).record());
   std::string output = line.value("-o").value_or("");
   if (output.empty())
     output =

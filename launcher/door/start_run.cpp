@@ -98,7 +98,7 @@ int train_in_rank(const CommandLine& line) {
 }
 
 int command_in_rank(const CommandLine& line) {
-  DeviceChoice configured = DeviceChoice::kCpu;  // export and verify only move bytes
+  DeviceChoice configured = DeviceChoice::kCpu;  // export, verify and diff only move bytes
   if (line.command == "generate" || line.command == "chat") configured = DeviceChoice::kAuto;
   if (line.command == "eval") {
     const std::string& what = line.positional[0];
@@ -111,7 +111,7 @@ int command_in_rank(const CommandLine& line) {
   }
   const std::string program = rank_program(line, configured);
   block_stop_signals();
-  return supervise_command(start_rank(program, line, {}, StopSignals::kDefault));
+  return supervise_command(start_rank(program, line, {}, StopSignals::kDefault), line.command == "diff");
 }
 
 }  // namespace lm

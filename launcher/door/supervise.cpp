@@ -61,8 +61,10 @@ bool ended(pid_t child, int* wait_status) {
   return waitpid(child, wait_status, WNOHANG) == child;
 }
 
-// "error:config": the reason for one of our exit codes, if a rank gave none.
-std::string reason_of_code(int code) {
+// "error:config": the reason for one of our exit codes, if a rank gave none. Exit code 1 is also what
+// libraries end with: it is ours only from a command that compares.
+std::string reason_of_code(int code, bool compares = false) {
+  if (code == static_cast<int>(Exit::kDiffer) && !compares) return "";
   for (const ExitCode& known : exit_codes()) {
     if (static_cast<int>(known.code) == code) return known.reason;
   }
@@ -361,7 +363,7 @@ RunStatus status_of_killed(const Control& control) {
   return out;
 }
 
-int supervise_command(pid_t child) {
+int supervise_command(pid_t child, bool compares) {
   const int64_t oom_kills = read_oom_kills();
   int wait_status = 0, passed_on = 0;
   while (!ended(child, &wait_status)) {
@@ -372,7 +374,7 @@ int supervise_command(pid_t child) {
   }
   if (!WIFSIGNALED(wait_status)) {
     const int code = WEXITSTATUS(wait_status);
-    return reason_of_code(code).empty() ? report_strange_exit(code, "the worker") : code;
+    return reason_of_code(code, compares).empty() ? report_strange_exit(code, "the worker") : code;
   }
   const int signal = WTERMSIG(wait_status);
   if (passed_on == signal) {

@@ -45,7 +45,7 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
 RunStatus status_of_killed(const Control& control);
 
 // Other commands: passes signals on to the child; returns our exit code. If a passed-on signal killed the
-// child, this process ends by the same one.
-int supervise_command(pid_t child);
+// child, this process ends by the same one. `compares`: the command is one that may end with Exit::kDiffer.
+int supervise_command(pid_t child, bool compares = false);
 
 }  // namespace lm

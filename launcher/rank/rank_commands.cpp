@@ -41,6 +41,7 @@ Exit run_rank_command(const std::vector<std::string>& arguments) {
   if (line.command == "chat") return chat_command(line);
   if (line.command == "export") return export_command(line);
   if (line.command == "verify") return verify_command(line);
+  if (line.command == "diff") return diff_command(line);
   if (line.command == "doctor" && line.has("--copies")) return print_copies();
   throw Error(Exit::kUsage, {.area = "USE-20",
                              .what = "the worker has no command " + line.command,

@@ -17,5 +17,6 @@ Exit generate_command(const CommandLine& line);
 Exit chat_command(const CommandLine& line);
 Exit export_command(const CommandLine& line);
 Exit verify_command(const CommandLine& line);
+Exit diff_command(const CommandLine& line);
 
 }  // namespace lm

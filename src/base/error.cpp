@@ -13,6 +13,7 @@ std::string one_line(const ErrorText& text) {
 
 constexpr ExitCode kExitCodes[] = {
     {Exit::kDone, "done", "done"},
+    {Exit::kDiffer, "differ", "diff: the two runs differ"},
     {Exit::kUsage, "error:usage", "the command line is wrong"},
     {Exit::kConfig, "error:config", "the configuration is wrong"},
     {Exit::kInput, "error:input", "a model, tokenizer or data file is missing or invalid"},

@@ -12,6 +12,7 @@ namespace lm {
 // meanings.
 enum class Exit : int {
   kDone = 0,
+  kDiffer = 1,
   kUsage = 2,
   kConfig = 10,
   kInput = 11,

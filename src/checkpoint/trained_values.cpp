@@ -32,8 +32,6 @@ void TrainedValues::read(int64_t block, int64_t first, int64_t elements, float* 
   if (masters != nullptr) settle_ties({out, static_cast<size_t>(elements)});
 }
 
-namespace {
-
 int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
   int64_t out = 1;
   for (const int64_t size : tensor.shape) {
@@ -46,8 +44,6 @@ int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
   }
   return out;
 }
-
-}  // namespace
 
 std::string trained_hash(CheckpointReader& reader) {
   constexpr int64_t kChunk = int64_t{1} << 20;  // elements

@@ -20,6 +20,9 @@ class TrainedValues {
   bool masters_;
 };
 
+// Throws Error(11) about `place` for a shape whose elements cannot be counted.
+int64_t elements_of(const SavedTensor& tensor, const std::string& place);
+
 // The hash of the tensors of an export of the checkpoint (weights/verify.h): a model's in the type of its
 // weights, an adapter's in fp32. It does not depend on how they were saved.
 std::string trained_hash(CheckpointReader& reader);

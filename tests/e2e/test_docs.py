@@ -31,7 +31,7 @@ RUN_AS = {
                                  " > a.json && lmlaunch init --from a.json",
     "lmlaunch init --words": "lmlaunch init --words",
 }
-# Those that need a launcher, GPUs or a browser, in sentences and in blocks.
+# Those that need a launcher, GPUs, a browser or two runs that differ, in sentences and in blocks.
 ELSEWHERE = {
     "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
@@ -41,6 +41,8 @@ ELSEWHERE = {
     "mpirun -n 4 lmlaunch config.toml": "tests/e2e/test_mpi.py",
     "srun --mpi=pmix -n 4 lmlaunch config.toml": "tests/faults/test_slurm_ranks.py",
     "sbatch configs/slurm/train.sbatch config.toml": "tests/faults/test_slurm_ranks.py",
+    "lmlaunch diff RUN RUN": "tests/e2e/test_diff.py",
+    "lmlaunch diff runs/a runs/b": "tests/e2e/test_diff.py",  # they differ: exit code 1
     "tensorboard --logdir runs": "tests/e2e/test_see_it.py",
 }
 

@@ -114,7 +114,7 @@ TEST(CommandLine, HelpEndsWithEveryExitCodeAndItsMeaning) {
     ASSERT_NE(at, std::string::npos) << line;
     ++lines;
   }
-  EXPECT_EQ(lines, 17);
+  EXPECT_EQ(lines, 18);
   EXPECT_EQ(help.find('\n', at + 1), help.size() - 1);  // nothing behind the last
 }
 

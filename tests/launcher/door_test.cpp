@@ -386,6 +386,9 @@ TEST(Door, ADirectoryOfAnotherConfigurationExitsWith14) {
 TEST(Door, OtherCommandsRunInTheRankAndPassItsCodeOn) {
   Door door;
   EXPECT_EQ(door.run({"verify", "x"}, "exit:22").code, 22);
+  // Libraries end with 1, too.
+  EXPECT_EQ(door.run({"verify", "x"}, "exit:1").code, 70);
+  EXPECT_EQ(door.run({"diff", "x", "y"}, "exit:1").code, 1);
   const DoorResult result = door.run({"generate", "m", "--prompt", "a b", "--gpus", "0"}, "facts:facts");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.err.find("lmlaunch: stop"), std::string::npos);
