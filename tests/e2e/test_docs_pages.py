@@ -93,6 +93,58 @@ def test_every_message_that_is_explained_is_still_printed():
     assert [message for message in messages() if message.strip() not in text] == []
 
 
+def coverage():
+    """(technique, where it is here, its test, its benchmark) of each row of coverage.md."""
+    lines = [line for line in (ROOT / "docs" / "coverage.md").read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[1:]]  # without the titles
+    assert {len(row) for row in cells} == {5}
+    return [(technique, here, test, benchmark) for technique, _, here, test, benchmark in cells]
+
+
+def keys_and_values():
+    """{key: the values that its row in configuration.md names}; a key of two optimizers has both rows' values."""
+    out = {}
+    for key, accepts in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|", (ROOT / "docs" / "configuration.md").read_text(), re.M):
+        out.setdefault(key, set()).update(re.findall(r'"(\w+)"', accepts))
+    return out
+
+
+def missing_of_coverage(row):
+    """What a row names and does not have: a key, a value, a file, or a test that does not speak of the key."""
+    technique, here, test, benchmark = row
+    known, out = keys_and_values(), []
+    words = re.findall(r"`([^`]+)`", here)
+    if here.startswith("not yet"):
+        values = set().union(*known.values(), (part for key in known for part in key.split(".")))
+        return [word for word in words if word in values] + ([] if words and not test else ["a word, and no test"])
+    files = re.findall(r"`([^`]+)`", test) + re.findall(r"`([^`]+)`", benchmark)
+    out += [file for file in files if not (ROOT / file).is_file()] + ([] if re.findall("`", test) and benchmark else ["a test and a benchmark"])
+    text = "\n".join((ROOT / file).read_text() for file in re.findall(r"`([^`]+)`", test) if (ROOT / file).is_file())
+    for word in words:
+        key, _, value = word.replace(" ", "").partition("=")
+        if word.startswith("lmlaunch "):
+            continue
+        if key not in known or value and value.strip('"') not in known[key]:
+            out.append(word)
+        elif not re.search(rf"\b\w*{key.split('.')[1]}\b", text) and (not value or value.strip('"') not in text):
+            out.append(f"{word} in {test}")
+    return out
+
+
+def test_what_other_guides_advise_is_where_the_page_says():
+    rows = coverage()
+    assert len(rows) >= 30 and any(row[1].startswith("not yet") for row in rows)
+    assert {row[0]: missing_of_coverage(row) for row in rows if missing_of_coverage(row)} == {}
+
+
+def test_a_row_of_coverage_that_is_not_true_is_found():
+    good = ("x", '`train.recompute = "block"`', "`tests/parity/test_invariance.py`", "`benchmarks/plan_honest.py`")
+    assert missing_of_coverage(good) == []
+    for i, wrong in ((1, "`train.recomputed`"), (1, '`train.recompute = "blocks"`'), (1, "`lora.rslora`"), (1, "not yet: `qlora`"), (2, "`tests/none.py`"),
+                     (2, ""), (3, "`benchmarks/none.py`"), (3, "")):
+        assert missing_of_coverage((*good[:i], wrong, *good[i + 1:])) != [], wrong
+
+
 def test_security_says_what_listens_under_mpirun():
     assert "all network interfaces, even on one machine" in " ".join((ROOT / "SECURITY.md").read_text().split())
 
