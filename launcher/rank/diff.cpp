@@ -215,7 +215,7 @@ std::string text_of(const std::string& title, const std::vector<ValueDifference>
 }
 
 std::string text_of(const RowDifference& rows) {
-  if (rows.compared == 0) return "metrics: the runs have no step in common\n";
+  if (rows.compared == 0 && !rows.first) return "metrics: the runs have no step in common\n";
   std::string out;
   if (!rows.first) {
     out = fmt::format("metrics: equal in {} steps\n", rows.compared);

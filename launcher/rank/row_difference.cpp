@@ -121,10 +121,10 @@ RowDifference compare_rows(const std::string& a, const std::string& b) {
     }
     const int64_t step = left.step();
     std::vector<ColumnDifference> columns = compare_step(left.take(), right.take());
-    ++out.compared;
+    out.compared += step > 0;
     out.last_compared = step;
     if (columns.empty()) continue;
-    ++out.differ;
+    out.differ += step > 0;
     if (out.first) continue;
     out.first = step;
     out.columns = std::move(columns);

@@ -21,9 +21,9 @@ struct ColumnDifference {
 
 struct RowDifference {
   std::array<int64_t, 2> last = {};  // step of each run's last row; 0: no rows
-  int64_t compared = 0, differ = 0;  // steps that both have
+  int64_t compared = 0, differ = 0;  // training steps that both have
   int64_t last_compared = 0;
-  std::optional<int64_t> first;           // first step that differs
+  std::optional<int64_t> first;           // first step that differs; 0: the evaluation before training
   std::vector<ColumnDifference> columns;  // of that step
 };
 
