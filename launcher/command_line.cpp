@@ -166,7 +166,7 @@ void take_words(const CommandRow& row, const std::vector<std::string>& words, Co
 // --override must name an existing key: a mistyped one would otherwise end as a change that was not allowed.
 void check_overridden(const CommandLine& line) {
   std::vector<std::string> known;
-  for (const KeyText& key : list_keys(Config())) known.push_back(key.table + "." + key.name);
+  for (const KeyText& key : known_keys()) known.push_back(key.table + "." + key.name);
   for (const std::string& key : line.list("--override")) {
     if (std::ranges::find(known, key) != known.end()) continue;
     const auto hit = nearest(key, known);

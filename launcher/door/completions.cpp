@@ -43,7 +43,7 @@ Exit completions_command(const CommandLine&) {
   for (const std::string& command : command_names())
     flags += "    " + command + ") flags='" + joined(flag_names(command)) + "' ;;\n";
   std::vector<std::string> keys;
-  for (const KeyText& key : list_keys(Config())) keys.push_back(key.table + "." + key.name + "=");
+  for (const KeyText& key : known_keys()) keys.push_back(key.table + "." + key.name + "=");
   std::printf(kScript, flags.c_str(), joined(flag_names("train")).c_str(), joined(command_names()).c_str(),
               joined(keys).c_str());
   return Exit::kDone;

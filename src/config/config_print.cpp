@@ -75,6 +75,11 @@ std::vector<KeyText> list_keys(const Config& config) {
   return std::move(lister.keys);
 }
 
+const std::vector<KeyText>& known_keys() {
+  static const std::vector<KeyText> keys = list_keys(Config{});
+  return keys;
+}
+
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked) {
   const auto keys = [](Config config) {
     config.lora.dtype = adapter_type(config);

@@ -40,6 +40,8 @@ struct KeyText {
   KeyTag tag = KeyTag::kNumerics;
 };
 std::vector<KeyText> list_keys(const Config& config);
+// Of a configuration of defaults: every key that there is.
+const std::vector<KeyText>& known_keys();
 
 struct KeyDifference {
   std::string key;              // "train.steps"

@@ -44,11 +44,6 @@ std::string one_line(const std::string& text) {
   return out;
 }
 
-const std::vector<KeyText>& known_keys() {
-  static const std::vector<KeyText> keys = list_keys(Config{});
-  return keys;
-}
-
 template <class List, class Name>
 std::vector<std::string> names(const List& list, Name name) {
   std::vector<std::string> out;

@@ -148,7 +148,7 @@ void settle_data(Draft& draft, const std::vector<std::string>& data) {
 std::vector<std::string> order_of_trial() {
   std::vector<std::string> keys = {"model.path",     "data.train",         "train.method",
                                    "optimizer.name", "optimizer.schedule", "offload.paths"};
-  for (const KeyText& key : list_keys(Config{})) {
+  for (const KeyText& key : known_keys()) {
     const std::string name = key.table + "." + key.name;
     if (std::ranges::find(keys, name) == keys.end()) keys.push_back(name);
   }
