@@ -9,6 +9,7 @@
 #include "launcher/model_place.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
+#include "plan/parameter_groups.h"
 #include "spec/dropouts.h"
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
@@ -125,6 +126,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()));
+  set_groups(config.optimizer, out.layout);
   return out;
 }
 

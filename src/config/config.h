@@ -152,13 +152,21 @@ struct TrainConfig {
   int64_t sample_tokens = 64;               // maximum new tokens of an answer
 };
 
+// Other settings for tensors with such names.
+struct OptimizerGroup {
+  std::string match;                        // base/name_pattern.h
+  double lr_scale = 1;                      // of the learning rate
+  std::optional<double> weight_decay = {};  // of all tensors, norms and biases too; left out: as without
+};
+
 struct OptimizerConfig {
   RuleId name = Rules::id<AdamW>();
   std::string written;        // the name that was written, if it is another project's; set by load_config
   double lr = 5e-5;           // peak learning rate
   RuleSettings rule;          // the keys of every rule; those of `name` are used
   double weight_decay = 0.0;  // not applied to norms and biases
-  Clip clip = Clip::kGlobal;  // by the global norm, by each block's norm, or none
+  std::vector<OptimizerGroup> groups;  // a tensor is in the first that matches one of its names
+  Clip clip = Clip::kGlobal;           // by the global norm, by each block's norm, or none
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
   double min_lr_ratio = 0.0;       // final lr of a decaying schedule, as a share of lr

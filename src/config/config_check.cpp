@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 
+#include "base/name_pattern.h"
 #include "config/config_text.h"
 
 namespace lm {
@@ -33,6 +34,7 @@ class Checks {
     evaluation();
     data();
     schedule();
+    groups();
     adapter();
     adapter_start();
     quantisation();
@@ -160,6 +162,15 @@ class Checks {
                 value_text(optimizer.schedule) + " does not decay: leave one of them out");
   }
 
+  void groups() {
+    for (const OptimizerGroup& group : config_.optimizer.groups) {
+      const std::string mistake = NamePattern::mistake(group.match);
+      require(
+          mistake.empty(), "optimizer.groups", "optimizer.groups",
+          "optimizer.groups: match = " + value_text(group.match) + " is no regular expression: " + mistake);
+    }
+  }
+
   void adapter() {
     require(
         config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
@@ -190,8 +201,17 @@ class Checks {
         "lora.dtype", "model.dtype",
         "lora.dtype = \"bf16\" and model.dtype = \"fp32\": adapters must not be less precise than the model "
         "(leave lora.dtype out)");
+    const OptimizerConfig& optimizer = config_.optimizer;
+    const bool no_master = has_no_master(optimizer.name);
+    const std::string name = "optimizer.name = " + value_text(optimizer.name);
+    require(!no_master || trains_fp32(config_) || optimizer.master == Master::kNone, "optimizer.master",
+            "optimizer.name",
+            "optimizer.master = " + value_text(optimizer.master) + " and " + name +
+                ", which has no master weights: leave optimizer.master out");
     if (!trains_fp32(config_)) return;
     const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
+    require(!no_master, "optimizer.name", key,
+            name + " trains bf16 weights, and " + fp32 + "leave that out, or set optimizer.name = \"adamw\"");
     require(!given_("optimizer.master") || config_.optimizer.master == Master::kF32, "optimizer.master", key,
             "optimizer.master = " + value_text(config_.optimizer.master) + " is for bf16 weights, and " +
                 fp32 + "fp32 weights need no master weights (leave the key out)");

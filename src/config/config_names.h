@@ -153,6 +153,11 @@ struct EnumNames<Master> {
       {Master::kSplit, "split"}, {Master::kF32, "fp32"}, {Master::kNone, "none"}};
 };
 template <>
+struct EnumNames<Rounding> {
+  static constexpr EnumName<Rounding> kAll[] = {{Rounding::kNearest, "nearest"},
+                                                {Rounding::kStochastic, "stochastic"}};
+};
+template <>
 struct EnumNames<OffloadHome> {
   static constexpr EnumName<OffloadHome> kAll[] = {{OffloadHome::kAuto, "auto"},
                                                    {OffloadHome::kNone, "none"},

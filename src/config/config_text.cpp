@@ -72,6 +72,12 @@ std::string value_text(const EvalSets& sets) {
   return out + "}";
 }
 
+std::string value_text(const OptimizerGroup& group) {
+  std::string out = "{match = " + quote(group.match) + ", lr_scale = " + number_text(group.lr_scale);
+  if (group.weight_decay) out += ", weight_decay = " + number_text(*group.weight_decay);
+  return out + "}";
+}
+
 std::string range_text(const Range& range) {
   const bool low = std::isfinite(range.low), high = std::isfinite(range.high) && range.high != kMostCounted;
   if (!low && !high) return "";

@@ -54,6 +54,7 @@ inline std::string value_text(const ColumnNames& names) {
   return out + "}";
 }
 std::string value_text(const EvalSets& sets);
+std::string value_text(const OptimizerGroup& group);
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
@@ -106,6 +107,10 @@ inline std::string expected_text(const std::vector<double>*, const KeyInfo& info
 }
 inline std::string expected_text(const EvalSets*, const KeyInfo&) {
   return "a list of strings, or a table of such lists, {code = [\"code.jsonl\"]}";
+}
+inline std::string expected_text(const std::vector<OptimizerGroup>*, const KeyInfo&) {
+  return "a list of tables such as {match = \"lm_head\", lr_scale = 0.1, weight_decay = 0.0}, with match and "
+         "one or both of the numbers, each at least 0";
 }
 // " "bf16", "fp32"".
 template <class E>

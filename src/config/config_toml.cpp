@@ -251,7 +251,10 @@ class Loader {
     const auto given = [&](const std::string& key) { return entries_.count(key) != 0; };
     const auto usable = [&](const std::string& key) { return unusable_.count(key) == 0; };
     refuse_keys_of_other_rules();
-    if (trains_fp32(config_) && !given("optimizer.master")) config_.optimizer.master = Master::kF32;
+    if (!given("optimizer.master")) {
+      if (has_no_master(config_.optimizer.name)) config_.optimizer.master = Master::kNone;
+      if (trains_fp32(config_)) config_.optimizer.master = Master::kF32;
+    }
     if (given("optimizer.name") && usable("optimizer.name")) {
       const std::string written = word(entries_["optimizer.name"].back()).value_or("");
       if (written != name_of(config_.optimizer.name)) config_.optimizer.written = written;
@@ -294,6 +297,8 @@ class Loader {
     DataConfig& data = config_.data;
     if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
     if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval = {};
+    if (has_no_master(config_.optimizer.name) && wins("optimizer.name", "optimizer.master"))
+      config_.optimizer.master = Master::kNone;
     // An fp32 model has neither a less precise adapter nor a bf16 master.
     if (config_.model.dtype == ModelDType::kF32) {
       if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;

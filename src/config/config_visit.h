@@ -200,6 +200,12 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
         {kNumerics,
          "weight decay, multiplied by lr at each step; not applied to norms and biases",
          {.low = 0, .high = 1e6}});
+  v.key(
+      "optimizer", "groups", optimizer.groups,
+      {kNumerics,
+       "parameter groups: tensors whose names match have another learning rate or weight decay; the first "
+       "match counts. match: whole segments of a name between points, or \"regex:...\"; lr_scale: times lr; "
+       "weight_decay: of norms and biases too"});
   v.key("optimizer", "clip", optimizer.clip,
         {kNumerics, "gradient clipping: by the global norm, by each block's norm, or none"});
   v.key("optimizer", "schedule", optimizer.schedule, {kNumerics, "learning rate schedule"});
@@ -210,7 +216,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
   v.key("optimizer", "master", optimizer.master,
         {kState,
          "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
-         "weight less; none: stochastic rounding"});
+         "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none"});
   v.key("optimizer", "threads", optimizer.threads,
         {kPlacement, "CPU threads of the optimizer update; auto: run.threads", kThreads});
 }

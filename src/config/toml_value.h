@@ -161,6 +161,28 @@ bool read(const Entry& entry, std::optional<T>& field, const KeyInfo& info) {
   }
   return true;
 }
+// A regular expression that is none is reported with its reason (config_check.cpp).
+inline bool read(const Entry& entry, OptimizerGroup& field, const KeyInfo&) {
+  const auto* table = entry.node->as_table();
+  if (table == nullptr) return false;
+  OptimizerGroup group;
+  KeyInfo text{KeyTag::kNumerics, "", {}, true}, number{KeyTag::kNumerics, "", {.low = 0, .high = 1e6}};
+  for (auto&& [key, value] : *table) {
+    const Entry one{&value, entry.where, "", false};
+    double decay = 0;
+    if (key.str() == "match") {
+      if (!read(one, group.match, text)) return false;
+    } else if (key.str() == "lr_scale") {
+      if (!read(one, group.lr_scale, number)) return false;
+    } else if (key.str() == "weight_decay" && read(one, decay, number)) {
+      group.weight_decay = decay;
+    } else {
+      return false;
+    }
+  }
+  field = std::move(group);
+  return !field.match.empty();
+}
 template <class T>
 bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   std::vector<T> values;

@@ -172,7 +172,7 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, B
       prefetch_lines(gradient, i);
       prefetch_weights<form>(a, i);
       each_of<kStates>([&](auto s) LM_BODY {
-        scale[s] = F32(a.state[s][block + begin / kBlock]);
+        scale[s] = F32(static_cast<const float*>(a.state[s])[block + begin / kBlock]);
         read[s] = read_codes<R::kCodes[decltype(s)::value]>(a.codes[s], i);
       });
       g = load_turned(gradient + i);
@@ -216,7 +216,7 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, B
         const float top = bits < kInfinity ? std::bit_cast<float>(bits)
                                            : largest_of_numbers<kBlock>(states.value[s] + b * kBlock);
         states.factor[s][b] = F32(code_factor<map>(top));
-        a.state[s][block + b] = code_scale<map>(top);
+        static_cast<float*>(a.state[s])[block + b] = code_scale<map>(top);
       }
     });
   }
@@ -252,7 +252,7 @@ void update_blocks(const RuleUpdate& args, int64_t begin, int64_t end) {
 template <class R>
 void update_all_blocks(const RuleUpdate& a, StreamView stream) {
   with_dtype("update", a.gradient_dtype, [&](auto gradient) {
-    with_form(a.form, [&](auto form) {
+    with_form<R>(a.form, [&](auto form) {
       constexpr int64_t kGrain = kGrainElements / kCodeBlock;
       parallel_for(stream.threads, a.elements / kCodeBlock, kGrain, [&](int64_t begin, int64_t end) {
         update_blocks<R, decltype(gradient), decltype(form)::value>(a, begin, end);

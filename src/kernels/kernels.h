@@ -355,7 +355,7 @@ struct RuleUpdate {
   const void* gradient = nullptr;           // [elements], gradient_dtype
   void* weight = nullptr;                   // working weight, weight_dtype
   void* master = nullptr;                   // kSplit: uint16 low halves; kF32: float; else null
-  float* state[Rules::kMostStates] = {};    // [elements] of each; quantized: the scales, one per block
+  void* state[Rules::kMostStates] = {};     // StateOf<rule>[elements] or, without, null; of codes: scales
   uint8_t* codes[Rules::kMostStates] = {};  // for quantized state, but null for small tensors
   FactoredState factored = {};              // for factored second moments, in place of state
   OrthogonalState orthogonal = {};          // for Muon's matrices, in addition to state[0]
@@ -365,8 +365,7 @@ struct RuleUpdate {
   MasterForm form = MasterForm::kWeight;
   float gradient_scale = 1;
   uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
-  // kStochastic: index of element 0 in that key's sequence; a multiple of 64, except for factored and
-  // orthogonal state.
+  // kStochastic: index of element 0 in that key's sequence; a multiple of 64 for quantized state.
   int64_t first_index = 0;
 };
 

@@ -9,18 +9,24 @@
 
 namespace lm {
 
-// Calls body(form) with the form of the weights as a constant.
-template <class Body>
+// Calls body(form) with the form of the weights as a constant, if rule R takes it (takes_form; the launchers
+// refuse others).
+template <class R, class Body>
 LM_INLINE void with_form(MasterForm form, const Body& body) {
+  const auto call = [&](auto constant) {
+    if constexpr (takes_form<R>(decltype(constant)::value)) body(constant);
+  };
   switch (form) {
     case MasterForm::kWeight:
-      return body(std::integral_constant<MasterForm, MasterForm::kWeight>());
+      return call(std::integral_constant<MasterForm, MasterForm::kWeight>());
     case MasterForm::kSplit:
-      return body(std::integral_constant<MasterForm, MasterForm::kSplit>());
+      return call(std::integral_constant<MasterForm, MasterForm::kSplit>());
     case MasterForm::kF32:
-      return body(std::integral_constant<MasterForm, MasterForm::kF32>());
+      return call(std::integral_constant<MasterForm, MasterForm::kF32>());
     case MasterForm::kStochastic:
-      return body(std::integral_constant<MasterForm, MasterForm::kStochastic>());
+      return call(std::integral_constant<MasterForm, MasterForm::kStochastic>());
+    case MasterForm::kNearest:
+      return call(std::integral_constant<MasterForm, MasterForm::kNearest>());
   }
 }
 

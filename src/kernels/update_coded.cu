@@ -60,7 +60,7 @@ __device__ __forceinline__ void read_states(const RuleUpdate& a, int64_t i, floa
     constexpr CodeMap map = kCodeMap<R, s>;
     const uint8_t code =
         kCodeBits<map> == 4 ? (a.codes[s][i / 2] >> (i % 2 == 0 ? 4 : 0)) & 15 : a.codes[s][i];
-    state[s] = table<map>().value[code] * a.state[s][i / kScaled<map>];
+    state[s] = table<map>().value[code] * static_cast<const float*>(a.state[s])[i / kScaled<map>];
     read_states<R, s + 1>(a, i, state);
   }
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void write_states(const RuleUpdate& a, int64_t i, con
     } else {
       a.codes[s][i] = static_cast<uint8_t>(code);
     }
-    if (i % kScaled<map> == 0) a.state[s][i / kScaled<map>] = code_scale<map>(largest);
+    if (i % kScaled<map> == 0) static_cast<float*>(a.state[s])[i / kScaled<map>] = code_scale<map>(largest);
     write_states<R, s + 1>(a, i, state);
   }
 }
@@ -104,7 +104,7 @@ void update_coded(const RuleUpdate& a, StreamView stream) {
     using R = typename decltype(type)::type;
     if constexpr (kIsCoded<R>) {
       with_dtype(a.gradient_dtype, [&](auto gradient) {
-        with_form(a.form, [&](auto form) {
+        with_form<R>(a.form, [&](auto form) {
           launch(update_blocks<R, decltype(gradient), decltype(form)::value>, stride_blocks(a.elements),
                  kThreads, stream, a, a.rule.as<R>());
         });

@@ -211,8 +211,9 @@ void update_factored(const RuleUpdate& a, StreamView stream) {
     if constexpr (kIsFactored<R>) {
       if (a.factored.dtype != R::kStreams[0].type) refuse_dtype("update (statistics)", a.factored.dtype);
       with_dtype("update", a.gradient_dtype, [&](auto gradient) {
-        with_form(a.form,
-                  [&](auto form) { Update<R, decltype(gradient), decltype(form)::value>(a, stream).run(); });
+        with_form<R>(a.form, [&](auto form) {
+          Update<R, decltype(gradient), decltype(form)::value>(a, stream).run();
+        });
       });
     } else {
       refuse_arguments("update", "rows and columns for a rule that has none");

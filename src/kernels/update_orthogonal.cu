@@ -9,13 +9,14 @@ namespace {
 template <class R, class G>
 __global__ void make_direction(RuleUpdate a, R rule, int64_t padded) {
   Bf16* const direction = static_cast<Bf16*>(a.orthogonal.direction);
+  float* const state = static_cast<float*>(a.state[0]);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < padded; i += step) {
     float d = 0;
     if (i < a.elements) {
-      float m = a.state[0][i];
+      float m = state[i];
       d = R::direction(rule, to_float(static_cast<const G*>(a.gradient)[i]) * a.gradient_scale, m);
-      a.state[0][i] = one_nan(m);
+      state[i] = one_nan(m);
     }
     direction[i] = round_to<Bf16>(one_nan(d));
   }
@@ -45,7 +46,7 @@ template <class R>
 void second_call(const RuleUpdate& a, StreamView stream) {
   const R rule = a.rule.as<R>();
   const float size = rule.step_size(a.orthogonal.rows, a.orthogonal.columns);
-  with_form(a.form, [&](auto form) {
+  with_form<R>(a.form, [&](auto form) {
     launch(take_step<R, decltype(form)::value>, stride_blocks(a.elements), kThreads, stream, a, rule, size);
   });
 }

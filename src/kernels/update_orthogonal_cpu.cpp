@@ -10,7 +10,7 @@ void make_direction(const RuleUpdate& a, int64_t begin, int64_t end) {
   const R rule = a.rule.as<R>();
   const F32 scale(a.gradient_scale);
   const G* const gradient = static_cast<const G*>(a.gradient) + begin;
-  float* const state = a.state[0] + begin;
+  float* const state = static_cast<float*>(a.state[0]) + begin;
   Bf16* const direction = static_cast<Bf16*>(a.orthogonal.direction) + begin;
   each_vector(end - begin, [&](int64_t i, auto count) LM_BODY {
     F32 m = load(state + i, count);
@@ -48,7 +48,7 @@ void first_call(const RuleUpdate& a, StreamView stream) {
 template <class R>
 void second_call(const RuleUpdate& a, StreamView stream) {
   const float size = a.rule.as<R>().step_size(a.orthogonal.rows, a.orthogonal.columns);
-  with_form(a.form, [&](auto form) {
+  with_form<R>(a.form, [&](auto form) {
     parallel_elements(stream.threads, a.elements, [&](int64_t begin, int64_t end) {
       take_step<R, decltype(form)::value>(a, size, begin, end);
     });

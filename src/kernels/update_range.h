@@ -35,7 +35,8 @@ template <MasterForm form, class Count>
 LM_INLINE F32 load_weight(const RuleUpdate& a, int64_t i, Count count) {
   if constexpr (form == MasterForm::kWeight) return load(static_cast<const float*>(a.weight) + i, count);
   if constexpr (form == MasterForm::kF32) return load(static_cast<const float*>(a.master) + i, count);
-  if constexpr (form == MasterForm::kStochastic) return load(static_cast<const Bf16*>(a.weight) + i, count);
+  if constexpr (form == MasterForm::kStochastic || form == MasterForm::kNearest)
+    return load(static_cast<const Bf16*>(a.weight) + i, count);
   return float_of(split_join(load_u16(static_cast<const uint16_t*>(a.weight) + i, count),
                              load_u16(static_cast<const uint16_t*>(a.master) + i, count)));
 }
@@ -47,6 +48,8 @@ LM_INLINE void store_weight(const RuleUpdate& a, int64_t i, F32 p, U32 random, C
     store(static_cast<float*>(a.weight) + i, p, count);
   } else if constexpr (form == MasterForm::kStochastic) {
     store_u16(half, stochastic_weight(bits_of(p), random), count);
+  } else if constexpr (form == MasterForm::kNearest) {
+    store_u16(half, bf16_bits(p), count);
   } else {
     store_u16(half, split_weight(bits_of(p)), count);
     if constexpr (form == MasterForm::kF32) store(static_cast<float*>(a.master) + i, p, count);

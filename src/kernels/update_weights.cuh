@@ -16,7 +16,7 @@ __device__ __forceinline__ Pack<float, n> load_weights(const RuleUpdate& a, int6
   if constexpr (form == MasterForm::kF32) return load_pack<n>(static_cast<const float*>(a.master) + i);
   Pack<float, n> p{};
   const Pack<uint16_t, n> high = load_pack<n>(static_cast<const uint16_t*>(a.weight) + i);
-  if constexpr (form == MasterForm::kStochastic) {
+  if constexpr (form == MasterForm::kStochastic || form == MasterForm::kNearest) {
     for (int k = 0; k < n; ++k) p.at[k] = to_float(Bf16{high.at[k]});
   }
   if constexpr (form == MasterForm::kSplit) {
@@ -37,6 +37,8 @@ __device__ __forceinline__ void store_weights(const RuleUpdate& a, int64_t i, co
       if constexpr (form == MasterForm::kStochastic) {
         const uint64_t index = static_cast<uint64_t>(a.first_index + i + k);
         high.at[k] = static_cast<uint16_t>(stochastic_weight(bits, philox_at(a.rounding_key, index, 0, 0)));
+      } else if constexpr (form == MasterForm::kNearest) {
+        high.at[k] = to_bf16(p.at[k]).bits;
       } else {
         high.at[k] = static_cast<uint16_t>(split_weight(bits));
       }

@@ -14,8 +14,8 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     : layout_(setup.layout),
       config_(setup.config),
       weight_dtype_(setup.weight_dtype),
-      form_(master_form(setup.config.master, setup.weight_dtype)),
-      streams_(setup.config.name, form_),
+      form_(master_form(setup.config.name, setup.config.rule, setup.config.master, setup.weight_dtype)),
+      streams_(setup.config.name, form_, is_stateless(setup.config.name, setup.config.rule)),
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),
@@ -257,10 +257,11 @@ RuleUpdate ShardedOptimizer::arguments(int64_t block, const Tile& tile, const Ru
                                        const UpdateInputs& inputs) const {
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
-  return {.rule = RuleScalars::at(config_.name, config_.rule,
-                                  {.lr = inputs.lr * range.lr_scale,
-                                   .weight_decay = range.decay ? config_.weight_decay : 0,
-                                   .t = t_}),
+  return {.rule = RuleScalars::at(
+              config_.name, config_.rule,
+              {.lr = inputs.lr * range.lr_scale,
+               .weight_decay = range.weight_decay.value_or(range.decay ? config_.weight_decay : 0),
+               .t = t_}),
           .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
           .weight = inputs.weights + (range.first - inputs.first) * weight_size,
           .master = has_master(form_) ? part(tile, streams_.size() - 1, range.first) : nullptr,
@@ -276,16 +277,22 @@ RuleUpdate ShardedOptimizer::arguments(int64_t block, const Tile& tile, const Ru
 
 void ShardedOptimizer::apply(int64_t block, const Tile& tile, const RuleRange& range, bool coded,
                              const UpdateInputs& inputs, StreamView stream) const {
+  each_group(*tile.block, range,
+             [&](const RuleRange& own) { apply_one(block, tile, own, coded, inputs, stream); });
+}
+
+void ShardedOptimizer::apply_one(int64_t block, const Tile& tile, const RuleRange& range, bool coded,
+                                 const UpdateInputs& inputs, StreamView stream) const {
   RuleUpdate args = arguments(block, tile, range, inputs);
   const size_t count = streams_.size() - (has_master(form_) ? 1 : 0);
   const auto at = [&](size_t stream_of_state) { return part(tile, stream_of_state, range.first); };
   if (!is_coded(config_.name)) {
-    for (size_t s = 0; s < count; ++s) args.state[s] = reinterpret_cast<float*>(at(s));
+    for (size_t s = 0; s < count; ++s) args.state[s] = at(s);
   } else {
     // Codes, scales, and the fp32 state of small tensors.
     for (size_t s = 0; s < count / 3; ++s) {
       if (coded) args.codes[s] = reinterpret_cast<uint8_t*>(at(3 * s));
-      args.state[s] = reinterpret_cast<float*>(at(3 * s + (coded ? 1 : 2)));
+      args.state[s] = at(3 * s + (coded ? 1 : 2));
     }
   }
   table(stream).update(args, stream);
@@ -301,7 +308,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
     RuleRange matrix = range;
     matrix.first = first;
     matrix.elements = rows * columns;
-    RuleUpdate args = arguments(block, tile, matrix, inputs);
+    RuleUpdate args = arguments(block, tile, in_group(*tile.block, matrix), inputs);
     args.factored = {.rows = rows,
                      .columns = columns,
                      .scratch = reinterpret_cast<float*>(scratch.data()),
@@ -325,8 +332,8 @@ void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const R
     RuleRange matrix = range;
     matrix.first = first;
     matrix.elements = rows * columns;
-    RuleUpdate args = arguments(block, tile, matrix, inputs);
-    args.state[0] = reinterpret_cast<float*>(part(tile, 0, first));
+    RuleUpdate args = arguments(block, tile, in_group(*tile.block, matrix), inputs);
+    args.state[0] = part(tile, 0, first);
     args.orthogonal = {.call = OrthogonalState::Call::kDirection,
                        .rows = rows,
                        .columns = columns,

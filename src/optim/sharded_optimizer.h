@@ -134,7 +134,9 @@ class ShardedOptimizer {
   // Updates elements [from, to) of the block, which are in the tile.
   void apply(int64_t block, const Tile& tile, int64_t from, int64_t to, const UpdateInputs& inputs,
              StreamView stream) const;
-  // Updates a range of them, with quantized state or not.
+  // Updates a range of them, with quantized state or not; then a part of it in one parameter group.
+  void apply_one(int64_t block, const Tile& tile, const RuleRange& range, bool coded,
+                 const UpdateInputs& inputs, StreamView stream) const;
   void apply(int64_t block, const Tile& tile, const RuleRange& range, bool coded, const UpdateInputs& inputs,
              StreamView stream) const;
   // Updates a tensor with factored second moments.

@@ -72,8 +72,18 @@ Settings masters(const Config& config) {
 Setting rule_setting(const Config& config, size_t number) {
   const RuleId rule{static_cast<uint8_t>(number)};
   if (rule == config.optimizer.name) return {};
-  return {{std::string("optimizer.name=") + rule_text(rule).name},
-          [rule](Config& c) { c.optimizer.name = rule; }};
+  Setting out{{std::string("optimizer.name=") + rule_text(rule).name},
+              [rule](Config& c) { c.optimizer.name = rule; }};
+  if (!has_no_master(config.optimizer.name) || trains_fp32(config)) return out;
+  out.text.emplace_back("optimizer.master=split");
+  out.apply = [rule](Config& c) { c.optimizer.name = rule, c.optimizer.master = Master::kSplit; };
+  return out;
+}
+
+// A rule without master weights trains bf16 weights, and is listed once: with the master that is written.
+bool takes_rule(const Config& written, const Config& chosen, size_t number) {
+  if (!has_no_master(RuleId{static_cast<uint8_t>(number)})) return true;
+  return !trains_fp32(written) && !trains_fp32(chosen) && chosen.optimizer.master == written.optimizer.master;
 }
 
 // The other time of updates; gradients that are told to live off the device are of updates after.
@@ -124,6 +134,7 @@ class Comparison {
   }
 
   void add_rule(Settings chosen, size_t rule) {
+    if (!takes_rule(in_.config, with_settings(in_.config, chosen), rule)) return;
     chosen.push_back(rule_setting(in_.config, rule));
     const bool in_backward = add(chosen);
     const Config config = with_settings(in_.config, chosen);

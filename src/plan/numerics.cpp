@@ -123,8 +123,9 @@ NumericsPlan settled(const PlanInput& in) {
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
-  n.master = config.optimizer.master;
+  n.master = has_no_master(config.optimizer.name) ? Master::kNone : config.optimizer.master;
   n.rule = config.optimizer.name;
+  n.stateless = is_stateless(config.optimizer.name, config.optimizer.rule);
   n.round_rows = rounds_rows(n.dtype, in.device, in.machine);
   n.row_chunk = choose_row_chunk(in, n.dtype);
   n.threads = static_cast<int>(config.run.threads.value_or(in.machine.cores));
@@ -193,6 +194,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   if (config.run.threads) n.threads = now.threads;
   n.master = now.master;
   n.rule = now.rule;
+  n.stateless = now.stateless;
   n.ranks = now.ranks;
   if (recorded.ranks != now.ranks) n.machine_ranks = now.machine_ranks;
   if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;

@@ -20,14 +20,16 @@ struct NumericsPlan : Arithmetic {
   bool recompute = false;
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
   RuleId rule = {};                // of the optimizer
+  bool stateless = false;          // it has no state, by its settings
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
   std::string libraries = {};      // that compute beside our kernels, with their versions; "" not known
   int ranks = 1;
   int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
   // With one rank to a machine, or one machine, sums are those of all ranks in their order.
   bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
-  MasterForm form() const { return master_form(master, trained_dtype()); }
-  StateStreams state() const { return {rule, form()}; }
+  // Without its rounding, which changes no size.
+  MasterForm form() const { return master_form(rule, master, trained_dtype()); }
+  StateStreams state() const { return {rule, form(), stateless}; }
   bool operator==(const NumericsPlan&) const = default;
 };
 

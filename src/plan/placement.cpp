@@ -278,7 +278,9 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   set(StateClass::kWeights, homes.weights);
   set(StateClass::kFrozenWeights, homes.weights);
   set(StateClass::kGradients, homes.gradients);
-  set(StateClass::kOptimizer, homes.optimizer);
+  // What has no bytes is on the device.
+  const Home optimizer = state_bytes(in.layout, plan.numerics.state()) == 0 ? Home::kDevice : homes.optimizer;
+  set(StateClass::kOptimizer, optimizer);
   set(StateClass::kActivations, homes.activations);
   // Weights and gradients off the device cross once per group: the largest group is the cheapest, if its
   // inputs fit.
@@ -298,7 +300,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
   place_gradients(in, homes.gradients, plan);
-  place_optimizer(in, homes.optimizer, plan);
+  place_optimizer(in, optimizer, plan);
   for (;; p.group = ceil_div(p.group, 2)) {
     place_activations(in, homes.activations, plan);
     size_plan(in, plan);

@@ -17,10 +17,9 @@ void place_trainable(std::vector<Parameter>&& parameters, BlockLayout& layout) {
     const size_t tensor = layout.tensors.size();
     const Trainable& entry = layout.trainables.emplace_back(
         Trainable{.tensor = tensor, .role = parameter.role, .owner = tensor, .decay = !parameter.vector()});
-    if (layout.ranges.empty() || layout.ranges.back().decay != entry.decay ||
-        layout.ranges.back().lr_scale != entry.lr_scale) {
+    if (layout.ranges.empty() || layout.ranges.back().decay != entry.decay) {
       layout.flat_elements = round_up(layout.flat_elements, kGranule);
-      layout.ranges.push_back({layout.flat_elements, 0, entry.decay, entry.lr_scale});
+      layout.ranges.push_back({layout.flat_elements, 0, entry.decay});
     }
     DecayRange& range = layout.ranges.back();
     const int64_t offset = round_up(layout.flat_elements, kTensorStart);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,12 +52,19 @@ struct TensorPlace {
   }
 };
 
-// A run of granules that one set of optimizer settings applies to.
+// A run of granules of tensors with weight decay, or without.
 struct DecayRange {
   int64_t first = 0;     // element, multiple of kGranule
   int64_t elements = 0;  // multiple of kGranule
   bool decay = false;
-  double lr_scale = 1;
+};
+
+// Elements of a parameter group (optimizer.groups): tensors of the files, which may begin at any element of a
+// tensor of ours.
+struct GroupRange {
+  int64_t first = 0, elements = 0;
+  double lr_scale = 1;                      // of the learning rate
+  std::optional<double> weight_decay = {};  // in place of optimizer.weight_decay, and of a vector's 0
 };
 
 struct ElementRun {
@@ -76,6 +84,7 @@ struct BlockLayout {
   std::vector<TensorPlace> tensors;    // trainable, then frozen
   std::vector<Trainable> trainables;   // in the order of the flat array
   std::vector<DecayRange> ranges;      // cover the flat array
+  std::vector<GroupRange> groups;      // in order; what is in none has the settings of [optimizer]
   std::vector<ElementRun> small_runs;  // of it: of small tensors one behind another
   std::vector<MatrixSides> sides;      // of trainable matrices
   int64_t flat_elements = 0;           // trainable, padding included; multiple of kGranule (may be 0)

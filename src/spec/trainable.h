@@ -32,8 +32,7 @@ struct Trainable {
   size_t tensor = 0;  // its place in BlockLayout::tensors
   TrainableRole role = TrainableRole::kWeight;
   size_t owner = 0, part = 0;  // the tensor that it belongs to, and which of its parts
-  bool decay = false;          // weight decay applies
-  double lr_scale = 1;         // of the learning rate
+  bool decay = false;          // optimizer.weight_decay applies, unless a parameter group has another
   bool operator==(const Trainable&) const = default;
 };
 

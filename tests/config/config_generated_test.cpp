@@ -23,6 +23,7 @@ enum class Kind {
   kNumber,
   kNumbers,
   kNames,
+  kGroups,
   kFlag,
   kChoice,
   kChoices,
@@ -59,6 +60,9 @@ Kind kind_of(const std::vector<double>*) {
 }
 Kind kind_of(const ColumnNames*) {
   return Kind::kNames;
+}
+Kind kind_of(const std::vector<OptimizerGroup>*) {
+  return Kind::kGroups;
 }
 Kind kind_of(const bool*) {
   return Kind::kFlag;
@@ -246,6 +250,7 @@ TEST(ConfigGenerated, EveryWrongValueIsRefusedAtItsPlaceWithWhatIsExpected) {
     for (const std::string value : values) {
       if (accepts(key, value)) continue;
       const bool any_list = key.kind == Kind::kTexts || key.kind == Kind::kChoices ||
+                            key.kind == Kind::kGroups ||
                             (key.kind == Kind::kNumbers && key.info.range.count == 0);
       if (any_list && value == "[]" && !key.info.required) continue;
       int line = 0;

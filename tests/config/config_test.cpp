@@ -97,8 +97,9 @@ TEST(Config, QloraIsLoraOfAQuantisedModel) {
 // As messages list them.
 std::string rule_names() {
   std::string out;
-  for (const char* const name : {"adamw", "sgd", "lion", "adamw_8bit", "lion_8bit", "adafactor",
-                                 "adafactor_lowmem", "adamw_4bit", "adamw_fp8", "muon"})
+  for (const char* const name :
+       {"adamw", "sgd", "lion", "adamw_8bit", "lion_8bit", "adafactor", "adafactor_lowmem", "adamw_4bit",
+        "adamw_fp8", "muon", "adamw_bf16", "adamw_anyprecision"})
     out += (out.empty() ? "\"" : ", \"") + std::string(name) + "\"";
   return out;
 }
@@ -120,8 +121,8 @@ TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
   EXPECT_HAS(refusal("name = \"sgd\"\nmomentum = 1\n"),
              "expected a number of at least 0 and less than 1, got 1");
   EXPECT_HAS(refusal("name = \"sgd\"\neps = 1e-6\n"),
-             "`optimizer.eps` is a setting of adamw, adamw_8bit, adafactor, adamw_4bit, adamw_fp8, muon, and "
-             "optimizer.name = \"sgd\" has no "
+             "`optimizer.eps` is a setting of adamw, adamw_8bit, adafactor, adamw_4bit, adamw_fp8, muon, "
+             "adamw_bf16, adamw_anyprecision, and optimizer.name = \"sgd\" has no "
              "such setting at c.toml:7:7");
   EXPECT_HAS(
       refusal("momentum = 0.5\n"),
@@ -138,6 +139,57 @@ TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
   EXPECT_EQ(text.find("betas"), std::string::npos);
   EXPECT_TRUE(same_config(parse_config(text, "", {}), with("name = \"sgd\"\nmomentum = 0.25\n")));
   EXPECT_EQ(print_config(with("")).find("momentum ="), std::string::npos);
+}
+
+TEST(Config, ARuleWithoutMastersTrainsBf16Weights) {
+  const std::string rule = std::string(kLeast) + "[optimizer]\nname = \"adamw_bf16\"\n";
+  const OptimizerConfig optimizer =
+      parse_config(rule + "rounding = \"stochastic\"\n", "c.toml", {}).optimizer;
+  EXPECT_EQ(optimizer.master, Master::kNone);
+  EXPECT_EQ(master_form(optimizer.name, optimizer.rule, optimizer.master, DType::kBF16),
+            MasterForm::kStochastic);
+  const OptimizerConfig nearest = parse_config(rule, "c.toml", {}).optimizer;
+  EXPECT_EQ(master_form(nearest.name, nearest.rule, nearest.master, DType::kBF16), MasterForm::kNearest);
+  EXPECT_HAS(failure(rule + "master = \"split\"\n"),
+             "optimizer.master = \"split\" and optimizer.name = \"adamw_bf16\", which has no master weights");
+  EXPECT_HAS(failure(rule, {"model.dtype=fp32"}), "optimizer.name = \"adamw_bf16\" trains bf16 weights");
+  EXPECT_HAS(failure(rule, {"train.method=lora", "lora.dtype=fp32"}), "and lora.dtype = \"fp32\"");
+  // On the command line it takes back the file's master weights; what is printed is read back.
+  const std::string file = std::string(kLeast) + "[optimizer]\nmaster = \"split\"\n";
+  EXPECT_EQ(parse_config(file, "c.toml", {"optimizer.name=adamw_bf16"}).optimizer.master, Master::kNone);
+  EXPECT_TRUE(same_config(parse_config(print_config(parse_config(rule, "c.toml", {})), "", {}),
+                          parse_config(rule, "c.toml", {})));
+}
+
+TEST(Config, ReadsParameterGroups) {
+  const auto with = [](const std::string& groups) {
+    return parse_config(std::string(kLeast) + "[optimizer]\ngroups = " + groups + "\n", "c.toml", {});
+  };
+  const auto refusal = [](const std::string& groups) {
+    return failure(std::string(kLeast) + "[optimizer]\ngroups = " + groups + "\n");
+  };
+  const Config config =
+      with("[{match = \"q_proj\", lr_scale = 0.1}, {match = \"regex:norm|bias$\", weight_decay = 0}]");
+  ASSERT_EQ(config.optimizer.groups.size(), 2U);
+  EXPECT_EQ(config.optimizer.groups[0].lr_scale, 0.1);
+  EXPECT_FALSE(config.optimizer.groups[0].weight_decay.has_value());
+  EXPECT_EQ(config.optimizer.groups[1].lr_scale, 1);
+  EXPECT_EQ(config.optimizer.groups[1].weight_decay, 0.0);
+  EXPECT_EQ(with("[{match = \"q_proj\"}]").optimizer.groups.size(), 1U);
+  EXPECT_TRUE(same_config(parse_config(print_config(config), "", {}), config));
+  for (const char* const wrong :
+       {"[{lr_scale = 0.1}]", "[{match = \"\"}]", "[{match = \"a\", lr_scale = -1}]",
+        "[{match = \"a\", lr = 1}]", "[{match = \"a\", weight_decay = \"0\"}]", "{match = \"a\"}", "[\"a\"]",
+        "[{match = 3}]"})
+    EXPECT_HAS(refusal(wrong), "`optimizer.groups`: expected a list of tables such as {match = \"lm_head\"")
+        << wrong;
+  EXPECT_HAS(refusal("[{match = \"regex:[q\"}]"), "match = \"regex:[q\" is no regular expression: ");
+  EXPECT_HAS(refusal("[{match = \"regex:[q\"}]"), "c.toml:6:10");
+  // A run resumes with other groups only where it is told to.
+  const auto difference = config_difference(config, with("[{match = \"q_proj\", lr_scale = 0.2}]"));
+  ASSERT_EQ(difference.size(), 1U);
+  EXPECT_EQ(difference[0].key, "optimizer.groups");
+  EXPECT_EQ(difference[0].asked, "[{match = \"q_proj\", lr_scale = 0.2}]");
 }
 
 TEST(Config, KnowsWhatOthersCallARule) {

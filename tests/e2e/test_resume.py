@@ -22,7 +22,8 @@ PLACES = {
     "on_disk": {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]},
 }
 # First one of each kind of state: plain, coded, factored, whole matrices.
-RULES = ["adamw", "adamw_8bit", "adafactor", "muon", "adamw_4bit", "adamw_fp8", "adafactor_lowmem", "sgd", "lion", "lion_8bit"]
+RULES = ["adamw", "adamw_8bit", "adafactor", "muon", "adamw_4bit", "adamw_fp8", "adafactor_lowmem", "sgd", "lion", "lion_8bit", "adamw_bf16",
+         "adamw_anyprecision"]
 MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 
 

@@ -139,13 +139,14 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
         p = static_cast<float*>(a.master)[i];
         break;
       case Master::kStochastic:
+      case Master::kNearest:
         p = bits_float(static_cast<uint32_t>(*half) << 16);
         break;
       case Master::kSplit:
         p = bits_float(static_cast<uint32_t>(*half - (*low >= 0x8000 ? 1 : 0)) << 16 | *low);
         break;
     }
-    float &m = a.state[0][i], &v = a.state[1][i];
+    float &m = static_cast<float*>(a.state[0])[i], &v = static_cast<float*>(a.state[1])[i];
     plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
     m = clean(m);
     if (kStateCount < R >> 1) v = clean(v);
@@ -158,6 +159,9 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
         break;
       case Master::kStochastic:
         *half = static_cast<uint16_t>((bits + (random & 0xFFFF)) >> 16);
+        break;
+      case Master::kNearest:
+        *half = to_bf16(p).bits;
         break;
       case Master::kF32:
         static_cast<float*>(a.master)[i] = p;
@@ -231,6 +235,31 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
 }
 TEST(Sgd, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
   every_instruction_set_gives_the_plain_bits(sgd_at);
+}
+
+TEST(Sgd, WithoutMomentumNeedsNoState) {
+  const int64_t n = 1003;
+  const Values gradient = Values::random(DType::kF32, n, 51), p = Values::random(DType::kF32, n, 52),
+               zero(DType::kF32, n);
+  Sgd rule = sgd_at(1);
+  rule.momentum = 0;
+  for (const Mode& mode : kModes) {
+    if (mode.gradient != DType::kF32) continue;
+    State with = make_state(mode.master, p, zero, zero);
+    for (int64_t t = 1; t <= 3; ++t)
+      kernels(DeviceType::kCpu).update(arguments(mode.master, gradient, with, t, rule), {});
+    const Outputs without = same_everywhere([&](const Kernels& k, StreamView stream) {
+      State s = make_state(mode.master, p, zero, zero);
+      for (int64_t t = 1; t <= 3; ++t) {
+        RuleUpdate update = arguments(mode.master, gradient, s, t, rule);
+        update.state[0] = nullptr;
+        k.update(update, stream);
+      }
+      return Outputs{s.weight, s.master};
+    });
+    EXPECT_TRUE(without[0] == with.weight) << mode.name;
+    EXPECT_TRUE(without[1] == with.master) << mode.name;
+  }
 }
 
 TEST(Lion, EveryInstructionSetGivesTheBitsOfThePlainFormula) {

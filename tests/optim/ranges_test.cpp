@@ -20,7 +20,7 @@ TEST(Ranges, AreWhereOneSetOfSettingsCounts) {
   ModelLayout layout = small_layout();
   BlockLayout& block = layout.blocks[1];
   ASSERT_EQ(block.ranges.size(), 2U);
-  block.ranges[1].lr_scale = 0.5;
+  block.groups = {{block.ranges[1].first - 100, 200, 0.5, 0.3}};
   // One granule of the first range, and the second.
   const int64_t from = block.ranges[1].first - kGranule;
   std::vector<RuleRange> found;
@@ -30,11 +30,23 @@ TEST(Ranges, AreWhereOneSetOfSettingsCounts) {
   EXPECT_EQ(found[0].first, from);
   EXPECT_EQ(found[0].elements, kGranule);
   EXPECT_TRUE(found[0].decay);
-  EXPECT_EQ(found[0].lr_scale, 1);
   EXPECT_EQ(found[1].first, block.ranges[1].first);
   EXPECT_EQ(found[1].elements, block.ranges[1].elements);
   EXPECT_FALSE(found[1].decay);
-  EXPECT_EQ(found[1].lr_scale, 0.5);
+  // A parameter group cuts each of them.
+  std::vector<RuleRange> cut;
+  for (const RuleRange& range : found)
+    each_group(block, range, [&](const RuleRange& own) { cut.push_back(own); });
+  ASSERT_EQ(cut.size(), 4U);
+  const int64_t second = block.ranges[1].first;
+  const int64_t firsts[] = {from, second - 100, second, second + 100};
+  for (size_t i = 0; i < cut.size(); ++i) {
+    EXPECT_EQ(cut[i].first, firsts[i]);
+    EXPECT_EQ(cut[i].first + cut[i].elements, i < 3 ? firsts[i + 1] : block.flat_elements);
+    EXPECT_EQ(cut[i].decay, i < 2);
+    EXPECT_EQ(cut[i].lr_scale, i == 1 || i == 2 ? 0.5 : 1);
+    EXPECT_EQ(cut[i].weight_decay.has_value(), i == 1 || i == 2);
+  }
 }
 
 TEST(Ranges, AreWholeTensorsForARuleThatWantsThem) {

@@ -4,12 +4,13 @@
 //
 //   RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]
 //
-// SHAPE: ELEMENTS, or ROWSxCOLUMNS. KEY: one of the rule's of [optimizer], a number.
-// INPUT: fp32 weights, where DONE steps are done already each of the rule's states after them, then the
-// gradients of each step. OUTPUT: the weights, then each of the rule's states: its values in fp32 or, from
-// 4096 elements on where the rule codes them, the codes and the scales. Of a rule that keeps statistics of
-// rows and columns, with DONE = 0: those of the rows, those of the columns, or a vector's, in their type. Of
-// a rule that steps matrices by their orthogonal momentum, of a matrix with DONE = 0: the momentum.
+// SHAPE: ELEMENTS, or ROWSxCOLUMNS. KEY: one of the rule's of [optimizer], a number or numbers between
+// colons. INPUT: fp32 weights, where DONE steps are done already each of the rule's states after them, then
+// the gradients of each step. OUTPUT: the weights, then each of the rule's states: its values in fp32 or,
+// from 4096 elements on where the rule codes them, the codes and the scales. Of a rule that keeps statistics
+// of rows and columns, with DONE = 0: those of the rows, those of the columns, or a vector's, in their type.
+// Of a rule without masters, with DONE = 0: the weights, which INPUT has in bf16, too, and the states, in
+// bf16. Of a rule that steps matrices by their orthogonal momentum, of a matrix with DONE = 0: the momentum.
 //
 //   maps RULE OUTPUT
 //
@@ -56,6 +57,11 @@ void set_key(RuleSettings& settings, const std::string& text) {
     found = true;
     using Field = std::remove_reference_t<decltype(field)>;
     if constexpr (std::is_arithmetic_v<Field>) field = static_cast<Field>(value);
+    if constexpr (std::is_same_v<Field, std::vector<double>>) {
+      field.clear();
+      std::istringstream in(text.substr(equal + 1));
+      for (std::string one; std::getline(in, one, ':');) field.push_back(std::atof(one.c_str()));
+    }
   });
   if (!found) throw std::runtime_error("no setting " + text);
 }
@@ -130,6 +136,33 @@ void run_orthogonal(const Case& c, std::ifstream& in, std::ofstream& out) {
   }
   write(out, weights.data(), c.elements());
   write(out, momentum.data(), c.elements());
+}
+
+template <class R>
+void run_bf16(const Case& c, std::ifstream& in, std::ofstream& out) {
+  const auto n = static_cast<size_t>(c.elements());
+  std::vector<uint16_t> weights(n);
+  std::vector<float> gradient(n);
+  std::vector<std::vector<uint16_t>> state(kStateCount<R>, std::vector<uint16_t>(n));
+  const auto read_bytes = [&](void* to, size_t bytes) {
+    in.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
+    if (!in) throw std::runtime_error("the input is too short");
+  };
+  read_bytes(weights.data(), n * 2);
+  for (int64_t t = 1; t <= c.steps; ++t) {
+    read_bytes(gradient.data(), n * 4);
+    RuleUpdate update{
+        .rule = RuleScalars::at(c.rule, c.settings, {.lr = c.lr, .weight_decay = c.weight_decay, .t = t}),
+        .gradient = gradient.data(),
+        .weight = weights.data(),
+        .elements = c.elements(),
+        .weight_dtype = DType::kBF16,
+        .form = MasterForm::kNearest};
+    for (size_t s = 0; s < state.size(); ++s) update.state[s] = state[s].data();
+    kernels(DeviceType::kCpu).update(update, {});
+  }
+  write(out, weights.data(), c.elements());
+  for (const std::vector<uint16_t>& one : state) write(out, one.data(), c.elements());
 }
 
 template <class R>
@@ -213,7 +246,9 @@ void answer(const std::vector<std::string>& words) {
     Rules::with(*rule, [&](auto type) {
       using R = typename decltype(type)::type;
       for (size_t i = 8; i < words.size(); ++i) set_key<R>(c.settings, words[i]);
-      if constexpr (kIsFactored<R>) {
+      if constexpr (kHasNoMaster<R>) {
+        run_bf16<R>(c, in, out);
+      } else if constexpr (kIsFactored<R>) {
         run_factored<R>(c, in, out);
       } else if constexpr (kIsOrthogonal<R>) {
         c.rows > 0 ? run_orthogonal<R>(c, in, out) : run<R>(c, in, out);

@@ -6,7 +6,7 @@
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
-//     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N]
+//     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N] [--groups TOML of optimizer.groups]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -36,8 +36,10 @@
 #include "base/error.h"
 #include "base/staging.h"
 #include "config/config_names.h"
+#include "config/config_toml.h"
 #include "kernels/runtime.h"
 #include "plan/base_encoding.h"
+#include "plan/parameter_groups.h"
 #include "tests/support/limit_processor.h"
 #include "train/rank.h"
 #include "train/sampling.h"
@@ -189,9 +191,16 @@ struct Case {
     optimizer.rule.of<Sgd>().momentum = std::stod(arguments.get("momentum", "0.9"));
     max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
+    if (arguments.options.contains("groups")) {
+      const Config config = parse_config("[model]\npath = \"m\"\n[data]\ntrain = [\"d\"]\n", "",
+                                         {"optimizer.groups=" + arguments.get("groups", "")});
+      optimizer.groups = config.optimizer.groups;
+      set_groups(optimizer, layout);
+    }
     plan.numerics.dtype = dtype;
     plan.numerics.fp32_adapters = adapter && arguments.get("adapter-dtype", "auto") == "fp32";
     plan.numerics.rule = optimizer.name;
+    plan.numerics.stateless = is_stateless(optimizer.name, optimizer.rule);
     plan.numerics.master = optimizer.master;
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
     plan.numerics.micro_batches = micro_batches;
@@ -237,6 +246,7 @@ struct Case {
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
+    config.optimizer.rule = optimizer.rule;
     config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
     config.offload.gradients = adapter ? OffloadHome::kNone : OffloadHome::kNvme;
     config.offload.activations = OffloadHome::kNone;

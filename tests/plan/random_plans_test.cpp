@@ -151,6 +151,7 @@ class DrawKeys {
   std::string value(const std::string&, const KeyInfo&) { return ""; }
   std::string value(const EvalSets&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }
+  std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<double>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<std::string>&, const KeyInfo& info) {

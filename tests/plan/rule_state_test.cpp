@@ -21,6 +21,45 @@ TEST(Plan, HasTheStreamsOfItsRule) {
   EXPECT_EQ(adamw.plan().peak.host - plan.peak.host, flat * 4);
 }
 
+TEST(Plan, SgdWithoutMomentumTakesNothing) {
+  Case c;
+  c.config.optimizer.name = Rules::id<Sgd>();
+  c.config.optimizer.rule.of<Sgd>().momentum = 0;
+  const int64_t flat = c.layout(nullptr).flat_elements;
+  Plan plan = c.plan();
+  EXPECT_EQ(class_bytes(plan, "momentum"), -1);
+  EXPECT_EQ(class_bytes(plan, "master"), flat * 2);
+  EXPECT_EQ(plan.placement.granule_bytes, 4096 * 2);
+  // Of no bytes at all nothing is offloaded.
+  c.config.optimizer.master = Master::kNone;
+  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.paths = {"/swap"};
+  c.machine.disks = {{.path = "/swap", .free_bytes = int64_t{1} << 34}};
+  plan = c.plan();
+  EXPECT_EQ(class_bytes(plan, "master"), -1);
+  EXPECT_EQ(plan.placement.granule_bytes, 0);
+  EXPECT_EQ(plan.placement.pool(Pool::kOptimizer).slots, 0);
+}
+
+TEST(Plan, Bf16StateTakesTwoBytesAndHasNoMaster) {
+  Case c;
+  const int64_t flat = c.layout(nullptr).flat_elements;
+  for (const Master master : {Master::kSplit, Master::kF32, Master::kNone}) {  // whatever it says
+    c.config.optimizer.master = master;
+    c.config.optimizer.name = Rules::id<AdamWBf16>();
+    Plan plan = c.plan();
+    EXPECT_EQ(class_bytes(plan, "first moment"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "second moment"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "master"), -1);
+    EXPECT_EQ(plan.placement.granule_bytes, 4096 * 4);
+    c.config.optimizer.name = Rules::id<AdamWAnyPrecision>();
+    plan = c.plan();
+    EXPECT_EQ(class_bytes(plan, "compensation"), flat * 2);
+    EXPECT_EQ(class_bytes(plan, "master"), -1);
+    EXPECT_EQ(plan.placement.granule_bytes, 4096 * 6);
+  }
+}
+
 TEST(Plan, CodedStateTakesAByteAndItsShareOfAScale) {
   Case c;
   c.config.optimizer.name = Rules::id<AdamW8bit>();

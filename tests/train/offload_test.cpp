@@ -271,6 +271,26 @@ TEST_F(Offload, ReadingTheStateBetweenStepsChangesNoLaterBit) {
   }
 }
 
+// Of fp32 weights nothing at all is left to offload.
+TEST_F(Offload, SgdWithoutMomentumHasNoState) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Variant run;
+    run.rule = Rules::id<Sgd>(), run.stateless = true;
+    run.dtype = dtype, run.steps = 4;
+    run.weights = run.optimizer = true;
+    run.groups = dtype == DType::kBF16;
+    SCOPED_TRACE(run.text());
+    Training training(run);
+    const bool bare = dtype == DType::kF32;
+    EXPECT_EQ(training.plan().placement.pool(Pool::kOptimizer).slots == 0, bare);
+    const Outcome got = training.run();
+    expect_same(run, got);
+    for (const auto& [name, bytes] : got.state) EXPECT_FALSE(name.ends_with(".m")) << name;
+    run.in_backward = true;
+    expect_same(run, Training(run).run());
+  }
+}
+
 // Two segments and a bit, of whatever classes, on disk, in host memory and half and half.
 TEST_F(Offload, ACutHeadGivesTheSameBits) {
   const auto run_one = [](const std::string& text, bool lora, int host, int slots) {

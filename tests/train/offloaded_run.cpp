@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "plan/parameter_groups.h"
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
@@ -111,6 +112,7 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
+  add("groups", groups), add("stateless", stateless);
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
@@ -118,11 +120,11 @@ std::string Variant::text() const {
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value :
-       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
-        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
-        static_cast<int64_t>(base), int64_t{fp32_adapters}, r, int64_t{nodes}})
+  for (const int64_t value : {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+                              static_cast<int64_t>(dtype), static_cast<int64_t>(rule),
+                              static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
+                              static_cast<int64_t>(family), layers, steps, static_cast<int64_t>(base),
+                              int64_t{fp32_adapters}, r, int64_t{nodes}, int64_t{groups}, int64_t{stateless}})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -161,6 +163,8 @@ Variant drawn_variant(std::mt19937& random, int i) {
   if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;
   if (run.lora) run.base = static_cast<EncodingKind>(draw(0, 5));
   run.fp32_adapters = run.lora && run.gradient_dtype == DType::kF32 && draw(0, 1) == 1;
+  if (has_no_master(run.rule)) run.dtype = DType::kBF16, run.fp32_adapters = false;
+  run.groups = draw(0, 2) == 0;
   return run;
 }
 
@@ -201,6 +205,13 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.optimizer.master = optimizer_.master = run.master;
   config.optimizer.name = optimizer_.name = run.rule;
   config.optimizer.threads = run.optimizer_threads;
+  if (run.stateless) optimizer_.rule.of<Sgd>().momentum = 0;
+  config.optimizer.rule = optimizer_.rule;
+  if (run.groups) {
+    optimizer_.groups = {{"layers.1.self_attn.q_proj", 0.3, {}}, {"regex:(v|down)_proj", 1, 0.2}};
+    if (is_coded(run.rule)) optimizer_.groups = {{"self_attn", 0.3, {}}, {"mlp", 1, 0.2}};
+    set_groups(optimizer_, layout_);
+  }
   optimizer_.weight_decay = 0.01;
   const auto home = [](bool off_device) { return off_device ? OffloadHome::kNvme : OffloadHome::kNone; };
   config.offload.optimizer = home(run.optimizer);
@@ -210,7 +221,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
   config.zero.stage = run.stage;
-  const StateStreams state(run.rule, master_form(run.master, run.trained_dtype()));
+  const StateStreams state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
   machine.cores = 2;

@@ -33,7 +33,7 @@ enum class Family {
   kGranite,
 };
 
-// A run of the matrix. The first fifteen decide the numbers, the rest must not.
+// A run of the matrix. The first seventeen decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -48,6 +48,8 @@ struct Variant {
   EncodingKind base = EncodingKind::kPlain;  // with LoRA: of the frozen matrices
   bool fp32_adapters = false;                // with LoRA: whatever dtype is
   int64_t r = 4;                             // of adapters
+  bool groups = false;                       // parameter groups, which cut fused tensors
+  bool stateless = false;                    // momentum = 0: sgd then has no state
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device

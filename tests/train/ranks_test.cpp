@@ -199,6 +199,7 @@ TEST(Ranks, EveryRuleGivesTheSameBitsInShards) {
       run.rule = static_cast<RuleId>(rule);
       run.lora = lora;
       run.master = static_cast<Master>(rule % 3);
+      run.groups = rule % 2 == 0;
       run.micro_batches = 3;
       run.steps = 4;
       run.stage = 0;

@@ -14,7 +14,7 @@ constexpr Word kWords[] = {
     to("lora_target", "lora.targets", How::kTargets),
     missing("additional_target", "adapters alone are trained; embeddings and head stay as they are"),
     missing("create_new_adapter", "lora.init trains an adapter further"),
-    missing("loraplus_*", "both matrices of an adapter use optimizer.lr"),
+    missing("loraplus_*", "set optimizer.groups = [{match = \"lora_B\", lr_scale = 16}] instead"),
     missing("pissa_*", "lora.start has zero and loftq"),
     missing("use_badam", why::kOptimizer),
     missing("badam_*", why::kOptimizer),

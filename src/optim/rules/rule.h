@@ -17,7 +17,13 @@
 // `update` is one element's arithmetic, every operation fixed: V is float on the GPU, lanes of it on the CPU,
 // and nothing is contracted, so that both give the same bits. `state` has the element's value of each state
 // tensor. The gradient is already clipped; a NaN result of `update` is stored as 0x7FC00000. Masters of bf16
-// weights are handled outside of rules: every rule computes in fp32 and supports all forms of masters.
+// weights are handled outside of rules: every rule computes in fp32 and supports all forms of masters, except
+// one with `static constexpr bool kNoMaster = true`: it updates bf16 weights that have no master. State
+// tensors of a rule are of one type, fp32 or bf16: `update` gets fp32 values, and its results are rounded to
+// nearest even.
+//
+// A rule with `static bool stateless(const Settings&)` has no state tensors with settings for which that is
+// true: `update` gets zeros then, and what it makes of them is dropped.
 //
 // A rule with factored second moments has, in place of `update`, the members listed in factored.h. A rule
 // that updates whole matrices by products has, beside `update` for other tensors, the members shown in
@@ -30,6 +36,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/dtype.h"
 #include "base/elements.h"
@@ -98,8 +105,11 @@ enum class Master : uint8_t { kSplit, kF32, kNone };
 
 // The form of the fp32 master of a weight. kWeight: the weight is fp32 itself. kSplit: bits M, weight = (M +
 // 0x8000) >> 16, and M & 0xFFFF separately. kF32: M separately; the weight is rounded by the same rule.
-// kStochastic: no master, the bf16 weight is rounded stochastically.
-enum class MasterForm : uint8_t { kWeight, kSplit, kF32, kStochastic };
+// kStochastic, kNearest: no master, the bf16 weight is rounded stochastically, or to nearest even.
+enum class MasterForm : uint8_t { kWeight, kSplit, kF32, kStochastic, kNearest };
+
+// optimizer.rounding, of weights that have no master by their rule.
+enum class Rounding : uint8_t { kNearest, kStochastic };
 
 constexpr MasterForm master_form(Master master, DType weight) {
   if (weight == DType::kF32) return MasterForm::kWeight;
@@ -146,6 +156,24 @@ template <class R>
 inline constexpr bool kIsOrthogonal = requires {
   R::kOrthogonal;
 };
+// Whether it updates bf16 weights without masters, and no others.
+template <class R>
+inline constexpr bool kHasNoMaster = requires {
+  R::kNoMaster;
+};
+// Whether its settings decide if it has state.
+template <class R>
+inline constexpr bool kMayBeStateless = requires(const typename R::Settings& settings) {
+  R::stateless(settings);
+};
+template <class R>
+constexpr bool takes_form(MasterForm form) {
+  const bool rounds = form == MasterForm::kStochastic || form == MasterForm::kNearest;
+  return kHasNoMaster<R> ? rounds : form != MasterForm::kNearest;
+}
+// The type in memory of its state tensors that are neither quantized nor factored.
+template <class R>
+using StateOf = std::conditional_t<R::kStreams[0].type == DType::kBF16, Bf16, float>;
 template <class R>
 inline constexpr int kStateCount = static_cast<int>(R::kStreams.size()) / (kIsCoded<R> ? 3 : 1);
 

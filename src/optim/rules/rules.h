@@ -7,6 +7,8 @@
 #include "optim/rules/adamw.h"
 #include "optim/rules/adamw_4bit.h"
 #include "optim/rules/adamw_8bit.h"
+#include "optim/rules/adamw_anyprecision.h"
+#include "optim/rules/adamw_bf16.h"
 #include "optim/rules/adamw_fp8.h"
 #include "optim/rules/lion.h"
 #include "optim/rules/lion_8bit.h"
@@ -34,6 +36,7 @@ struct RuleList {
   static constexpr bool kCoded[] = {kIsCoded<R>...};
   static constexpr bool kFactored[] = {kIsFactored<R>...};
   static constexpr bool kOrthogonal[] = {kIsOrthogonal<R>...};
+  static constexpr bool kNoMaster[] = {kHasNoMaster<R>...};
   static constexpr size_t kMostBytes = std::max({sizeof(R)...});
   using Settings = std::tuple<typename R::Settings...>;
 
@@ -80,6 +83,15 @@ constexpr bool is_orthogonal(RuleId rule) {
   return Rules::kOrthogonal[static_cast<size_t>(rule)];
 }
 
+// Whether it updates bf16 weights without masters, and no others.
+constexpr bool has_no_master(RuleId rule) {
+  return Rules::kNoMaster[static_cast<size_t>(rule)];
+}
+
+constexpr bool takes_form(RuleId rule, MasterForm form) {
+  return has_no_master(rule) ? takes_form<AdamWBf16>(form) : takes_form<AdamW>(form);
+}
+
 // The keys of every rule, each with its value.
 struct RuleSettings {
   Rules::Settings all;
@@ -93,11 +105,41 @@ struct RuleSettings {
   }
 };
 
+// Whether the rule has no state tensors with these settings.
+inline bool is_stateless(RuleId rule, const RuleSettings& settings) {
+  bool out = false;
+  Rules::with(rule, [&](auto type) {
+    using R = typename decltype(type)::type;
+    if constexpr (kMayBeStateless<R>) out = R::stateless(settings.of<R>());
+  });
+  return out;
+}
+
+// The form of a rule's weights. Those of a rule without masters have none, whatever `master` is, and are
+// rounded to nearest.
+constexpr MasterForm master_form(RuleId rule, Master master, DType weight) {
+  if (weight != DType::kF32 && has_no_master(rule)) return MasterForm::kNearest;
+  return master_form(master, weight);
+}
+// The same, with the rule's setting of the rounding.
+inline MasterForm master_form(RuleId rule, const RuleSettings& settings, Master master, DType weight) {
+  MasterForm form = master_form(rule, master, weight);
+  Rules::with(rule, [&](auto type) {
+    const auto& own = settings.of<typename decltype(type)::type>();
+    if constexpr (requires { own.rounding; }) {
+      const bool nearest = form != MasterForm::kNearest || own.rounding == Rounding::kNearest;
+      if (!nearest) form = MasterForm::kStochastic;
+    }
+  });
+  return form;
+}
+
 // The layout of a tile's state: each state tensor's part as one array, the master last.
 class StateStreams {
  public:
-  StateStreams(RuleId rule, MasterForm form) {
-    for (const StateStream& stream : Rules::kStreams[static_cast<size_t>(rule)]) streams_[count_++] = stream;
+  StateStreams(RuleId rule, MasterForm form, bool stateless = false) {
+    const std::span<const StateStream> streams = Rules::kStreams[static_cast<size_t>(rule)];
+    for (size_t s = 0; s < streams.size() && !stateless; ++s) streams_[count_++] = streams[s];
     if (has_master(form)) streams_[count_++] = master_stream(form);
   }
   const StateStream* begin() const { return streams_; }

@@ -1,4 +1,5 @@
-// Stochastic gradient descent with momentum, as torch.optim.SGD without dampening or Nesterov's step:
+// Stochastic gradient descent with momentum, or without and then without state, as torch.optim.SGD without
+// dampening or Nesterov's step:
 //   d = g + weight_decay * p;  m = momentum * m + d;  p = p - lr * m
 // Each line after the first sum is one fma.
 #pragma once
@@ -17,8 +18,10 @@ struct Sgd {
   };
   template <class S, class Key>
   static void keys(S& settings, const Key& key) {
-    key("momentum", settings.momentum, "decay of the momentum", kFraction);
+    key("momentum", settings.momentum, "decay of the momentum; 0: no momentum, and no state", kFraction);
   }
+
+  static bool stateless(const Settings& settings) { return settings.momentum == 0; }
 
   float lr = 0, momentum = 0, weight_decay = 0;
 
