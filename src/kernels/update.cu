@@ -10,7 +10,8 @@ template <class R, class G, MasterForm form, int n>
 __global__ void update(RuleUpdate a, R rule) {
   using State = StateOf<R>;
   constexpr int kStates = kStateCount<R>;
-  const bool kept = !kMayBeStateless<R> || a.state[0] != nullptr;
+  constexpr bool kAlways = !kMayBeStateless<R>;
+  const bool kept = kAlways || a.state[0] != nullptr;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * n;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * n; i < a.elements;
        i += step) {

@@ -48,7 +48,7 @@ def test_a_run_has_the_rates_of_torch(work, schedule):
 # Their settings, how they are recorded, and what a plan says of them and does not.
 RULES = {
     "sgd": ({"momentum": 0.8, "lr": 0.1}, {"momentum": 0.8}, "momentum", "second moment"),
-    "sgd_without_state": ({"name": "sgd", "momentum": 0.0, "lr": 0.3}, {"momentum": 0.0}, "low half beside the weight", "momentum"),
+    "sgd_without_state": ({"name": "sgd", "momentum": 0.0, "lr": 0.5}, {"momentum": 0.0}, "low half beside the weight", "momentum"),
     "adamw_bf16": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "second moment", "low half"),
     "adamw_anyprecision": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "compensation", "low half"),
     "lion": ({"betas": [0.9, 0.98], "lr": 0.005}, {"betas": [0.9, 0.98]}, "momentum", "second moment"),
@@ -79,6 +79,17 @@ def test_a_rule_learns_and_its_bits_are_the_same_wherever_its_state_is(work, rul
     assert {key: value for key, value in recorded.items() if key in ("momentum", "betas", "eps")} == kept
     plan = (work / f"runs/{names[0]}/plan.txt").read_text()
     assert planned in plan and never not in plan
+
+
+def test_a_group_changes_the_run_and_one_that_matches_nothing_is_refused(work):
+    path = config(work, "groups", train__steps=2)
+    wrong = lmlaunch(path, 'optimizer.groups=[{match = "q_porj", lr_scale = 0.1}]', "run.dir=runs/groups_wrong", cwd=work, check=False)
+    assert wrong.returncode == 10 and 'match = "q_porj"' in wrong.stderr and 'did you mean "q_proj"?' in wrong.stderr, wrong.stderr
+    lmlaunch(path, 'optimizer.groups=[{match = "q_proj", lr_scale = 0.1}, {match = "regex:norm", weight_decay = 0.1}]', cwd=work)
+    recorded = tomllib.loads((work / "runs/groups/config.toml").read_text())["optimizer"]["groups"]
+    assert recorded == [{"match": "q_proj", "lr_scale": 0.1}, {"match": "regex:norm", "lr_scale": 1.0, "weight_decay": 0.1}]
+    other = lmlaunch(path, 'optimizer.groups=[{match = "q_proj", lr_scale = 0.2}]', cwd=work, check=False)
+    assert other.returncode == 14 and "optimizer.groups" in other.stderr, other.stderr
 
 
 def test_what_others_call_a_rule_is_said_once(work):

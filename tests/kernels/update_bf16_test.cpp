@@ -103,6 +103,21 @@ TEST(Bf16State, AnyPrecisionHasThePlainBitsWithEveryInstructionSet) {
   every_instruction_set_gives_the_plain_bits<AdamWAnyPrecision>();
 }
 
+// 1 + 2^-8 lies between the bf16 numbers 1 and 1 + 2^-7, of which 1 is even.
+TEST(Bf16State, ATieIsRoundedToTheEvenNumber) {
+  const int64_t n = 70;
+  const Values gradient(DType::kF32, n);
+  const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
+    Tensors t{Values(DType::kBF16, n), Values(DType::kBF16, n), Values(DType::kBF16, n),
+              Values(DType::kBF16, n)};
+    for (int64_t i = 0; i < n; ++i) t.weight.set(i, 1);
+    const AdamWBf16 rule{.minus_step_size = -1, .eps = 1, .decay = 1 + 1.F / 256};
+    k.update(arguments(MasterForm::kNearest, gradient, t, rule), stream);
+    return Outputs{t.weight};
+  });
+  for (int64_t i = 0; i < n; ++i) EXPECT_EQ(got[0][i], 1);
+}
+
 // A form of masters belongs to a rule.
 TEST(Bf16State, ARuleTakesNoOtherFormOfMasters) {
   const Values gradient = Values::random(DType::kF32, 64, 1);

@@ -76,10 +76,9 @@ def test_five_steps_of_groups_are_torchs(tmp_path):
     for off_device in ("none", "disk"):
         ours = tool.run(tmp_path / "model", documents, tmp_path / off_device, dtype="fp32", off_device=off_device, groups=toml, **RIGHT)
         assert (errors := worst(ours["masters"], theirs["weights"], relative))[0][0] <= 1e-6, errors[:5]
-        moved = changes(ours["masters"], theirs["first_weights"])
-        assert all((moved[name] == 0).all() == (".embed_tokens." in name) for name in moved)
+        assert (ours["masters"]["model.embed_tokens.weight"] == theirs["first_weights"]["model.embed_tokens.weight"]).all()
     wrong = tool.run(tmp_path / "model", documents, tmp_path / "wrong", dtype="fp32", groups=toml.replace("0.1", "0.105"), **RIGHT)
-    assert worst(wrong["masters"], theirs["weights"], relative)[0][0] > 1e-6
+    assert worst(wrong["masters"], theirs["weights"], relative)[0][0] > 1e-5
 
 
 def test_what_is_five_percent_off_is_seen(case, tmp_path):

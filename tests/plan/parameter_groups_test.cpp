@@ -48,7 +48,7 @@ TEST(ParameterGroups, HaveThePartsOfATensorThatTheyName) {
   EXPECT_EQ(third.groups[1].lr_scale, 0.1);
   EXPECT_EQ(third.groups[1].weight_decay, 0.5);
   EXPECT_EQ(third.groups[2].first, qkv.offset + q + k);
-  EXPECT_EQ(third.groups[2].elements, k + third.find("layers.3.attn.o")->parameter.elements());
+  EXPECT_EQ(third.groups[2].elements, k + third.find("layers.3.attn.out")->parameter.elements());
   EXPECT_EQ(layout.blocks[1].groups.size(), 1U);
   // "norm" is a segment of the last norm's name alone.
   ASSERT_EQ(layout.blocks.back().groups.size(), 1U);
