@@ -9,6 +9,22 @@ void check_parameters(const Norm& norm) {
   LM_CHECK(norm.bias.weight.defined() == norm.spec.has_bias(), "a norm's bias is not as its kind has it");
 }
 
+// Group `g` of a norm whose groups have weights of their own. Kernels take one weight for all groups of a
+// row: each group has a call.
+Norm norm_of_group(const Norm& norm, const Groups& groups, int64_t g) {
+  LM_CHECK(!norm.spec.has_bias(), "norms of groups with biases of their own");
+  const auto part = [&](const View& whole) {
+    return whole.defined() ? whole.row_range(g * groups.width, groups.width) : whole;
+  };
+  return {norm.spec, {part(norm.weight.weight), part(norm.weight.gradient)}};
+}
+View columns_of_group(const View& x, const Groups& groups, int64_t g) {
+  return x.column_range(g * groups.width, groups.width);
+}
+View rstd_of_group(const View& rstd, int64_t rows, int64_t g) {
+  return rstd.defined() ? rstd.row_range(g * rows, rows) : rstd;
+}
+
 // How the weight of an RMSNorm multiplies; a LayerNorm's kernels round once.
 WeightForm weight_form(NormKind kind) {
   switch (kind) {
@@ -127,7 +143,14 @@ void backward(const Context& context, const Norm& norm, const NormBackward& pass
 
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups) {
-  forward(context, norm, {.x = x, .out = out, .rstd = rstd}, groups);
+  if (!groups.own) return forward(context, norm, {.x = x, .out = out, .rstd = rstd}, groups);
+  for (int64_t g = 0; g < groups.groups; ++g) {
+    forward(context, norm_of_group(norm, groups, g),
+            {.x = columns_of_group(x, groups, g),
+             .out = columns_of_group(out, groups, g),
+             .rstd = rstd_of_group(rstd, x.rows, g)},
+            {1, groups.width});
+  }
 }
 
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out,
@@ -168,6 +191,18 @@ void norm_forward_added(const Context& context, const Norm& norm, const AddedNor
 
 void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,
                    bool first) {
+  if (groups.own) {
+    LM_CHECK(!pass.dresidual.defined(), "norms of groups add nothing to the gradient");
+    for (int64_t g = 0; g < groups.groups; ++g) {
+      norm_backward(context, norm_of_group(norm, groups, g),
+                    {.dy = columns_of_group(pass.dy, groups, g),
+                     .x = columns_of_group(pass.x, groups, g),
+                     .rstd = rstd_of_group(pass.rstd, pass.x.rows, g),
+                     .dx = columns_of_group(pass.dx, groups, g)},
+                    {1, groups.width}, first);
+    }
+    return;
+  }
   check_parameters(norm);
   const ArenaFrame frame(context.arena);
   const bool centred = norm.spec.centred();

@@ -17,10 +17,11 @@ struct Norm {
 struct Groups {
   int64_t groups = 1;
   int64_t width = 0;
+  bool own = false;  // each has a weight of its own; of LayerNorms several groups must have
 };
 
-// out [T, groups * width] = norm(x); strides come from the tensors. `rstd` [T, groups] fp32 may be undefined.
-// Only RMSNorms have more groups than one.
+// out [T, groups * width] = norm(x); strides come from the tensors. `rstd` [T, groups] fp32 ([groups, T]
+// where each has its own weight) may be undefined.
 void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups);
 // The same of whole rows.

@@ -47,6 +47,7 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
   found.field("head_dim" + of, a.head_dim, b.head_dim);
   compare(a.head_norm, b.head_norm, "the norm of q's and k's heads" + of, found);
   found.field("the use of one norm for all heads" + of, a.joint_norm, b.joint_norm);
+  found.field("the use of a norm of each head's own" + of, a.own_norms, b.own_norms);
   compare(a.value_norm, b.value_norm, "the norm of v's heads" + of, found);
   found.field("attention_k_eq_v" + of, a.values_are_keys, b.values_are_keys);
   found.field("the sliding window" + of, a.window, b.window);

@@ -60,10 +60,12 @@ struct NamedNorm {
   std::string path;
   int64_t width = 0;
   NormSpec spec = {};
+  int64_t own = 0;  // as InnerNorm has it
 };
 void add_weight(const NamedNorm& norm, std::vector<Parameter>& out) {
   if (!norm.spec.has_weight()) return;
   out.push_back(single(norm.name, ParameterKind::kNorm, norm.path + ".weight", norm.width));
+  out.back().parts.front().heads = norm.own;
   if (norm.spec.offset()) out.back().neutral = 0;
 }
 void add_bias(const NamedNorm& norm, std::vector<Parameter>& out) {
@@ -77,10 +79,10 @@ std::vector<NamedNorm> layer_norms(const ModelSpec& spec, int64_t i) {
   const std::string ours = fmt::format("layers.{}.", i);
   const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
   std::vector<NamedNorm> out;
-  const auto add = [&](const std::string& name, int64_t width, const NormSpec& norm) {
+  const auto add = [&](const std::string& name, int64_t width, const NormSpec& norm, int64_t own = 0) {
     // What has no parameters has no name in the files either.
     if (!norm.has_weight() && !norm.has_bias()) return;
-    out.push_back({ours + name, hf + norm_path(spec.names, name), width, norm});
+    out.push_back({ours + name, hf + norm_path(spec.names, name), width, norm, own});
   };
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
     LM_CHECK(!sublayer.beside || !sublayer.norm, "a mixer beside another one reads that one's norm");
@@ -89,7 +91,7 @@ std::vector<NamedNorm> layer_norms(const ModelSpec& spec, int64_t i) {
   }
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
     for (const InnerNorm& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
-      add(inner.name, inner.width, inner.spec);
+      add(inner.name, inner.width, inner.spec, inner.own);
   return out;
 }
 

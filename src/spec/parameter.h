@@ -26,6 +26,7 @@ struct ParameterPart {
   int64_t first = 0;
   int64_t rows = 0;
   bool transposed = false;  // the files hold it as [columns, rows]
+  int64_t heads = 0;        // of a vector: the files hold it as [heads, rows / heads]; 0: as [rows]
 };
 
 struct Parameter {
@@ -43,7 +44,8 @@ struct Parameter {
   }
   // Of that part, in the files.
   std::vector<int64_t> shape(const ParameterPart& part) const {
-    if (vector()) return {part.rows};
+    if (vector())
+      return part.heads > 0 ? std::vector{part.heads, part.rows / part.heads} : std::vector{part.rows};
     return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
 };

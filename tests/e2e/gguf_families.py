@@ -28,6 +28,7 @@ REFUSED = {
     "glm_odd_without_biases": "heads whose size is not hidden_size / heads",
     "glm4_odd_biases": "heads whose size is not hidden_size / heads",
     "starcoder2_odd_without_biases": "a model without biases of the MLP",
+    "cohere_norms_of_each_head": "norms of q and k",
     "cohere2_odd_every_second_slides": "a head of its own",
     "nemotron_odd_quarter_turns": "heads whose size is not hidden_size / heads",
     "arcee_odd_biases": "biases of the MLP",

@@ -19,7 +19,8 @@ namespace {
 constexpr int64_t kTokens = 24, kSurplus = 3, kRows = kTokens + kSurplus, kHidden = 48;
 
 constexpr NormSpec kRms{NormKind::kRms, 1e-6}, kLate{NormKind::kRmsLate, 1e-5},
-    kOffset{NormKind::kRmsOffset, 1e-3}, kPlain{NormKind::kRmsPlain, 1e-2};
+    kOffset{NormKind::kRmsOffset, 1e-3}, kPlain{NormKind::kRmsPlain, 1e-2},
+    kCentred{NormKind::kLayerNoBias, 1e-3};
 
 // A model whose layers are attention alone, and one of these layers.
 struct Form {
@@ -85,6 +86,8 @@ std::vector<Form> families() {
   add("Phi-4-mini", {.dim = 12}, [](AttentionSpec&) {});
   add("GLM", {.dim = 8, .neighbours = true}, [](AttentionSpec& a) { a.qkv_bias = true; });
   add("Cohere2", {.dim = 16, .neighbours = true}, [](AttentionSpec& a) { a.window = 7; });
+  add("Command R+", {.dim = 16, .neighbours = true},
+      [](AttentionSpec& a) { a.head_norm = kCentred, a.own_norms = true; });
   add("norms without weights", whole, [](AttentionSpec& a) { a.head_norm = kPlain; });
   add("NoPE", whole,
       [](AttentionSpec& a) { a.rope = AttentionSpec::kNoRope, a.head_norm = kRms, a.softmax_scale = 0.3; });
@@ -97,10 +100,13 @@ std::vector<Form> combinations() {
   struct HeadNorm {
     const char* name;
     std::optional<NormSpec> norm;
-    bool joint;
+    bool joint, own = false;
   };
-  const std::vector<HeadNorm> norms = {
-      {"no norm", std::nullopt, false}, {"head norm", kRms, false}, {"joint norm", kOffset, true}};
+  const std::vector<HeadNorm> norms = {{"no norm", std::nullopt, false},
+                                       {"head norm", kRms, false},
+                                       {"joint norm", kOffset, true},
+                                       {"own norms", kCentred, false, true},
+                                       {"own RMSNorms", kOffset, false, true}};
   const std::vector<RopeSpec> ropes = {
       {.dim = 16}, {.dim = 12}, {.dim = 8, .neighbours = true}, {.dim = 16, .neighbours = true}, {}};
   std::vector<Form> out;
@@ -114,6 +120,7 @@ std::vector<Form> combinations() {
                                  (keys ? ", values are keys" : "") + ", RoPE of " + std::to_string(rope.dim),
                              rope.dim > 0 ? rope : ropes.front(), heads([&](AttentionSpec& a) {
                                a.head_norm = norm.norm, a.joint_norm = norm.joint;
+                               a.own_norms = norm.own;
                                if (value_norm) a.value_norm = kPlain;
                                a.values_are_keys = keys;
                                if (rope.dim == 0) a.rope = AttentionSpec::kNoRope;
@@ -292,9 +299,10 @@ class Reference {
     return x * (x.square().mean(-1, true) + eps).rsqrt();
   }
   at::Tensor head_normed(const at::Tensor& x, const std::string& name) {  // [T, heads, d]
-    const at::Tensor n = normed(a_.joint_norm ? x.reshape({kTokens, -1}) : x, a_.head_norm->eps);
+    const at::Tensor about = a_.head_norm->centred() ? x - x.mean(-1, true) : x;
+    const at::Tensor n = normed(a_.joint_norm ? about.reshape({kTokens, -1}) : about, a_.head_norm->eps);
     if (!a_.head_norm->has_weight()) return n.reshape(x.sizes());
-    const at::Tensor w = leaf(name).view(-1);
+    const at::Tensor all = leaf(name), w = a_.own_norms ? all.view({-1, a_.head_dim}) : all.view(-1);
     return (n * (a_.head_norm->offset() ? w + 1 : w)).reshape(x.sizes());
   }
   at::Tensor rotated(const at::Tensor& x) const {

@@ -143,6 +143,7 @@ FAMILIES = {
     "starcoder2": ("Starcoder2Config", base(sliding_window=7, rope_parameters=rope(FAST)), {}),
     "starcoder2_odd_without_biases":
         ("Starcoder2Config", odd(head_dim=8, use_bias=False, tie_word_embeddings=False, residual_dropout=0.0), {"old_config": True}),
+    "cohere_norms_of_each_head": ("CohereConfig", base(use_qk_norm=True, logit_scale=0.25, pad_token_id=0), CALM),
     "cohere2": ("Cohere2Config", base(4, sliding_window=7, logit_scale=0.25, pad_token_id=0), {}),
     "cohere2_odd_every_second_slides":
         ("Cohere2Config", odd(head_dim=8, layer_types=slides(1, 0, 1), sliding_window=7, logit_scale=0.5, tie_word_embeddings=False,

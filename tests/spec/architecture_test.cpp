@@ -57,6 +57,7 @@ std::vector<Change> changes() {
       {"the activation of layer 1", [](ModelSpec& s) { plain_mlp(s).activation = Activation::kRelu2; }},
       {"the bias of the MLP of layer 1", [](ModelSpec& s) { plain_mlp(s).bias = true; }},
       {"one norm for all heads", attention([](AttentionSpec& a) { a.joint_norm = true; })},
+      {"a norm of each head's own", attention([](AttentionSpec& a) { a.own_norms = true; })},
       {"the norm of v's heads",
        attention([](AttentionSpec& a) { a.value_norm->kind = NormKind::kRmsPlain; })},
       {"attention_k_eq_v", attention([](AttentionSpec& a) { a.values_are_keys = true; })},

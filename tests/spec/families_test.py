@@ -245,7 +245,7 @@ REFUSED = {
     "num_kv_shared_layers": least("gemma4_text", hidden_size_per_layer_input=0, num_kv_shared_layers=2),
     "resid_pdrop": least("phi3", resid_pdrop=0.1),
     "embd_pdrop": least("phi3", embd_pdrop=0.1),
-    "use_qk_norm": least("cohere", use_qk_norm=True),
+    "use_qk_norm": least("cohere2", use_qk_norm=True),
     "hidden_activation": least("gemma2", hidden_activation="gelu"),
     "hidden_act ": least("gemma", hidden_act="silu"),
     "activation_function": dict(model_type="gpt2", n_embd=128, n_layer=2, n_head=4, vocab_size=300, activation_function="relu"),

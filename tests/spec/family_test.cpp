@@ -437,7 +437,13 @@ TEST(Shapes, OfBlocksAreTheFamilys) {
   EXPECT_EQ(parse(small("nemotron")).final_norm.kind, NormKind::kLayerOffset);
   EXPECT_EQ(parse(small("cohere2")).final_norm.kind, NormKind::kLayerNoBias);
   EXPECT_EQ(parse(small("gemma3_text")).layer(0).attention().head_norm->kind, NormKind::kRmsOffset);
-  expect_refused(with(small("cohere"), "use_qk_norm", true), "use_qk_norm");
+  const auto own_norms = [](const json& config) {
+    const AttentionSpec& attention = parse(config).layer(0).attention();
+    return attention.head_norm.has_value() && attention.own_norms;
+  };
+  EXPECT_FALSE(own_norms(small("cohere")));
+  EXPECT_TRUE(own_norms(with(small("cohere"), "use_qk_norm", true)));
+  expect_refused(with(small("cohere2"), "use_qk_norm", true), "use_qk_norm");
 }
 
 }  // namespace

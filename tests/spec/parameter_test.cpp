@@ -183,6 +183,18 @@ TEST(Parameters, AMixerBesideAnotherOneHasNoNorm) {
                                       "layers.0.mlp.down", "layers.0.attn.norm"}));
 }
 
+TEST(Parameters, NormsOfEachHeadsOwnAreAMatrixInTheFiles) {
+  const ModelSpec plus = parse(R"({"model_type": "cohere", "hidden_size": 8, "intermediate_size": 12,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "use_qk_norm": true, "vocab_size": 30})");
+  const auto blocks = list_parameters(plus, nullptr);
+  using Shape = std::vector<int64_t>;
+  for (const auto& [name, heads] : {std::pair("q_norm", 2), std::pair("k_norm", 1)}) {
+    const Parameter& norm = find(blocks[1].trainable, std::string("layers.0.attn.") + name);
+    EXPECT_EQ((Shape{norm.rows, norm.columns}), (Shape{heads * 4, 1}));
+    EXPECT_EQ(norm.shape(norm.parts[0]), (Shape{heads, 4}));
+  }
+}
+
 TEST(Parameters, ANormOfAllHeadsHasAWeightOfTheirWidth) {
   const ModelSpec olmo2 = parse(R"({"model_type": "olmo2", "hidden_size": 8, "intermediate_size": 12,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 30})");

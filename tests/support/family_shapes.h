@@ -47,12 +47,15 @@ inline void like_gemma(ModelSpec& spec) {
   spec.head.logit_cap = 0.5;
 }
 
-// Both mixers beside each other behind one LayerNorm, and a factor of the logits.
+// Both mixers beside each other behind one LayerNorm, LayerNorms of q's and k's heads, each with a weight of
+// its own, and a factor of the logits.
 inline void like_cohere(ModelSpec& spec) {
   set_norms(spec, {.kind = NormKind::kLayerNoBias, .eps = 1e-5});
   for (LayerSpec& layer : spec.layers) {
     layer.sublayers[1].norm.reset();
     layer.sublayers[1].beside = true;
+    layer.attention().head_norm = spec.final_norm;
+    layer.attention().own_norms = true;
   }
   spec.head.logit_scale = 0.0625;
 }

@@ -63,7 +63,7 @@ struct Heads {
 };
 
 Groups groups_of(const AttentionSpec& spec, int64_t heads) {
-  return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim};
+  return spec.joint_norm ? Groups{1, heads * spec.head_dim} : Groups{heads, spec.head_dim, spec.own_norms};
 }
 
 Heads heads_of(const AttentionSpec& spec, const Attention::Saved& saved, bool keys) {

@@ -11,7 +11,7 @@ struct Attention {
   AttentionSpec spec;
   int64_t layer = 0;    // whose keys and values the batch's cache takes
   Linear qkv;           // [Q, H]; [(n_h + n_kv) d, H] where v is k
-  Norm q_norm, k_norm;  // [d], or joint [n_h d] and [n_kv d]; undefined weights without head norms
+  Norm q_norm, k_norm;  // [d], or joint or heads' own [n_h d] and [n_kv d]; undefined without head norms
   Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
 

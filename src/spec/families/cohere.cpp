@@ -1,12 +1,10 @@
-// Command R: attention and MLP read the same LayerNorm without biases; the logits have a factor.
+// Command R and R+: attention and MLP read the same LayerNorm without biases; the logits have a factor. R+
+// norms each head of q and k, with weights of its own.
 #include "spec/families/cohere.h"
 
 namespace lm::families {
 
 void read_cohere_layers(const ConfigReader& config, ModelSpec& spec) {
-  // Each head has a weight of its own.
-  if (config.boolean("use_qk_norm", false))
-    config.fail("use_qk_norm", "= true is not supported yet: norms of q and k with a weight for each head");
   refuse_if_set(config, spec, "mlp_bias");
   put_beside(spec);
   read_attention_bias(config, spec);
@@ -17,6 +15,12 @@ namespace {
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   read_cohere_layers(config, spec);
+  if (config.boolean("use_qk_norm", false)) {
+    for (LayerSpec& layer : spec.layers) {
+      layer.attention().head_norm = spec.final_norm;
+      layer.attention().own_norms = true;
+    }
+  }
   check_layer_types(config, spec);
 }
 

@@ -6,6 +6,8 @@ namespace {
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   read_cohere_layers(config, spec);
+  if (config.boolean("use_qk_norm", false))
+    config.fail("use_qk_norm", "= true is not supported for cohere2: its class has no norms of q and k");
   const int64_t pattern = config.size("sliding_window_pattern", 4, kMostPositions);
   read_pattern(config, read_window(config, 4096), pattern, spec);
   for (LayerSpec& layer : spec.layers) {

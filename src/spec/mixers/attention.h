@@ -21,6 +21,7 @@ struct AttentionSpec {
   int rope = 0;                            // index into ModelSpec::ropes; kNoRope: q and k know no positions
   std::optional<NormSpec> head_norm = {};  // of each head of q and k, before RoPE
   bool joint_norm = false;                 // that norm is one of all heads together, [n_h d] and [n_kv d]
+  bool own_norms = false;                  // each head has a weight of its own in that norm
   std::optional<NormSpec> value_norm = {};  // of each head of v; without a weight
   bool values_are_keys = false;             // v is what k is before its norm and RoPE: there is no attn.v
   bool qkv_bias = false;
@@ -47,7 +48,7 @@ struct AttentionSpec {
 };
 
 // attn.qkv [n_h d + 2 n_kv d, H], attn.out [H, n_h d]; with head norms attn.q_norm and attn.k_norm, [d] or,
-// joint, [n_h d] and [n_kv d].
+// joint and of each head's own, [n_h d] and [n_kv d].
 MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden);
 
 }  // namespace lm

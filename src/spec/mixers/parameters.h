@@ -31,6 +31,7 @@ struct InnerNorm {
   const char* name = "";  // of its weight: "attn.q_norm"
   int64_t width = 0;
   NormSpec spec = {};
+  int64_t own = 0;  // heads that have a part of the weight each, which the files hold as [own, width / own]
 };
 
 struct MixerParameters {
