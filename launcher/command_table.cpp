@@ -188,7 +188,7 @@ const std::vector<CommandRow>& commands() {
       chatting(),
       {"eval",
        "CONFIG|RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
-       "loss and perplexity on the evaluation set, and the accuracy of rows of choices; of a model: on "
+       "loss and perplexity on the evaluation set, accuracy of choices; of a model: on "
        "data.eval=[\"FILE\"]",
        1,
        1,

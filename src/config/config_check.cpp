@@ -132,8 +132,9 @@ class Checks {
                 " selects answers, and data.loss_on = \"all\" trains every token: leave one out");
     // As src/data/prepare/formats.py reads them.
     static constexpr std::string_view kColumns[] = {
-        "messages", "conversations", "prompt", "completion", "instruction", "input",  "output",
-        "system",   "history",       "text",   "tools",      "input_ids",   "labels", "attention_mask"};
+        "messages", "conversations",  "prompt",  "completion", "instruction", "input",
+        "output",   "system",         "history", "text",       "tools",       "input_ids",
+        "labels",   "attention_mask", "context", "endings",    "label"};
     std::string known;
     for (const std::string_view column : kColumns) known += (known.empty() ? "" : ", ") + std::string(column);
     std::map<std::string, std::string> used;

@@ -40,12 +40,6 @@ def columns_of(row, name):
     return choices.SETS[choices.set_of(row) or "choices"] if name == "choices" else COLUMNS[name]
 
 
-def _every_column(name):
-    """What data.columns may rename."""
-    sets = choices.SETS.values() if name == "choices" else ()
-    return {*COLUMNS[name], *MORE_COLUMNS[name], *(column for columns in sets for column in columns)}
-
-
 def check_columns(row, name, place):
     """Whether each required column has a value."""
     needed = columns_of(row, name)
@@ -70,7 +64,7 @@ def _ask(names, row, place):
 def detect(row, place, columns=()):
     """`columns`: those in data.columns, which the format must have."""
     _refuse_preferences(row, place, columns)
-    names = [name for name in COLUMNS if set(columns) <= _every_column(name)]
+    names = [name for name, needed in COLUMNS.items() if set(columns) <= {*needed, *MORE_COLUMNS[name]}]
     filled = [name for name in names if _filled(row, name)]
     if len(filled) > 1:
         _ask(filled, row, place)
@@ -90,7 +84,8 @@ def check_row(row, name, detected, place, columns=()):
     _refuse_labels(row, name, place)
     if detected:
         _refuse_preferences(row, place, columns)
-        readings = [other for other in COLUMNS if set(columns) <= _every_column(other) and _filled(row, other)]
+        readings = [other for other, needed in COLUMNS.items()
+                    if set(columns) <= {*needed, *MORE_COLUMNS[other]} and _filled(row, other)]
         if name in readings and len(readings) > 1:
             _ask(readings, row, place)
 
