@@ -63,7 +63,8 @@ void layer_inputs_forward(const Context& context, const LayerInputs& inputs, con
 }
 
 void layer_inputs_backward(const Context& context, const LayerInputs& inputs, const DeviceBatch& batch,
-                           const View& x, const View& gradient, const View& dx, bool first) {
+                           const LayerInputsBackward& pass, bool first) {
+  const auto& [x, gradient, dx] = pass;
   const ArenaFrame frame(context.arena);
   const Groups groups = groups_of(context, gradient);
   scale(context, gradient, kHalf);

@@ -19,9 +19,12 @@ float input_scale(const InputsSpec& spec, DType dtype);
 void layer_inputs_forward(const Context& context, const LayerInputs& inputs, const DeviceBatch& batch,
                           const View& x, const View& out);
 
-// From the gradient of what it has made to those of the projection and its norm; dx [T, H] gets x's part.
-// `gradient` becomes that of the scaled rows of the table.
+// From `gradient` [T, L P] of what it has made to those of the projection and its norm; it becomes that of
+// the scaled rows of the table, and dx [T, H] gets x's part.
+struct LayerInputsBackward {
+  View x, gradient, dx;
+};
 void layer_inputs_backward(const Context& context, const LayerInputs& inputs, const DeviceBatch& batch,
-                           const View& x, const View& gradient, const View& dx, bool first);
+                           const LayerInputsBackward& pass, bool first);
 
 }  // namespace lm

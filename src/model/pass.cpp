@@ -276,7 +276,7 @@ void Pass::embedding_backward(int64_t micro) {
     const ArenaFrame frame(context_.arena);
     const View x = context_.like(m.dx);
     embedding_forward(context_, tables, m.device, x);
-    layer_inputs_backward(context_, tables.inputs, m.device, x, inputs, m.dx, micro == 0);
+    layer_inputs_backward(context_, tables.inputs, m.device, {x, inputs, m.dx}, micro == 0);
   }
   const DropoutMask dropout = binding_.embedding_dropout(options(true));
   if (dropout.on()) drop(context_, dropout, m.device, m.dx, m.dx);

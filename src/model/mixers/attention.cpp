@@ -218,10 +218,16 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
   context.kernels.attention_forward(args, context.stream);
 }
 
-// dq and dkv, of keys and then of values, from dout [T, n_h d].
+// Gradients as attention makes them: of q, and of keys and then values.
+struct Gradients {
+  View dq, dkv;
+};
+
+// `made` from dout [T, n_h d].
 void attend_backward(const Context& context, const Attention& a, const DeviceBatch& batch,
-                     const Attention::Saved& saved, const View& dout, const View& dq, const View& dkv) {
+                     const Attention::Saved& saved, const View& dout, const Gradients& made) {
   const AttentionSpec& spec = a.spec;
+  const auto& [dq, dkv] = made;
   const ArenaFrame frame(context.arena);
   const View kv = spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, saved.qkv);
   AttentionBackward args{.dout = dout.data,
@@ -302,7 +308,7 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
     linear_backward(context, out, batch, {saved.attention, dy, dattention}, saved.out_adapters, first);
     const View dq = q_of(spec, dqkv),
                dkv = spec.borrows() ? context.tensor(batch.rows, 2 * spec.kv_rows()) : own_keys(spec, dqkv);
-    attend_backward(context, *this, batch, saved, dattention, dq, dkv);
+    attend_backward(context, *this, batch, saved, dattention, {dq, dkv});
     zero_surplus(context, dqkv, batch.tokens);
     if (spec.borrows()) {
       zero_surplus(context, dkv, batch.tokens);
