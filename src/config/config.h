@@ -168,14 +168,17 @@ struct OptimizerGroup {
   std::optional<double> weight_decay = {};  // of all tensors, norms and biases too; left out: as without
 };
 
+// Out of line: where GCC 12 inlines the lists in the defaults of all rules it takes them for dangling.
+RuleSettings rule_defaults();
+
 struct OptimizerConfig {
   RuleId name = Rules::id<AdamW>();
-  std::string written;        // the name that was written, if it is another project's; set by load_config
-  double lr = 5e-5;           // peak learning rate
-  RuleSettings rule;          // the keys of every rule; those of `name` are used
-  double weight_decay = 0.0;  // not applied to norms and biases
-  std::vector<OptimizerGroup> groups;  // a tensor is in the first that matches one of its names
-  Clip clip = Clip::kGlobal;           // by the global norm, by each block's norm, or none
+  std::string written;  // the name that was written, if it is another project's; set by load_config
+  double lr = 5e-5;     // peak learning rate
+  RuleSettings rule = rule_defaults();  // the keys of every rule; those of `name` are used
+  double weight_decay = 0.0;            // not applied to norms and biases
+  std::vector<OptimizerGroup> groups;   // a tensor is in the first that matches one of its names
+  Clip clip = Clip::kGlobal;            // by the global norm, by each block's norm, or none
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
   double min_lr_ratio = 0.0;       // final lr of a decaying schedule, as a share of lr

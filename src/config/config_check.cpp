@@ -279,6 +279,10 @@ class Checks {
 
 }  // namespace
 
+RuleSettings rule_defaults() {
+  return {};
+}
+
 std::vector<Conflict> find_conflicts(const Config& config, const KeyTest& given, const KeyTest& usable) {
   return Checks(config, given, usable).run();
 }
