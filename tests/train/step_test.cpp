@@ -348,19 +348,22 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
   for (size_t b = 0; b < endings.size(); ++b) {
     Batch& batch = set.batches[b];
     const int64_t length = batch.tokens() / batch.documents();
-    for (size_t d = 0; d < endings[b].size(); ++d) {
-      const auto ending = static_cast<size_t>(endings[b][d]);
-      for (int64_t p = 0; p < length; ++p) {
-        const auto t = static_cast<size_t>(static_cast<int64_t>(d) * length + p);
-        batch.sample[t] = endings[b][d];
-        if (p < 7) batch.target[t] = -1;  // the context
-        if (batch.target[t] < 0) continue;
-        const std::vector<float> logits = f.rank->step().logits(batch, {static_cast<int32_t>(t)});
-        const double nll = reference_nll(logits.data(), spec.vocab, batch.target[t]);
-        expected[ending] -= nll;
-        right += ending == 1 || ending == 2 ? nll : 0;
-        right_targets += ending == 1 || ending == 2 ? 1 : 0;
-      }
+    std::vector<int32_t> rows;
+    for (int64_t t = 0; t < batch.tokens(); ++t) {
+      const auto at = static_cast<size_t>(t);
+      batch.sample[at] = endings[b][static_cast<size_t>(t / length)];
+      if (t % length < 7) batch.target[at] = -1;  // the context
+      if (batch.target[at] >= 0) rows.push_back(static_cast<int32_t>(t));
+    }
+    const std::vector<float> logits = f.rank->step().logits(batch, rows);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const auto at = static_cast<size_t>(rows[r]);
+      const double nll =
+          reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[at]);
+      const int32_t ending = batch.sample[at];
+      expected[static_cast<size_t>(ending)] -= nll;
+      right += ending == 1 || ending == 2 ? nll : 0;
+      right_targets += ending == 1 || ending == 2 ? 1 : 0;
     }
   }
   const EvalResult result = evaluate(*f.rank, set);
