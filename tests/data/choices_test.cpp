@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/loader.h"
+#include "memory_source.h"
 
 namespace lm {
 namespace {
@@ -43,6 +45,52 @@ TEST(Choices, TakesALogLikelihoodForEachEnding) {
   const std::vector<ChoiceGroup> groups = {{.right = 0, .characters = {1, 1}}};
   EXPECT_THROW(score_choices(groups, {-1}), Error);
   EXPECT_THROW(score_choices(groups, {-1, -2, -3}), Error);
+}
+
+// A long context loses its beginning, whatever data.too_long says of others.
+TEST(Choices, EndingsAreEvaluatedWithTheEndOfTheirContext) {
+  MemorySource train, eval;
+  train.add({1, 2, 3});
+  eval.add({1, 2, 3, 4, 5, 6}, {0, 0, 0, 0, 1, 1});
+  eval.add({7, 8, 9}, {0, 0, 1});
+  const LoaderOptions options = {.seed = 7,
+                                 .max_length = 4,
+                                 .too_long = TooLong::kDrop,
+                                 .packing = false,
+                                 .global_batch = 4,
+                                 .micro_batch = 1,
+                                 .vocab = 100000,
+                                 .eval_fraction = 0.0,
+                                 .rank = 0,
+                                 .world = 1};
+  const std::vector<ChoiceGroup> groups = {{.right = 1, .characters = {5, 6}}};
+  const auto source = [&](const MemorySource& from) {
+    return std::vector<EvalSource>{{.source = &from, .groups = groups}};
+  };
+  const Loader loader(train, source(eval), options);
+  const EvalBatches set = loader.eval_sets().at(0);
+  ASSERT_EQ(set.batches.size(), 2u);
+  EXPECT_EQ(set.batches[0].token, (std::vector<int32_t>{3, 4, 5, 6}));
+  EXPECT_EQ(set.batches[0].target, (std::vector<int32_t>{-1, 5, 6, -1}));
+  EXPECT_EQ(set.batches[0].position, (std::vector<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(set.batches[1].token, (std::vector<int32_t>{7, 8, 9}));
+  EXPECT_EQ(set.batches[1].sample, (std::vector<int32_t>{1, 1, 1}));
+  ASSERT_EQ(set.groups.size(), 1u);
+  EXPECT_EQ(set.groups[0].right, 1);
+  EXPECT_NE(loader.length_report().find("data: eval: 2 rows, 9 tokens, at data.max_length 4: 1 whole, 1 cut"),
+            std::string::npos)
+      << loader.length_report();
+
+  MemorySource longer;
+  longer.add({1, 2, 3, 4, 5, 6}, {0, 0, 1, 1, 1, 1});
+  longer.add({7, 8, 9}, {0, 0, 1});
+  try {
+    const Loader refused(train, source(longer), options);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kInput);
+    EXPECT_EQ(error.text().what, "1 of 2 endings are longer than data.max_length 4 allows");
+  }
 }
 
 }  // namespace

@@ -322,46 +322,6 @@ TEST(Loader, EvaluatesEachSetByItself) {
   EXPECT_EQ(loader.steps_per_epoch(), Loader(train, nullptr, small()).steps_per_epoch());
 }
 
-// A long context loses its beginning, whatever data.too_long says of others.
-TEST(Loader, EndingsAreEvaluatedWithTheEndOfTheirContext) {
-  MemorySource train, eval;
-  train.add({1, 2, 3});
-  eval.add({1, 2, 3, 4, 5, 6}, {0, 0, 0, 0, 1, 1});
-  eval.add({7, 8, 9}, {0, 0, 1});
-  LoaderOptions options = small();
-  options.max_length = 4;
-  options.micro_batch = 1;
-  options.too_long = TooLong::kDrop;
-  const std::vector<ChoiceGroup> groups = {{.right = 1, .characters = {5, 6}}};
-  const auto source = [&](const MemorySource& from) {
-    return std::vector<EvalSource>{{.source = &from, .groups = groups}};
-  };
-  const Loader loader(train, source(eval), options);
-  const EvalBatches set = loader.eval_sets().at(0);
-  ASSERT_EQ(set.batches.size(), 2u);
-  EXPECT_EQ(set.batches[0].token, (std::vector<int32_t>{3, 4, 5, 6}));
-  EXPECT_EQ(set.batches[0].target, (std::vector<int32_t>{-1, 5, 6, -1}));
-  EXPECT_EQ(set.batches[0].position, (std::vector<int32_t>{0, 1, 2, 3}));
-  EXPECT_EQ(set.batches[1].token, (std::vector<int32_t>{7, 8, 9}));
-  EXPECT_EQ(set.batches[1].sample, (std::vector<int32_t>{1, 1, 1}));
-  ASSERT_EQ(set.groups.size(), 1u);
-  EXPECT_EQ(set.groups[0].right, 1);
-  EXPECT_NE(loader.length_report().find("data: eval: 2 rows, 9 tokens, at data.max_length 4: 1 whole, 1 cut"),
-            std::string::npos)
-      << loader.length_report();
-
-  MemorySource longer;
-  longer.add({1, 2, 3, 4, 5, 6}, {0, 0, 1, 1, 1, 1});
-  longer.add({7, 8, 9}, {0, 0, 1});
-  try {
-    const Loader refused(train, source(longer), options);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kInput);
-    EXPECT_EQ(error.text().what, "1 of 2 endings are longer than data.max_length 4 allows");
-  }
-}
-
 TEST(Loader, EvaluatesASecondSourceInFileOrder) {
   const MemorySource train = many(8), eval = many(5);
   Loader loader(train, &eval, small());
