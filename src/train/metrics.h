@@ -23,7 +23,7 @@ struct StepRow {
   int64_t step = 0;
   double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
-  NamedColumns columns;  // the objective's
+  NamedColumns columns = {};  // the objective's
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;

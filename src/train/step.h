@@ -51,7 +51,7 @@ struct StepResult {
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
-  NamedColumns columns;  // the objective's
+  NamedColumns columns = {};  // the objective's
 };
 
 class TrainStep : private PassMemory {

@@ -206,7 +206,9 @@ class HeadRun {
     return {.row_chunk = v_.row_chunk, .scale = kScale, .first = m == 0};
   }
 
-  static at::Tensor copy_of(const View& column) { return tensor_of(column, DeviceType::kCpu).clone(); }
+  static at::Tensor copy_of(const View& column) {
+    return tensor_of(column, DeviceType::kCpu).flatten().clone();
+  }
 
   // `weights` null: the batch's.
   void two_phases(size_t m, Weights weights) {

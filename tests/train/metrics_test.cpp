@@ -36,7 +36,9 @@ TEST(HiddenPct, IsTheShareOfTransferTimeThatNobodyWaitedFor) {
 
 TEST(MetricsFile, HasTheColumnsOfAnObjective) {
   const std::string path = testing::TempDir() + "/columns_" + std::to_string(getpid()) + ".jsonl";
-  MetricsFile(path).write({.step = 1, .loss = 2, .columns = {{"margin", 0.25}}});
+  StepRow row;
+  row.columns.emplace_back("margin", 0.25);
+  MetricsFile(path).write(row);
   EXPECT_NE(read_small_file(path, 4096).find(R"("margin":0.25)"), std::string::npos);
   std::filesystem::remove(path);
 }
