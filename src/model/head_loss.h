@@ -58,7 +58,8 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 
-// All segments of a whole matrix. Of rows without dx_sum, backward makes the gradient of the matrix alone.
+// All segments of a whole matrix. If the rows have no dx_sum, backward makes the gradient of the matrix
+// alone.
 void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, double* nll_sum,
                          const LossOptions& options);
 void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,

@@ -139,7 +139,7 @@ void Rank::make_step() {
   StepConfig config = setup_.plan.step;
   config.seed = static_cast<uint64_t>(setup_.seed);
   config.max_grad_norm = setup_.max_grad_norm;
-  // A plan has the memory: a fused pass takes more.
+  // The plan's memory is enough: a fused pass takes more.
   config.two_phases = setup_.objective.weigh != nullptr;
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
                                                 .model = {setup_.spec, setup_.layout, setup_.adapter},
