@@ -9,10 +9,14 @@
 namespace lm {
 namespace {
 
-// The rows of x [T, H] that have a target: x itself when all have.
-View pick(const Context& context, const TargetRows& targets, const View& x) {
+// The rows of x [T, H] that have a target: x itself when all have. In training they lie where dx_sum does,
+// before it is begun or after it has been read.
+View pick(const Context& context, const HeadRows& rows, const View& x) {
+  const TargetRows& targets = rows.targets;
   if (targets.count == x.rows) return x;
-  const View picked = context.tensor(targets.count, x.columns);
+  const View picked = rows.dx_sum.defined()
+                          ? view_of(rows.dx_sum.data, context.dtype, targets.count, x.columns)
+                          : context.tensor(targets.count, x.columns);
   context.kernels.gather_rows({.table = x.data,
                                .index = targets.row,
                                .out = picked.data,
@@ -73,10 +77,9 @@ struct Chunk {
   View x;        // [R_c, H], normed
   int64_t rows;  // that are of the batch
   const int32_t* target;
-  const float* weight;          // of the targets; null: 1
-  float* nll;                   // [R_c]; null when not wanted
-  View max, sum, target_logit;  // [R_c] fp32
-  View dx_sum;                  // [R_c, H] fp32; undefined: nobody wants dx
+  const float* weight;               // of the targets; null: 1
+  View max, sum, target_logit, nll;  // [R_c] fp32
+  View dx_sum;                       // [R_c, H] fp32; undefined: dx is not wanted
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
@@ -104,7 +107,7 @@ void add_loss(const Context& context, const Chunk& chunk, double* nll_sum) {
                                 .sum = chunk.sum.floats(),
                                 .target_logit = chunk.target_logit.floats(),
                                 .weight = chunk.weight,
-                                .nll = chunk.nll,
+                                .nll = chunk.nll.floats(),
                                 .total = nll_sum,
                                 .rows = chunk.rows},
                                context.stream);
@@ -152,25 +155,18 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
                              context.stream);
 }
 
-// One chunk of rows against the whole vocabulary; dx [R_c, H] undefined: the loss alone.
-void whole_chunk(const Context& context, const Head& head, Chunk chunk, const View& dx, double* nll_sum,
+// One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
+void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk, double* nll_sum,
                  float scale, bool first) {
-  const int64_t vocab = head.weight.weight.rows;
-  for (View* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit}) {
-    if (!statistic->defined()) *statistic = context.tensor(chunk.rows, 1, DType::kF32);
-  }
   std::vector<View> logits;  // per segment
-  for (int64_t row = 0; row < vocab; row += kVocabularySegment)
-    logits.push_back(segment_forward(context, segment_of(head.weight, row), chunk));
+  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
+    logits.push_back(segment_forward(context, segment_of(weight, row), chunk));
   add_loss(context, chunk, nll_sum);
-  if (!dx.defined()) return;
-  chunk.dx_sum = context.tensor(dx.rows, dx.columns, DType::kF32);
-  const View part = context.like(dx);
+  const View part = context.like(chunk.x);
   for (size_t s = 0; s < logits.size(); ++s) {
-    const HeadSegment segment = segment_of(head.weight, static_cast<int64_t>(s) * kVocabularySegment);
+    const HeadSegment segment = segment_of(weight, static_cast<int64_t>(s) * kVocabularySegment);
     segment_backward(context, segment, chunk, logits[s], part, scale, first);
   }
-  round_sum(context, chunk.dx_sum, dx);
 }
 
 void zero_gradient(const Context& context, const Param& param) {
@@ -207,10 +203,10 @@ void for_chunks(const Context& context, const HeadRows& rows, const LossOptions&
                .rows = used,
                .target = rows.targets.target + row,
                .weight = rows.targets.weight == nullptr ? nullptr : rows.targets.weight + row,
-               .nll = options.nll == nullptr ? nullptr : options.nll + row,
                .max = some(rows.max, used),
                .sum = some(rows.sum, used),
                .target_logit = some(rows.target_logit, used),
+               .nll = some(rows.nll, used),
                .dx_sum = some(rows.dx_sum, count)},
          row);
   }
@@ -218,55 +214,21 @@ void for_chunks(const Context& context, const HeadRows& rows, const LossOptions&
 
 }  // namespace
 
-void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, double* nll_sum, const LossOptions& options) {
-  const ArenaFrame frame(context.arena);
-  const int64_t hidden = context.spec.hidden;
-  HeadRows rows;
-  rows.targets = batch.targets;
-  const int64_t count = rows.targets.count;
-  if (count == 0) {
-    if (dx.defined()) context.kernels.zero(dx, context.stream);
-    if (dx.defined() && options.first) {
-      zero_gradient(context, head.norm);
-      zero_gradient(context, head.weight);
-    }
-    return;
-  }
-  const View picked = pick(context, rows.targets, x);
-  if (options.keep != nullptr) {
-    rows.normed = options.keep->normed.row_range(0, context.rounded(count));
-    rows.max = options.keep->max, rows.sum = options.keep->sum;
-  } else {
-    rows.normed = context.tensor(context.rounded(count), hidden);
-  }
-  rows.rstd = context.tensor(count, 1, DType::kF32);
-  norm_targets(context, head.norm, rows.targets, picked, rows.normed, rows.rstd);
-  View dpicked = !dx.defined() ? View() : count == x.rows ? dx : context.like(rows.normed);
-  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
-    const View dchunk = dx.defined() ? dpicked.row_range(row, chunk.x.rows) : View();
-    whole_chunk(context, head, chunk, dchunk, nll_sum, options.scale, options.first && row == 0);
-  });
-  if (!dx.defined()) return;
-  dpicked = dpicked.row_range(0, count);
-  norm_backward(context, head.norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked},
-                options.first);
-  put_back(context, rows.targets, dpicked, dx);
-}
-
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx) {
-  HeadRows rows;
+                    const View& dx, const HeadRows* keep) {
+  HeadRows rows = keep != nullptr ? *keep : HeadRows();
   rows.targets = batch.targets;
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   const int64_t rounded = context.rounded(count);
-  rows.normed = dx.defined() ? dx.row_range(0, rounded) : context.tensor(rounded, hidden);
-  for (View* statistic : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit})
-    *statistic = context.tensor(count, 1, DType::kF32);
+  if (keep == nullptr) rows.normed = dx.defined() ? dx : context.tensor(rounded, hidden);
+  rows.normed = rows.normed.row_range(0, rounded);
+  for (View* column : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit, &rows.nll}) {
+    if (!column->defined()) *column = context.tensor(count, 1, DType::kF32);
+  }
   if (dx.defined()) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
   if (count == 0) return rows;
   const ArenaFrame frame(context.arena);
-  norm_targets(context, norm, rows.targets, pick(context, rows.targets, x), rows.normed, rows.rstd);
+  norm_targets(context, norm, rows.targets, pick(context, rows, x), rows.normed, rows.rstd);
   return rows;
 }
 
@@ -291,7 +253,13 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
   });
 }
 
-void head_weight_gradient(const Context& context, const Param& weight, const HeadRows& rows,
+void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, double* nll_sum,
+                         const LossOptions& options) {
+  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
+    head_segment_forward(context, segment_of(weight, row), rows, nll_sum, options);
+}
+
+void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
                           const LossOptions& options) {
   for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
     head_segment_backward(context, segment_of(weight, row), rows, options);
@@ -306,11 +274,22 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
     if (options.first) zero_gradient(context, norm);
     return;
   }
-  const View picked = pick(context, rows.targets, x);
   const View dpicked = count == x.rows ? dx : context.tensor(count, hidden);
   round_sum(context, rows.dx_sum, dpicked);
+  const View picked = pick(context, rows, x);
   norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
   put_back(context, rows.targets, dpicked, dx);
+}
+
+void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
+               const View& dx, double* nll_sum, const LossOptions& options) {
+  const ArenaFrame frame(context.arena);
+  const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options.keep);
+  if (rows.targets.count == 0 && options.first) zero_gradient(context, head.weight);
+  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
+    fused_chunk(context, head.weight, chunk, nll_sum, options.scale, options.first && row == 0);
+  });
+  head_finish(context, head.norm, x, rows, dx, options);
 }
 
 View head_normed(const Context& context, const Norm& norm, const View& x) {

@@ -5,10 +5,12 @@
 // cutting the matrix never changes a bit. A model's factor and cap of its logits (HeadSpec) follow each
 // segment's product, wherever that is made.
 //
-// A head whose matrix is there as a whole does all of it in one go (head_loss: row chunks outside, segments
-// inside, three GEMMs). Of one whose segments come one after another the steps are taken singly: begin,
-// forward of each segment, backward of each segment, finish; the logits are computed twice, in four GEMMs.
-// So they are where the gradient of a whole matrix is made later than the rest (head_weight_gradient).
+// A pass of the head has two phases: forward gives each row's nll; backward takes each row's weight in the
+// loss. The steps are taken singly: begin, forward of each segment, backward of each segment, finish; the
+// logits are computed twice, in four GEMMs. Between the phases an objective may make weights of the nll. If
+// the weights are known beforehand and the matrix is there as a whole, head_loss fuses the phases for one
+// chunk of rows after another, in three GEMMs and with the same bits. The gradient of a whole matrix may also
+// be made later than the rest (LossOptions::keep, then head_matrix_backward).
 #pragma once
 
 #include "model/norm.h"
@@ -31,27 +33,23 @@ struct LossOptions {
   int64_t row_chunk = 512;  // rows of logits at once; numerics: fixed by the plan
   float scale = 1;          // 1 / sum of the target rows' weights in the whole optimizer step
   bool first = false;       // the step's first micro-batch: gradients are overwritten
-  float* nll = nullptr;     // [R] fp32 in device memory: of each target row; null when not wanted
-  // Memory for what head_weight_gradient wants: normed, max and sum. Null: nobody does.
+  // Memory for what a later head_matrix_backward of the matrix alone reads: normed, max, sum and nll. Null:
+  // there is none.
   const struct HeadRows* keep = nullptr;
 };
 
-// *nll_sum (fp64, device memory) += sum of weight * nll over the batch's targets. With `dx` [T, H] defined it
-// becomes the gradient of x [T, H] and the head's gradients are added; undefined: evaluation.
-void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, double* nll_sum, const LossOptions& options);
-
-// What a micro-batch keeps between the steps of a cut head, in arena order.
+// The rows of a micro-batch between the steps, in arena order.
 struct HeadRows {
   TargetRows targets;
-  View normed;                  // [R', H]: R rounded up; in training it waits in dx until the end
-  View rstd;                    // [R] fp32
-  View max, sum, target_logit;  // [R] fp32
-  View dx_sum;                  // [R', H] fp32; undefined in evaluation
+  View normed;                       // [R', H]: R rounded up; in training it waits in dx until the end
+  View rstd;                         // [R] fp32
+  View max, sum, target_logit, nll;  // [R] fp32; nll is complete after the last segment's forward
+  View dx_sum;                       // [R', H] fp32; undefined in evaluation
 };
+// `dx` [T, H] undefined: evaluation. `keep`: LossOptions'.
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx);
-// The last segment completes the softmax and adds to *nll_sum.
+                    const View& dx, const HeadRows* keep = nullptr);
+// The last segment completes the softmax, and *nll_sum (fp64, device memory) += sum of weight * nll.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           double* nll_sum, const LossOptions& options);
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
@@ -60,10 +58,17 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 
-// The gradient of the matrix alone, of what head_loss has kept (its `keep`, with the batch's targets): the
-// logits once more, a segment at a time, and of each chunk the same product that head_loss would have added.
-void head_weight_gradient(const Context& context, const Param& weight, const HeadRows& rows,
+// All segments of a whole matrix. If the rows have no dx_sum, backward makes the gradient of the matrix
+// alone.
+void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, double* nll_sum,
+                         const LossOptions& options);
+void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
                           const LossOptions& options);
+
+// All of it with the weights of the batch, fused: *nll_sum += sum of weight * nll, `dx` [T, H] becomes the
+// gradient of x [T, H], and the head's gradients are added.
+void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
+               const View& dx, double* nll_sum, const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
 View head_normed(const Context& context, const Norm& norm, const View& x);

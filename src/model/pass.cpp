@@ -53,7 +53,7 @@ void Pass::take_gradient_slot(const ModelLayout& layout) {
   for (int64_t micro = 0; micro < config_.group; ++micro) {
     HeadRows kept;
     kept.normed = context_.tensor(rows, context_.spec.hidden);
-    for (View* statistic : {&kept.max, &kept.sum}) *statistic = context_.tensor(rows, 1, DType::kF32);
+    for (View* column : {&kept.max, &kept.sum, &kept.nll}) *column = context_.tensor(rows, 1, DType::kF32);
     kept_heads_.push_back(kept);
   }
   int64_t longest = 0;
@@ -133,15 +133,32 @@ HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
   return binding_.segment(unit(operation), memory_.borrow(operation.unit, gradient), options(gradient));
 }
 
-LossOptions Pass::loss_options(int64_t micro) const {
-  return {.row_chunk = config_.arithmetic.row_chunk, .scale = loss_scale_, .first = micro == 0};
+LossOptions Pass::loss_options(int64_t micro) {
+  return {.row_chunk = config_.arithmetic.row_chunk,
+          .scale = loss_scale_,
+          .first = micro == 0,
+          .keep = config_.table_last ? &kept_head(micro) : nullptr};
 }
 
 void Pass::head(int64_t block, int64_t micro) {
-  LossOptions options = loss_options(micro);
-  if (config_.table_last) options.keep = &kept_head(micro);
-  head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx, nll_sum_,
-            options);
+  const Head head = bind_head(true);
+  const MicroBatch& m = at(micro);
+  const View x = input(block, micro);
+  const LossOptions options = loss_options(micro);
+  if (!config_.two_phases) return head_loss(context_, head, m.device, x, m.dx, nll_sum_, options);
+  const ArenaFrame frame(context_.arena);
+  HeadRows rows = head_begin(context_, head.norm, m.device, x, m.dx, options.keep);
+  head_matrix_forward(context_, head.weight, rows, nll_sum_, options);
+  weigh(micro, rows);
+  head_matrix_backward(context_, head.weight, rows, options);
+  head_finish(context_, head.norm, x, rows, m.dx, options);
+}
+
+// Between the phases each row's nll becomes its weight.
+void Pass::weigh(int64_t micro, HeadRows& rows) {
+  if (!config_.two_phases || rows.targets.count == 0) return;
+  memory_.weigh(micro, rows.nll.row_range(0, rows.targets.count));
+  rows.targets.weight = rows.nll.floats();
 }
 
 // All activations have ended, and every block's gradient.
@@ -156,8 +173,9 @@ void Pass::table_gradient(int64_t micro) {
   const DeviceBatch batch = memory_.place(micro);
   HeadRows rows = kept_head(micro);
   rows.targets = batch.targets;
+  if (config_.two_phases) rows.targets.weight = rows.nll.floats();
   rows.normed = rows.normed.row_range(0, context_.rounded(rows.targets.count));
-  head_weight_gradient(context_, embedding(memory_.borrow(0, true), true).table, rows, loss_options(micro));
+  head_matrix_backward(context_, embedding(memory_.borrow(0, true), true).table, rows, loss_options(micro));
 }
 
 bool Pass::last_of_group(int64_t micro) const {
@@ -214,9 +232,11 @@ void Pass::forward(int64_t block, int64_t micro) {
 void Pass::head_forward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (unit(operation).segment()) {
-    return head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_,
-                                loss_options(micro));
+  const Unit& part = unit(operation);
+  if (part.segment()) {
+    head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_, loss_options(micro));
+    if (part.first_row + part.rows == context_.spec.vocab) weigh(micro, m.head);
+    return;
   }
   if (first_of_group(micro)) mark_.back() = context_.arena.mark();
   m.head = head_begin(context_, bind_norm(false), m.device, input(head_, micro), m.dx);
@@ -310,20 +330,13 @@ void ForwardPass::head(const Operation& operation) {
   const Context& context = pass_.context_;
   const Unit& unit = pass_.unit(operation);
   const bool whole = operation.kind == OperationKind::kHead;
-  const int64_t targets = batch_.targets.count;
-  if ((whole || !unit.segment()) && targets > 0) nll_ = context.tensor(targets, 1, DType::kF32);
-  const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk,
-                            .scale = 1,
-                            .first = false,
-                            .nll = targets > 0 ? nll_.floats() : nullptr};
-  if (whole) {
-    head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
-  } else if (!unit.segment()) {
-    rows_ = head_begin(context, bind_norm(), batch_, x_, {});
-  } else {
-    head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
-  }
-  if (whole || unit.first_row + unit.rows == context.spec.vocab) losses_ = nll_;
+  const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk};
+  const Head head = whole ? bind_head() : Head();
+  if (!unit.segment()) rows_ = head_begin(context, whole ? head.norm : bind_norm(), batch_, x_, {});
+  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.nll_sum_, options);
+  if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
+  const bool last = whole || unit.first_row + unit.rows == context.spec.vocab;
+  if (last && rows_.targets.count > 0) losses_ = rows_.nll;
 }
 
 }  // namespace lm

@@ -26,6 +26,8 @@ class PassMemory {
   // dx [T, H] of the embedding's output, and `inputs` of the rows from which layers' inputs are made, where
   // there are any; only called where the embedding is trained.
   virtual void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) = 0;
+  // Replaces each row's nll [R] by its weight in the loss; only called with StepConfig::two_phases.
+  virtual void weigh(int64_t micro, const View& rows) = 0;
   // Of inputs that live off the device (StepConfig::inputs_off_device): memory for one of so many bytes
   // that is about to be made, and where one that was made is now.
   virtual std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) = 0;
@@ -67,6 +69,7 @@ class Pass {
   void backward(int64_t block, int64_t micro);
   void embedding_backward(int64_t micro);
   void head(int64_t block, int64_t micro);
+  void weigh(int64_t micro, HeadRows& rows);
   void table_gradient(int64_t micro);
   void take_gradient_slot(const ModelLayout& layout);
   HeadRows& kept_head(int64_t micro) { return kept_heads_[static_cast<size_t>(micro % config_.group)]; }
@@ -87,7 +90,7 @@ class Pass {
   Head bind_head(bool gradient);
   Norm bind_norm(bool gradient);
   HeadSegment bind_segment(const Operation& operation, bool gradient);
-  LossOptions loss_options(int64_t micro) const;
+  LossOptions loss_options(int64_t micro);
 
   const Context& context_;
   ModelBinding binding_;
@@ -141,7 +144,7 @@ class ForwardPass {
   Carried carried_;
   View x_, y_;  // take turns: a block reads one and writes the other
   HeadRows rows_;
-  View nll_, losses_;  // the same memory
+  View losses_;
 };
 
 }  // namespace lm

@@ -41,6 +41,7 @@ class RehearsedMemory : public PassMemory {
     if (context_.spec.embedding.positions > 0) sum(dx);
     if (inputs.defined()) sum(inputs);
   }
+  void weigh(int64_t, const View&) override {}
   std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
   std::byte* input(int64_t, int64_t) override { return nowhere(); }
 

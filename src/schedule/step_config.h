@@ -101,7 +101,9 @@ struct StepConfig {
   Arithmetic arithmetic = {};
   int64_t micro_rows = 0;  // of a micro-batch's tensors, at most
   bool weighted = false;   // targets have weights in the loss
-  uint64_t seed = 0;       // of dropouts
+  // The head gives each row's nll first, and then takes each row's weight: an objective makes it of the nll.
+  bool two_phases = false;
+  uint64_t seed = 0;  // of dropouts
   double max_grad_norm = 1.0;
   int machine_ranks = 1;  // whose gradients are added up before those of other machines; 1: nobody's
 

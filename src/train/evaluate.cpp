@@ -4,23 +4,19 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "train/objectives/objective.h"
 
 namespace lm {
 namespace {
 
 constexpr int64_t kDouble = sizeof(double);
 
-// Adds the nll of each target, in the order of the batch, to its document's sum.
+// Adds the nll of each target to its document's sum.
 void add_to_documents(const Batch& batch, const std::vector<float>& losses, double* sums) {
-  auto loss = losses.begin();
-  for (int64_t d = 0; d < batch.documents(); ++d) {
-    const auto at = static_cast<size_t>(d);
-    for (int32_t t = batch.document_start[at]; t < batch.document_start[at + 1]; ++t) {
-      if (batch.target[static_cast<size_t>(t)] >= 0) sums[d] += static_cast<double>(*loss++);
-    }
+  for (const SampleRows& rows : rows_by_sample(batch, losses)) {
+    for (const float nll : rows.nll) *sums += static_cast<double>(nll);
+    ++sums;
   }
-  LM_CHECK(loss == losses.end(), "a loss for each target");
 }
 
 // Sums of weight * nll over the targets: of each batch, and of each document of a set of choices.

@@ -105,6 +105,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"from_device_bytes", row.from_device_bytes},
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
+  for (const auto& [name, value] : row.columns) json[name] = value;
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());

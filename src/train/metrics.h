@@ -11,6 +11,7 @@
 #include "data/choices.h"
 #include "plan/predict.h"
 #include "train/event_file.h"
+#include "train/objectives/objective.h"
 
 namespace lm {
 
@@ -22,6 +23,7 @@ struct StepRow {
   int64_t step = 0;
   double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
+  NamedColumns columns = {};  // the objective's
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;

@@ -139,6 +139,8 @@ void Rank::make_step() {
   StepConfig config = setup_.plan.step;
   config.seed = static_cast<uint64_t>(setup_.seed);
   config.max_grad_norm = setup_.max_grad_norm;
+  // The plan's memory is enough: a fused pass takes more.
+  config.two_phases = setup_.objective.weigh != nullptr;
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
                                                 .model = {setup_.spec, setup_.layout, setup_.adapter},
                                                 .weights = weights_,
@@ -150,7 +152,8 @@ void Rank::make_step() {
                                                 .device_group = device_group_,
                                                 .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup_.trace,
-                                                .pulse = &pulse_},
+                                                .pulse = &pulse_,
+                                                .objective = setup_.objective},
                                       std::move(config));
 }
 

@@ -34,6 +34,7 @@ struct RankSetup {
   Group* device_group = nullptr;          // the same ranks, for what lies on their GPUs; null: as `group`
   const Kernels* kernels = nullptr;       // tests: instead of the device's
   Trace* trace = nullptr;                 // outlives the rank
+  const Objective& objective = objectives::cross_entropy;
 };
 
 class Rank {

@@ -36,6 +36,7 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       device_group_(parts.device_group),
       trace_(parts.trace),
       pulse_(parts.pulse),
+      objective_(parts.objective),
       head_(std::ssize(parts.model.layout.blocks) - 1),
       lists_(std::move(config)),
       config_(lists_.config()),
@@ -59,6 +60,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   const double divisor = batches.divisor();
   pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
   result_ = {};
+  columns_.assign(objective_.columns.size(), 0);
   // Without global clipping nothing is deferred: updates belong to this step from the start.
   if (config_.clip != Clip::kGlobal) {
     update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
@@ -269,6 +271,7 @@ void TrainStep::check() {
   for (const double part : group_.gather("loss", read_loss())) nll += part;  // the step's one wait
   const double divisor = batches_->divisor();
   result_.loss = divisor > 0 ? nll / divisor : 0.0;
+  gather_columns(divisor);
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;

@@ -18,6 +18,7 @@
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/step_lists.h"
+#include "train/objectives/objective.h"
 #include "train/off_device_state.h"
 #include "train/step_pulse.h"
 #include "train/step_save.h"
@@ -41,14 +42,16 @@ struct StepParts {
   std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
   StepPulse* pulse = nullptr;  // null: nobody watches
+  const Objective& objective = objectives::cross_entropy;
 };
 
 struct StepResult {
-  double loss = 0;       // sum of nll / target tokens, over the whole step
+  double loss = 0;       // sum of nll / target tokens, over the whole step; or the objective's
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
+  NamedColumns columns = {};  // the objective's
 };
 
 class TrainStep : private PassMemory {
@@ -106,6 +109,8 @@ class TrainStep : private PassMemory {
   std::string find_fault(std::optional<int64_t> block, double loss) const;
   void explain_skip(int64_t block);
   void check();
+  // The objective's columns over all ranks; one named "loss" replaces the loss.
+  void gather_columns(double divisor);
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
   // Ends the run: without global clipping an update may have been made before the fault was found.
@@ -116,6 +121,7 @@ class TrainStep : private PassMemory {
   BlockMemory borrow(int64_t unit, bool gradient) override;
   void begin_gradient(int64_t unit) override { gradients_->begin(unit); }
   void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) override;
+  void weigh(int64_t micro, const View& rows) override;
   std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;
   std::byte* input(int64_t block, int64_t micro) override;
   const Unit& unit(const Operation& operation) const {
@@ -146,6 +152,7 @@ class TrainStep : private PassMemory {
   Group& device_group_;
   Trace* trace_;
   StepPulse* pulse_;
+  const Objective& objective_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   int64_t head_;            // the last block, and its unit
   StepLists lists_;
@@ -159,6 +166,7 @@ class TrainStep : private PassMemory {
   int64_t step_ = 0;
   double lr_ = 0;
   StepResult result_;
+  std::vector<double> columns_;  // the objective's, of this rank
   bool update_begun_ = false;
   std::optional<int64_t> faulty_block_;     // that the second of two backwards is to look for its fault in
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release

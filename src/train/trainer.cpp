@@ -88,6 +88,7 @@ StepRow Trainer::step_once() {
   StepRow row;
   row.step = state_.step;
   row.loss = done.loss;
+  row.columns = done.columns;
   row.grad_norm = done.grad_norm;
   row.lr = lr;
   row.skipped = done.skipped;

@@ -1,5 +1,5 @@
-// A cut head gives the bits of a whole one: loss, nll of each row, gradient of its input and of its
-// parameters, logits. And a whole one gives what torch's own cross-entropy and autograd do.
+// A cut head and one in two phases give the bits of a fused one: loss, nll of each row, gradient of its input
+// and of its parameters, logits. And they give what torch's own cross-entropy and autograd do.
 #include "model/head_loss.h"
 
 #include <ATen/Functions.h>
@@ -95,14 +95,25 @@ class HeadRun {
     }
     for (const Batch& batch : batches_) {
       placed_.push_back(place_batch(context_, batch));
-      nll_rows_.push_back(at::full({placed_.back().targets.count}, -1, at::kFloat));
+      nll_rows_.emplace_back();
     }
   }
 
   void whole() {
     for (size_t m = 0; m < x_.size(); ++m) {
-      head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &nll_, options(m));
+      if (v_.evaluation) {
+        two_phases(m, nullptr);
+      } else {
+        head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &nll_, options(m));
+      }
     }
+  }
+
+  // As with an objective, to which the nll of each micro-batch's rows is given before their weights are
+  // known.
+  using Weights = std::vector<float> (*)(const at::Tensor& nll);
+  void in_two_phases(Weights weights) {
+    for (size_t m = 0; m < x_.size(); ++m) two_phases(m, weights);
   }
 
   // As a schedule's group does it: a segment sees all micro-batches before the next one.
@@ -115,6 +126,7 @@ class HeadRun {
       for (size_t m = 0; m < x_.size(); ++m)
         head_segment_forward(context_, piece.segment, rows[m], &nll_, options(m));
     }
+    for (size_t m = 0; m < x_.size(); ++m) nll_rows_[m] = copy_of(rows[m].nll);
     if (v_.evaluation) return;
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)
@@ -132,24 +144,26 @@ class HeadRun {
 
   // As where a tied table's gradient is made last: the head keeps what the matrix's is then made of.
   void whole_with_its_matrix_last() {
-    std::vector<at::Tensor> normed, max, sum;
+    std::vector<at::Tensor> normed, max, sum, nll;
     for (size_t m = 0; m < x_.size(); ++m) {
       normed.push_back(at::empty({kTokens, kHidden}, torch_type(v_.dtype)));
-      for (auto* statistic : {&max, &sum}) statistic->push_back(at::empty({kTokens}, at::kFloat));
+      for (auto* column : {&max, &sum, &nll}) column->push_back(at::empty({kTokens}, at::kFloat));
       HeadRows kept;
-      kept.normed = view(normed[m]), kept.max = view(max[m]), kept.sum = view(sum[m]);
+      kept.normed = view(normed[m]);
+      kept.max = view(max[m]), kept.sum = view(sum[m]), kept.nll = view(nll[m]);
       Head head = head_.head();
       head.weight.gradient = {};
       LossOptions keeping = options(m);
       keeping.keep = &kept;
       head_loss(context_, head, placed_[m], view(x_[m]), view(dx_[m]), &nll_, keeping);
+      nll_rows_[m] = nll[m].narrow(0, 0, placed_[m].targets.count).clone();
     }
     for (size_t m = 0; m < x_.size(); ++m) {
       HeadRows rows;
       rows.targets = placed_[m].targets;
       rows.normed = view(normed[m]).row_range(0, rows.targets.count);
       rows.max = view(max[m]), rows.sum = view(sum[m]);
-      head_weight_gradient(context_, head_.head().weight, rows, options(m));
+      head_matrix_backward(context_, head_.head().weight, rows, options(m));
     }
   }
 
@@ -177,7 +191,7 @@ class HeadRun {
   std::vector<at::Tensor> x_, dx_;
   std::vector<Batch> batches_;
   double nll_ = 0;
-  std::vector<at::Tensor> nll_rows_;  // of the rows with targets
+  std::vector<at::Tensor> nll_rows_;  // of the rows with targets; undefined after a fused pass
   static constexpr float kScale = 0.01F;
 
  private:
@@ -189,8 +203,28 @@ class HeadRun {
   }
 
   LossOptions options(size_t m) const {
-    return {
-        .row_chunk = v_.row_chunk, .scale = kScale, .first = m == 0, .nll = nll_rows_[m].data_ptr<float>()};
+    return {.row_chunk = v_.row_chunk, .scale = kScale, .first = m == 0};
+  }
+
+  static at::Tensor copy_of(const View& column) {
+    return tensor_of(column, DeviceType::kCpu).flatten().clone();
+  }
+
+  // `weights` null: the batch's.
+  void two_phases(size_t m, Weights weights) {
+    const ArenaFrame frame(arena_);
+    const Head head = head_.head();
+    HeadRows rows = head_begin(context_, head.norm, placed_[m], view(x_[m]), view(dx_[m]));
+    head_matrix_forward(context_, head.weight, rows, &nll_, options(m));
+    nll_rows_[m] = copy_of(rows.nll);
+    if (v_.evaluation) return;
+    std::vector<float> made;
+    if (weights != nullptr) {
+      made = weights(nll_rows_[m]);
+      rows.targets.weight = made.data();
+    }
+    head_matrix_backward(context_, head.weight, rows, options(m));
+    head_finish(context_, head.norm, view(x_[m]), rows, view(dx_[m]), options(m));
   }
 
   std::vector<Piece> cut_matrix() const {
@@ -231,21 +265,27 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void expect_same(const Variant& v, const std::string& text) {
-  HeadRun whole(v), cut(v), last(v);
+  HeadRun whole(v), cut(v), phases(v), last(v);
   whole.whole();
   cut.cut();
-  EXPECT_EQ(whole.nll_, cut.nll_) << text;
+  phases.in_two_phases(nullptr);
+  for (size_t m = 0; m < cut.nll_rows_.size(); ++m)
+    EXPECT_TRUE(same(phases.nll_rows_[m], cut.nll_rows_[m])) << "nll of micro-batch " << m << ", " << text;
   if (v.trained && !v.evaluation) {
     last.whole_with_its_matrix_last();
     EXPECT_TRUE(same(whole.head_.weight_gradient, last.head_.weight_gradient)) << "dW made last, " << text;
+    for (size_t m = 0; m < cut.nll_rows_.size(); ++m)
+      EXPECT_TRUE(same(last.nll_rows_[m], cut.nll_rows_[m])) << "fused nll of " << m << ", " << text;
   }
-  for (size_t m = 0; m < whole.dx_.size(); ++m)
-    EXPECT_TRUE(same(whole.dx_[m], cut.dx_[m])) << "dx of micro-batch " << m << ", " << text;
-  for (size_t m = 0; m < whole.nll_rows_.size(); ++m)
-    EXPECT_TRUE(same(whole.nll_rows_[m], cut.nll_rows_[m])) << "nll of micro-batch " << m << ", " << text;
-  EXPECT_TRUE(same(whole.head_.weight_gradient, cut.head_.weight_gradient)) << "dW, " << text;
-  EXPECT_TRUE(same(whole.head_.norm_gradient, cut.head_.norm_gradient)) << "norm, " << text;
-  EXPECT_TRUE(same(whole.head_.bias_gradient, cut.head_.bias_gradient)) << "bias, " << text;
+  for (const HeadRun* other : {&cut, &phases}) {
+    SCOPED_TRACE(text + (other == &cut ? ", cut" : ", in two phases"));
+    EXPECT_EQ(whole.nll_, other->nll_);
+    for (size_t m = 0; m < whole.dx_.size(); ++m)
+      EXPECT_TRUE(same(whole.dx_[m], other->dx_[m])) << "dx of micro-batch " << m;
+    EXPECT_TRUE(same(whole.head_.weight_gradient, other->head_.weight_gradient)) << "dW";
+    EXPECT_TRUE(same(whole.head_.norm_gradient, other->head_.norm_gradient)) << "norm";
+    EXPECT_TRUE(same(whole.head_.bias_gradient, other->head_.bias_gradient)) << "bias";
+  }
 }
 
 TEST(CutHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
@@ -345,8 +385,10 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
   }
   loss.mul(static_cast<double>(HeadRun::kScale)).backward();
   double worst = std::abs(run.nll_ - loss.item<double>()) / loss.item<double>();
-  for (size_t m = 0; m < x.size(); ++m)
-    worst = std::max({worst, apart(run.dx_[m], x[m].grad()), apart(run.nll_rows_[m], nll[m])});
+  for (size_t m = 0; m < x.size(); ++m) {
+    worst = std::max(worst, apart(run.dx_[m], x[m].grad()));
+    if (cut) worst = std::max(worst, apart(run.nll_rows_[m], nll[m]));
+  }
   worst = std::max(
       {worst, apart(run.head_.weight_gradient, weight.grad()), apart(run.head_.norm_gradient, norm.grad())});
   if (bias.defined()) worst = std::max(worst, apart(run.head_.bias_gradient, bias.grad()));
@@ -363,6 +405,34 @@ TEST(HeadLoss, AgreesWithTorchWithAndWithoutAWeightPerRow) {
       expect_as_torch({.dtype = DType::kBF16, .weighted = weighted}, cut, 2e-2);
     }
   }
+}
+
+// Weights that only the nll gives, some of them negative.
+TEST(HeadLoss, AgreesWithTorchWhereWeightsAreMadeOfTheNll) {
+  HeadRun run({.dtype = DType::kF32});
+  run.in_two_phases([](const at::Tensor& nll) {
+    const at::Tensor weight = nll.sub(nll.mean());
+    return std::vector<float>(weight.data_ptr<float>(), weight.data_ptr<float>() + weight.numel());
+  });
+  const c10::InferenceMode with_autograd(false);
+  const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+  const at::Tensor norm = leaf(run.head_.norm), weight = leaf(run.head_.weight);
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  std::vector<at::Tensor> x;
+  for (size_t m = 0; m < run.x_.size(); ++m) {
+    x.push_back(leaf(run.x_[m]));
+    std::vector<int64_t> target;
+    for (const int32_t id : run.batches_[m].target) target.push_back(id >= 0 ? id : -100);  // ignored
+    const at::Tensor logits = at::mm(normed_by(run.head_.spec, x[m], norm, {}), weight.t());
+    const at::Tensor nll = at::cross_entropy_loss(logits, at::tensor(target), {}, at::Reduction::None);
+    const at::Tensor counts = at::tensor(target).ge(0);
+    const at::Tensor mean = nll.detach().sum() / counts.sum();
+    loss = loss.add(nll.mul((nll.detach() - mean) * counts).sum());
+  }
+  loss.mul(static_cast<double>(HeadRun::kScale)).backward();
+  for (size_t m = 0; m < x.size(); ++m) EXPECT_LE(apart(run.dx_[m], x[m].grad()), 2e-5);
+  EXPECT_LE(apart(run.head_.weight_gradient, weight.grad()), 2e-5);
+  EXPECT_LE(apart(run.head_.norm_gradient, norm.grad()), 2e-5);
 }
 
 TEST(HeadLoss, AgreesWithTorchOfScaledAndCappedLogits) {

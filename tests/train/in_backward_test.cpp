@@ -140,6 +140,28 @@ TEST_F(InBackward, GivesTheSameBitsWithThatInEachHome) {
   }
 }
 
+// The head gives the nll and then takes weights, those that a fused pass knows beforehand or others: whole,
+// in segments, with a table made last, and in both of two backwards.
+TEST_F(InBackward, GivesTheSameBitsWhereTheHeadHasTwoPhases) {
+  for (const int bits : {0, 1, 2, 3}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      Variant run;
+      const bool in_backward = (bits & 1) != 0;
+      run.two_phases = true, run.weighed = (bits & 2) != 0, run.in_backward = in_backward;
+      run.micro_batches = 4, run.group = 3, run.steps = 2;
+      run.tied = kind == 2, run.lora = kind == 3;
+      run.vocab = kind == 1 ? 17000 : kind == 2 ? 9000 : 300;
+      run.weights = kind == 1, run.recompute = kind != 0;
+      run.table_last = in_backward && kind == 2;
+      if (run.table_last) run.clip = Clip::kBlock;
+      SCOPED_TRACE(run.text());
+      Training training(run);
+      EXPECT_EQ(training.head_segments() > 0, kind == 1);
+      expect_same(run, training.run());
+    }
+  }
+}
+
 // Bytes of gradients that a plan counts.
 int64_t gradient_bytes(const Plan& plan) {
   int64_t sum = 0;

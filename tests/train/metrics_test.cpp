@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "base/file.h"
 #include "train/event_file.h"
 
 namespace lm {
@@ -31,6 +32,15 @@ TEST(HiddenPct, IsTheShareOfTransferTimeThatNobodyWaitedFor) {
   EXPECT_EQ(hidden_pct(0, 0), 100);  // nothing moved
   EXPECT_EQ(hidden_pct(2, 0.5), 75);
   EXPECT_EQ(hidden_pct(2, 2.5), 0);  // waited, too, for a transfer that had not begun
+}
+
+TEST(MetricsFile, HasTheColumnsOfAnObjective) {
+  const std::string path = testing::TempDir() + "/columns_" + std::to_string(getpid()) + ".jsonl";
+  StepRow row;
+  row.columns.emplace_back("margin", 0.25);
+  MetricsFile(path).write(row);
+  EXPECT_NE(read_small_file(path, 4096).find(R"("margin":0.25)"), std::string::npos);
+  std::filesystem::remove(path);
 }
 
 // Readers go through them by name: a start that follows another one within its second, or a clock put back,

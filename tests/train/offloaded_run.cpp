@@ -17,6 +17,20 @@
 namespace lm::offloaded_run {
 namespace {
 
+// Leaves the weights as they are known beforehand.
+const Objective kTwoPhases{.weigh = [](std::span<const SampleRows>, std::span<double>) {}};
+
+constexpr std::string_view kLoss[] = {"loss"};
+const Objective kWeighed{.columns = kLoss,
+                         .weigh = [](std::span<const SampleRows> samples, std::span<double> columns) {
+                           for (const SampleRows& rows : samples) {
+                             for (size_t r = 0; r < rows.nll.size(); ++r) {
+                               rows.weight[r] *= rows.nll[r] - static_cast<float>(rows.sample);
+                               columns[0] += rows.nll[r];
+                             }
+                           }
+                         }};
+
 ModelSpec small_spec(const Variant& run) {
   // Qwen3's heads are wider together than the model.
   ModelSpec spec = llama_spec(
@@ -117,15 +131,17 @@ std::string Variant::text() const {
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
+  add("two_phases", two_phases), add("weighed", weighed);
   return out;
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value : {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-                              static_cast<int64_t>(dtype), static_cast<int64_t>(rule),
-                              static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
-                              static_cast<int64_t>(family), layers, steps, static_cast<int64_t>(base),
-                              int64_t{fp32_adapters}, r, int64_t{nodes}, int64_t{groups}, int64_t{stateless}})
+  for (const int64_t value :
+       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
+        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
+        static_cast<int64_t>(base), int64_t{fp32_adapters}, r, int64_t{nodes}, int64_t{groups},
+        int64_t{stateless}, int64_t{weighed}})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -254,7 +270,10 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
                 .slots_on_device = run.slots_on_device,
                 .group = group,
                 .device_group = device_group,
-                .kernels = run.kernels},
+                .kernels = run.kernels,
+                .objective = run.weighed      ? kWeighed
+                             : run.two_phases ? kTwoPhases
+                                              : objectives::cross_entropy},
       stream_);
   load();
 }
@@ -429,7 +448,7 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant resident = run;
   resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
-      resident.mixed = resident.in_backward = resident.table_last = false;
+      resident.mixed = resident.in_backward = resident.table_last = resident.two_phases = false;
   resident.slots_on_device = resident.on_host = false;
   resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
   resident.optimizer_threads = 1;

@@ -34,7 +34,7 @@ enum class Family {
   kGemma4,
 };
 
-// A run of the matrix. The first seventeen decide the numbers, the rest must not.
+// A run of the matrix. The first eighteen decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -51,6 +51,7 @@ struct Variant {
   int64_t r = 4;                             // of adapters
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
+  bool weighed = false;                      // by an objective that makes weights of the nll
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
@@ -68,6 +69,7 @@ struct Variant {
   int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   bool in_backward = false;  // updates; then gradients have no home, and all micro-batches are one group
+  bool two_phases = false;   // the head's, though the weights are known beforehand
   bool table_last = false;   // with that, tied and not clipped by the global norm: of the table the last one
 
   int64_t stage = 1;  // of several ranks

@@ -110,6 +110,12 @@ TEST(Ranks, GiveWhatOneRankGives) {
   }
 }
 
+TEST(Ranks, AddUpAnObjectivesColumns) {
+  Variant run;
+  run.weighed = true, run.dtype = DType::kF32, run.micro_batches = 4, run.steps = 1;
+  EXPECT_LE(relative(run_ranks(run, 2).losses.front(), run_ranks(run, 1).losses.front()), 1e-6);
+}
+
 // Stage 0 and resident against stage 1 in every home.
 TEST(Ranks, StagesAndHomesGiveTheSameBits) {
   for (const int ranks : {2, 3}) {

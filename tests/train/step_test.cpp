@@ -51,8 +51,10 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 // A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
 struct Fixture {
   Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients,
-          bool round_rows = false, bool weighted = false)
-      : spec(model),
+          bool round_rows = false, bool weighted = false,
+          const Objective& minimised = objectives::cross_entropy)
+      : objective(minimised),
+        spec(model),
         layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
         stream(start_torch(DeviceType::kCpu, 2, true)) {
     plan.numerics.dtype = dtype;
@@ -83,11 +85,13 @@ struct Fixture {
             .seed = 1,
             .max_length = 128,
             .tokens_per_step = 256,
-            .max_grad_norm = 1.0};
+            .max_grad_norm = 1.0,
+            .objective = objective};
   }
 
   StepResult step(const StepBatches& batches, double lr = 1e-3) { return rank->step().run(batches, 1, lr); }
 
+  const Objective& objective;
   AdapterSpec adapter{.r = 4,
                       .alpha = 8,
                       .rslora = false,
@@ -291,6 +295,40 @@ TEST(Step, DividesTheWeightedLossByTheSumOfTheWeights) {
   EXPECT_NEAR(some.loss, rest.loss, 1e-6 * rest.loss);
   EXPECT_NEAR(some.grad_norm, rest.grad_norm, 1e-5 * rest.grad_norm);
   EXPECT_NE(some.grad_norm, one.grad_norm);
+}
+
+constexpr std::string_view kColumns[] = {"rows", "loss"};
+const Objective kBySample{.columns = kColumns,
+                          .weigh = [](std::span<const SampleRows> samples, std::span<double> columns) {
+                            for (const SampleRows& rows : samples) {
+                              for (size_t r = 0; r < rows.nll.size(); ++r) {
+                                rows.weight[r] *= static_cast<float>(rows.sample + 1);
+                                columns[0] += 1;
+                                columns[1] += static_cast<double>(rows.weight[r]) * rows.nll[r];
+                              }
+                            }
+                          }};
+
+// Weights that an objective makes give the gradients of the same weights in the data.
+TEST(Step, AnObjectiveWeighsRowsBySampleAndAddsToItsColumns) {
+  const ModelSpec spec = tiny_spec(false, true, false);
+  StepBatches made{{batch_of(2, 60, spec.vocab), batch_of(1, 90, spec.vocab)}, 118 + 89};
+  made.micro[0].weight.assign(120, 0.5F);
+  for (int32_t& sample : made.micro[1].sample) sample = 4;
+  made.micro[1].target[7] = -1, --made.target_tokens;
+  StepBatches known = made;
+  for (size_t t = 0; t < 120; ++t) known.micro[0].weight[t] = t < 60 ? 0.5F : 1.F;
+  known.micro[1].weight.assign(90, 5.F);
+  made.target_weight = known.target_weight = 59 * 0.5 + 59 + 88 * 5;
+  Fixture fused(spec, false, false, DType::kF32, DType::kF32, false, true),
+      phases(spec, false, false, DType::kF32, DType::kF32, false, true, kBySample);
+  for (int step = 0; step < 2; ++step) {  // columns begin anew
+    const StepResult want = fused.step(known), got = phases.step(made);
+    EXPECT_EQ(got.grad_norm, want.grad_norm);
+    EXPECT_NEAR(got.loss, want.loss, 1e-12 * want.loss);
+    EXPECT_EQ(got.columns, (NamedColumns{{"rows", 206 / *made.target_weight}}));
+    EXPECT_TRUE(want.columns.empty());
+  }
 }
 
 // -log softmax of the target, in fp64 from the rank's logits.
