@@ -162,7 +162,8 @@ void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk
   for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
     logits.push_back(segment_forward(context, segment_of(weight, row), chunk));
   add_loss(context, chunk, nll_sum);
-  const View part = context.like(chunk.x);
+  if (!chunk.dx_sum.defined() && !weight.gradient.defined()) return;
+  const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
   for (size_t s = 0; s < logits.size(); ++s) {
     const HeadSegment segment = segment_of(weight, static_cast<int64_t>(s) * kVocabularySegment);
     segment_backward(context, segment, chunk, logits[s], part, scale, first);
@@ -215,7 +216,8 @@ void for_chunks(const Context& context, const HeadRows& rows, const LossOptions&
 }  // namespace
 
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx, const HeadRows* keep) {
+                    const View& dx, const LossOptions& options) {
+  const HeadRows* const keep = options.keep;
   HeadRows rows = keep != nullptr ? *keep : HeadRows();
   rows.targets = batch.targets;
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
@@ -225,7 +227,7 @@ HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch&
   for (View* column : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit, &rows.nll}) {
     if (!column->defined()) *column = context.tensor(count, 1, DType::kF32);
   }
-  if (dx.defined()) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
+  if (dx.defined() || options.norm_gradient) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
   if (count == 0) return rows;
   const ArenaFrame frame(context.arena);
   norm_targets(context, norm, rows.targets, pick(context, rows, x), rows.normed, rows.rstd);
@@ -267,24 +269,25 @@ void head_matrix_backward(const Context& context, const Param& weight, const Hea
 
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options) {
+  if (!rows.dx_sum.defined()) return;
   const ArenaFrame frame(context.arena);
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   if (count == 0) {
-    context.kernels.zero(dx, context.stream);
+    if (dx.defined()) context.kernels.zero(dx, context.stream);
     if (options.first) zero_gradient(context, norm);
     return;
   }
-  const View dpicked = count == x.rows ? dx : context.tensor(count, hidden);
+  const View dpicked = dx.defined() && count == x.rows ? dx : context.tensor(count, hidden);
   round_sum(context, rows.dx_sum, dpicked);
   const View picked = pick(context, rows, x);
   norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
-  put_back(context, rows.targets, dpicked, dx);
+  if (dx.defined()) put_back(context, rows.targets, dpicked, dx);
 }
 
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
                const View& dx, double* nll_sum, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
-  const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options.keep);
+  const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options);
   if (rows.targets.count == 0 && options.first) zero_gradient(context, head.weight);
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
     fused_chunk(context, head.weight, chunk, nll_sum, options.scale, options.first && row == 0);

@@ -30,9 +30,10 @@ struct HeadSegment {
 };
 
 struct LossOptions {
-  int64_t row_chunk = 512;  // rows of logits at once; numerics: fixed by the plan
-  float scale = 1;          // 1 / sum of the target rows' weights in the whole optimizer step
-  bool first = false;       // the step's first micro-batch: gradients are overwritten
+  int64_t row_chunk = 512;     // rows of logits at once; numerics: fixed by the plan
+  float scale = 1;             // 1 / sum of the target rows' weights in the whole optimizer step
+  bool norm_gradient = false;  // that of the final norm is wanted, even where that of x is not
+  bool first = false;          // the step's first micro-batch: gradients are overwritten
   // Memory for what a later head_matrix_backward of the matrix alone reads: normed, max, sum and nll. Null:
   // there is none.
   const struct HeadRows* keep = nullptr;
@@ -44,17 +45,17 @@ struct HeadRows {
   View normed;                       // [R', H]: R rounded up; in training it waits in dx until the end
   View rstd;                         // [R] fp32
   View max, sum, target_logit, nll;  // [R] fp32; nll is complete after the last segment's forward
-  View dx_sum;                       // [R', H] fp32; undefined in evaluation
+  View dx_sum;  // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
 };
-// `dx` [T, H] undefined: evaluation. `keep`: LossOptions'.
+// `dx` [T, H] undefined: evaluation, or its gradient is not wanted.
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx, const HeadRows* keep = nullptr);
+                    const View& dx, const LossOptions& options);
 // The last segment completes the softmax, and *nll_sum (fp64, device memory) += sum of weight * nll.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           double* nll_sum, const LossOptions& options);
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options);
-// `x` is head_begin's, and dx becomes its gradient.
+// `x` is head_begin's, and dx becomes its gradient; undefined: nobody wants it.
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 

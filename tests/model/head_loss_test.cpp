@@ -120,7 +120,8 @@ class HeadRun {
   void cut() {
     std::vector<HeadRows> rows;
     for (size_t m = 0; m < x_.size(); ++m)
-      rows.push_back(head_begin(context_, head_.head().norm, placed_[m], view(x_[m]), view(dx_[m])));
+      rows.push_back(
+          head_begin(context_, head_.head().norm, placed_[m], view(x_[m]), view(dx_[m]), options(m)));
     std::vector<Piece> pieces = cut_matrix();
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)
@@ -214,7 +215,7 @@ class HeadRun {
   void two_phases(size_t m, Weights weights) {
     const ArenaFrame frame(arena_);
     const Head head = head_.head();
-    HeadRows rows = head_begin(context_, head.norm, placed_[m], view(x_[m]), view(dx_[m]));
+    HeadRows rows = head_begin(context_, head.norm, placed_[m], view(x_[m]), view(dx_[m]), options(m));
     head_matrix_forward(context_, head.weight, rows, &nll_, options(m));
     nll_rows_[m] = copy_of(rows.nll);
     if (v_.evaluation) return;
