@@ -10,6 +10,7 @@
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
+#include "plan/trained_tensors.h"
 #include "spec/dropouts.h"
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
@@ -129,7 +130,8 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
-                           base_encoding(config.model, out.spec.stored, out.adapter.has_value()));
+                           base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
+                           trained_filter(config.train, out.spec));
   set_groups(config.optimizer, out.layout);
   return out;
 }

@@ -7,8 +7,7 @@
 namespace lm {
 
 double HardwareLimit::operator()(const StepWork& work, double seconds) {
-  const bool lora = job_.model.adapter.has_value();
-  const double rate = necessary_flops(job_.model.spec, job_.model.layout, lora, work) / seconds;
+  const double rate = necessary_flops(job_.model.spec, job_.model.layout, work) / seconds;
   best_ = std::max(best_, rate);
   flops_ = std::max(flops_, rate);
   return rate / flops_;

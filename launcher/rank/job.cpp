@@ -373,7 +373,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   const bool lora = job.model.adapter.has_value();
   const bool checkpoint = !trained.empty() && fs::exists(fs::path(trained) / kManifestName);
   if (checkpoint) {
-    if (lora) load_base(job, setup, rank);
+    if (job.model.layout.frozen_elements > 0) load_base(job, setup, rank);
     CheckpointReader reader(trained, job.plan.numerics.threads);
     return rank.restore(reader, 0);
   }

@@ -188,7 +188,8 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
       if (!of_state || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
       log_warning(error.text().area, std::string(error.what()) + "; restoring from " + checkpoints.newest());
       rank.reset();
-      if (job.model.adapter) load_rank(job, rank);  // the frozen base may be on that disk, too
+      // Frozen weights may be on that disk, too.
+      if (job.model.layout.frozen_elements > 0) load_rank(job, rank);
       metrics.keep(checkpoints.go_back(rank, trainer));
     }
   }
@@ -368,7 +369,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
-  if (saved.empty() || job->model.adapter) load_rank(*job, *rank);
+  if (saved.empty() || job->model.layout.frozen_elements > 0) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
   const Judge judge{*rank, held_out, samples, metrics};
   const auto stopped = [&] { return ranks.any("stop", stop.requested()); };

@@ -38,7 +38,8 @@ std::string hash_with_base(const std::string& directory, const CommandLine& line
   Config& config = subject.config;
   const Environment environment = read_environment();
   if (config.train.method != Method::kFull || !model_is_here(config.model.path, environment)) return "";
-  if (!export_differs(read_model_spec(resolve_model(config.model.path, environment)))) return "";
+  const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
+  if (config.train.only.empty() && !export_differs(spec)) return "";
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   config.model.dtype = ModelDType::kF32;
   const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);

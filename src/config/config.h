@@ -141,6 +141,8 @@ struct DataConfig {
 
 struct TrainConfig {
   Method method = Method::kFull;
+  // Names of the tensors that a full run trains (base/name_pattern.h); the others are frozen. Empty: all.
+  std::vector<std::string> only;
   std::optional<double> epochs;        // passes over the data; exclusive with steps (neither: 1 epoch)
   std::optional<int64_t> steps;        // optimizer steps
   int64_t global_batch = 8;            // sequences per optimizer step, over all ranks

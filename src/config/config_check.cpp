@@ -35,6 +35,7 @@ class Checks {
     data();
     schedule();
     groups();
+    freezing();
     adapter();
     adapter_start();
     quantisation();
@@ -170,6 +171,19 @@ class Checks {
           mistake.empty(), "optimizer.groups", "optimizer.groups",
           "optimizer.groups: match = " + value_text(group.match) + " is no regular expression: " + mistake);
     }
+  }
+
+  void freezing() {
+    const std::vector<std::string>& only = config_.train.only;
+    for (const std::string& name : only) {
+      const std::string mistake = NamePattern::mistake(name);
+      require(mistake.empty(), "train.only", "train.only",
+              "train.only: " + value_text(name) + " is no regular expression: " + mistake);
+    }
+    require(
+        only.empty() || config_.train.method == Method::kFull, "train.only", "train.method",
+        "train.only chooses tensors of full fine-tuning, and train.method = \"lora\" and \"qlora\" freeze "
+        "the whole model: set train.method = \"full\", or choose by lora.targets");
   }
 
   void adapter() {

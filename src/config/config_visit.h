@@ -142,6 +142,10 @@ void visit_train(TrainT& train, V& v) {
       "train", "method", train.method,
       {kState,
        "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\""});
+  v.key("train", "only", train.only,
+        {kState,
+         "full fine-tuning of the tensors with these names alone; the others are frozen: whole segments of a "
+         "name between points, such as \"model.layers\", or \"regex:...\"; []: all are trained"});
   v.key("train", "epochs", train.epochs,
         {kNumerics,
          "passes over the data; set this or steps (neither: 1 epoch)",

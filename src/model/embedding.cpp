@@ -38,8 +38,21 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
 }
 
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length) {
-  return {.tokens = std::min(spec.vocab, step_tokens),
-          .positions = std::min(spec.embedding.positions, max_length)};
+  const int64_t tokens = std::min(spec.vocab, step_tokens);
+  return {.tokens = tokens,
+          .positions = std::min(spec.embedding.positions, max_length),
+          .inputs = spec.embedding.inputs.width > 0 ? tokens : 0};
+}
+
+UpdatedRows trained_rows(UpdatedRows rows, const BlockLayout& embedding) {
+  const auto trained = [&](const char* name) {
+    const TensorPlace* const place = embedding.find(name);
+    return place != nullptr && !place->frozen;
+  };
+  if (!trained("embed")) rows.tokens = 0;
+  if (!trained("positions")) rows.positions = 0;
+  if (!trained("inputs.table")) rows.inputs = 0;
+  return rows;
 }
 
 RowGradient::RowGradient(const Table& table, int64_t max_rows, int64_t max_tokens, DeviceType device)
@@ -118,34 +131,41 @@ void RowGradient::finish(const Context& context, const View& gradient, float sca
 }
 
 EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens,
-                                     DeviceType device)
-    : tokens_({.rows = spec.vocab, .columns = spec.hidden, .ignored = spec.pad_token}, most.tokens,
-              max_tokens, device) {
-  const RowGradient::Table table{
-      .rows = spec.embedding.positions, .columns = spec.hidden, .index = &Batch::position};
-  if (table.rows > 0) positions_.emplace(table, most.positions, max_tokens, device);
+                                     DeviceType device) {
+  using Table = RowGradient::Table;
   const InputsSpec& inputs = spec.embedding.inputs;
-  if (inputs.width > 0) {
-    inputs_.emplace(
-        RowGradient::Table{.rows = inputs.vocab, .columns = inputs.all(), .ignored = spec.pad_token},
-        most.tokens, max_tokens, device);
+  if (most.tokens > 0) {
+    tokens_.emplace(Table{.rows = spec.vocab, .columns = spec.hidden, .ignored = spec.pad_token}, most.tokens,
+                    max_tokens, device);
+  }
+  if (most.positions > 0) {
+    positions_.emplace(
+        Table{.rows = spec.embedding.positions, .columns = spec.hidden, .index = &Batch::position},
+        most.positions, max_tokens, device);
+  }
+  if (most.inputs > 0) {
+    inputs_.emplace(Table{.rows = inputs.vocab, .columns = inputs.all(), .ignored = spec.pad_token},
+                    most.inputs, max_tokens, device);
   }
 }
 
 void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
-  tokens_.begin(context, micro_batches);
+  if (tokens_) tokens_->begin(context, micro_batches);
   if (positions_) positions_->begin(context, micro_batches);
   if (inputs_) inputs_->begin(context, micro_batches);
 }
 
 void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx, const View& inputs) {
-  tokens_.add(context, micro, dx);
+  if (tokens_) tokens_->add(context, micro, dx);
   if (positions_) positions_->add(context, micro, dx);
   if (inputs_) inputs_->add(context, micro, inputs);
 }
 
 void EmbeddingGradient::finish(const Context& context, const Embedding& embedding) {
-  tokens_.finish(context, embedding.table.gradient, embedding_scale(context.spec.embedding, context.dtype));
+  if (tokens_) {
+    tokens_->finish(context, embedding.table.gradient,
+                    embedding_scale(context.spec.embedding, context.dtype));
+  }
   if (positions_) positions_->finish(context, embedding.positions.gradient, 1);
   if (inputs_) {
     inputs_->finish(context, embedding.inputs.table.gradient,

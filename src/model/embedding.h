@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/layer_inputs.h"
+#include "spec/block_layout.h"
 
 namespace lm {
 
@@ -28,9 +29,12 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
 // Rows of the tables that a step may update at most: distinct tokens, and distinct positions.
 struct UpdatedRows {
   int64_t tokens = 0, positions = 0;
+  int64_t inputs = 0;  // of the table of layers' inputs, as wide as these
   int64_t all() const { return tokens + positions; }
 };
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length);
+// Of those, the rows of tables that are trained.
+UpdatedRows trained_rows(UpdatedRows rows, const BlockLayout& embedding);
 
 // The gradient of one table of which each token of a batch takes a row.
 class RowGradient {
@@ -66,6 +70,7 @@ class RowGradient {
 
 class EmbeddingGradient {
  public:
+  // Of the tables that have rows in `most`.
   EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens, DeviceType device);
 
   // A backward of the step begins: numbers the distinct rows of its micro-batches and zeroes their sums.
@@ -78,8 +83,7 @@ class EmbeddingGradient {
   void finish(const Context& context, const Embedding& embedding);
 
  private:
-  RowGradient tokens_;
-  std::optional<RowGradient> positions_, inputs_;
+  std::optional<RowGradient> tokens_, positions_, inputs_;
 };
 
 }  // namespace lm

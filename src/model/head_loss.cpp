@@ -152,9 +152,9 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
                              context.stream);
 }
 
-// One chunk of rows against the whole vocabulary; dx [R_c, H] undefined: the loss alone.
+// One chunk of rows against the whole vocabulary. `dx` [R_c, H]: undefined where nobody wants it.
 void whole_chunk(const Context& context, const Head& head, Chunk chunk, const View& dx, double* nll_sum,
-                 float scale, bool first) {
+                 const LossOptions& options) {
   const int64_t vocab = head.weight.weight.rows;
   for (View* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit}) {
     if (!statistic->defined()) *statistic = context.tensor(chunk.rows, 1, DType::kF32);
@@ -163,14 +163,18 @@ void whole_chunk(const Context& context, const Head& head, Chunk chunk, const Vi
   for (int64_t row = 0; row < vocab; row += kVocabularySegment)
     logits.push_back(segment_forward(context, segment_of(head.weight, row), chunk));
   add_loss(context, chunk, nll_sum);
-  if (!dx.defined()) return;
-  chunk.dx_sum = context.tensor(dx.rows, dx.columns, DType::kF32);
-  const View part = context.like(dx);
+  if (!options.backward) return;
+  if (dx.defined()) chunk.dx_sum = context.tensor(dx.rows, dx.columns, DType::kF32);
+  const View part = dx.defined() ? context.like(dx) : View();
   for (size_t s = 0; s < logits.size(); ++s) {
     const HeadSegment segment = segment_of(head.weight, static_cast<int64_t>(s) * kVocabularySegment);
-    segment_backward(context, segment, chunk, logits[s], part, scale, first);
+    segment_backward(context, segment, chunk, logits[s], part, options.scale, options.first);
   }
-  round_sum(context, chunk.dx_sum, dx);
+  if (dx.defined()) round_sum(context, chunk.dx_sum, dx);
+}
+
+bool trained(const Norm& norm) {
+  return norm.weight.gradient.defined() || norm.bias.gradient.defined();
 }
 
 void zero_gradient(const Context& context, const Param& param) {
@@ -225,9 +229,10 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   HeadRows rows;
   rows.targets = batch.targets;
   const int64_t count = rows.targets.count;
+  const bool backward = dx.defined() || options.backward;
   if (count == 0) {
     if (dx.defined()) context.kernels.zero(dx, context.stream);
-    if (dx.defined() && options.first) {
+    if (backward && options.first) {
       zero_gradient(context, head.norm);
       zero_gradient(context, head.weight);
     }
@@ -242,20 +247,25 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   }
   rows.rstd = context.tensor(count, 1, DType::kF32);
   norm_targets(context, head.norm, rows.targets, picked, rows.normed, rows.rstd);
-  View dpicked = !dx.defined() ? View() : count == x.rows ? dx : context.like(rows.normed);
+  View dpicked;
+  if (dx.defined() || (backward && trained(head.norm)))
+    dpicked = dx.defined() && count == x.rows ? dx : context.like(rows.normed);
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
-    const View dchunk = dx.defined() ? dpicked.row_range(row, chunk.x.rows) : View();
-    whole_chunk(context, head, chunk, dchunk, nll_sum, options.scale, options.first && row == 0);
+    LossOptions of_chunk = options;
+    of_chunk.backward = backward;
+    of_chunk.first = options.first && row == 0;
+    const View dchunk = dpicked.defined() ? dpicked.row_range(row, chunk.x.rows) : View();
+    whole_chunk(context, head, chunk, dchunk, nll_sum, of_chunk);
   });
-  if (!dx.defined()) return;
+  if (!dpicked.defined()) return;
   dpicked = dpicked.row_range(0, count);
   norm_backward(context, head.norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked},
                 options.first);
-  put_back(context, rows.targets, dpicked, dx);
+  if (dx.defined()) put_back(context, rows.targets, dpicked, dx);
 }
 
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx) {
+                    const View& dx, bool backward) {
   HeadRows rows;
   rows.targets = batch.targets;
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
@@ -263,7 +273,7 @@ HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch&
   rows.normed = dx.defined() ? dx.row_range(0, rounded) : context.tensor(rounded, hidden);
   for (View* statistic : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit})
     *statistic = context.tensor(count, 1, DType::kF32);
-  if (dx.defined()) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
+  if (backward) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
   if (count == 0) return rows;
   const ArenaFrame frame(context.arena);
   norm_targets(context, norm, rows.targets, pick(context, rows.targets, x), rows.normed, rows.rstd);
@@ -299,18 +309,19 @@ void head_weight_gradient(const Context& context, const Param& weight, const Hea
 
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options) {
+  if (!rows.dx_sum.defined()) return;
   const ArenaFrame frame(context.arena);
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   if (count == 0) {
-    context.kernels.zero(dx, context.stream);
+    if (dx.defined()) context.kernels.zero(dx, context.stream);
     if (options.first) zero_gradient(context, norm);
     return;
   }
   const View picked = pick(context, rows.targets, x);
-  const View dpicked = count == x.rows ? dx : context.tensor(count, hidden);
+  const View dpicked = dx.defined() && count == x.rows ? dx : context.tensor(count, hidden);
   round_sum(context, rows.dx_sum, dpicked);
   norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
-  put_back(context, rows.targets, dpicked, dx);
+  if (dx.defined()) put_back(context, rows.targets, dpicked, dx);
 }
 
 View head_normed(const Context& context, const Norm& norm, const View& x) {

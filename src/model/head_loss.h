@@ -30,6 +30,7 @@ struct HeadSegment {
 struct LossOptions {
   int64_t row_chunk = 512;  // rows of logits at once; numerics: fixed by the plan
   float scale = 1;          // 1 / sum of the target rows' weights in the whole optimizer step
+  bool backward = false;    // gradients of parameters are wanted even where that of x is not
   bool first = false;       // the step's first micro-batch: gradients are overwritten
   float* nll = nullptr;     // [R] fp32 in device memory: of each target row; null when not wanted
   // Memory for what head_weight_gradient wants: normed, max and sum. Null: nobody does.
@@ -37,7 +38,8 @@ struct LossOptions {
 };
 
 // *nll_sum (fp64, device memory) += sum of weight * nll over the batch's targets. With `dx` [T, H] defined it
-// becomes the gradient of x [T, H] and the head's gradients are added; undefined: evaluation.
+// becomes the gradient of x [T, H] and the head's gradients are added; undefined: evaluation, or
+// with `backward` the head's gradients alone.
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
                const View& dx, double* nll_sum, const LossOptions& options);
 
@@ -47,16 +49,16 @@ struct HeadRows {
   View normed;                  // [R', H]: R rounded up; in training it waits in dx until the end
   View rstd;                    // [R] fp32
   View max, sum, target_logit;  // [R] fp32
-  View dx_sum;                  // [R', H] fp32; undefined in evaluation
+  View dx_sum;                  // [R', H] fp32; undefined where nobody wants the final norm's backward
 };
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
-                    const View& dx);
+                    const View& dx, bool backward);
 // The last segment completes the softmax and adds to *nll_sum.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           double* nll_sum, const LossOptions& options);
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options);
-// `x` is head_begin's, and dx becomes its gradient.
+// `x` is head_begin's, and dx becomes its gradient; undefined: nobody wants it.
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 

@@ -16,18 +16,21 @@ namespace lm {
 // blocks' gradients; when these have ended, it takes the slot's place and what lies behind:
 //   [kept 0] [kept 1] ... [slot    ] [batch 0] [dx 0] [x_in 1, 0] ...
 //   [kept 0] [kept 1] ... [table's gradient                ] [batch m] [logits]
+//
+// Blocks before the first trained one have no backward and keep nothing: each one's output takes the place of
+// its input. Where the head alone is trained there is no dx either.
 struct Pass::MicroBatch {
-  MicroBatch(const Context& context, DeviceBatch batch, size_t blocks, bool train_embedding)
+  MicroBatch(const Context& context, DeviceBatch batch, size_t blocks, bool backward, bool train_embedding)
       : device(std::move(batch)),
-        carried(allocate_carried(context, device.rows, true, train_embedding)),
-        dx(context.tensor(device.rows, context.spec.hidden)),
+        carried(allocate_carried(context, device.rows, backward, train_embedding)),
+        dx(backward ? context.tensor(device.rows, context.spec.hidden) : View()),
         x_in(blocks),
         saved(blocks) {
     device.carried = &carried;
   }
   DeviceBatch device;
   Carried carried;
-  View dx;                        // [T, H]: gradient of the residual stream
+  View dx;                        // [T, H]: gradient of the residual stream; undefined: the head's alone
   std::vector<View> x_in;         // [T, H] per block, of those in the arena
   std::vector<BlockSaved> saved;  // per transformer block
   HeadRows head;                  // of a cut head, behind everything else
@@ -42,9 +45,9 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
       config_(step),
       nll_sum_(nll_sum),
       head_(std::ssize(model.layout.blocks) - 1),
+      first_trained_(model.layout.first_trained()),
       group_(static_cast<size_t>(step.group)),
       mark_(model.layout.blocks.size()) {
-  for (const BlockLayout& block : model.layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
   if (step.table_last) take_gradient_slot(model.layout);
 }
 
@@ -87,7 +90,7 @@ void Pass::carry_out(const Operation& operation) {
     case OperationKind::kForward:
       return block == head_ ? head_forward(operation) : forward(block, micro);
     case OperationKind::kHead:
-      if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
+      if (micro == 0) begin_gradient(operation);
       return head(block, micro);
     case OperationKind::kRecompute:
       return recompute(block, micro);
@@ -133,8 +136,13 @@ HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
   return binding_.segment(unit(operation), memory_.borrow(operation.unit, gradient), options(gradient));
 }
 
+void Pass::begin_gradient(const Operation& operation) {
+  if (unit(operation).elements > 0) memory_.begin_gradient(operation.unit);
+}
+
 LossOptions Pass::loss_options(int64_t micro) const {
-  return {.row_chunk = config_.arithmetic.row_chunk, .scale = loss_scale_, .first = micro == 0};
+  return {
+      .row_chunk = config_.arithmetic.row_chunk, .scale = loss_scale_, .backward = true, .first = micro == 0};
 }
 
 void Pass::head(int64_t block, int64_t micro) {
@@ -142,6 +150,7 @@ void Pass::head(int64_t block, int64_t micro) {
   if (config_.table_last) options.keep = &kept_head(micro);
   head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx, nll_sum_,
             options);
+  if (block == config_.first_trained) end_group(micro);
 }
 
 // All activations have ended, and every block's gradient.
@@ -181,8 +190,10 @@ View Pass::input(int64_t block, int64_t micro) {
 
 void Pass::begin_micro(int64_t micro) {
   if (first_of_group(micro)) group_mark_ = context_.arena.mark();
+  const bool backward = config_.first_trained < head_;
+  const bool train_embedding = units_.front().elements > 0;
   group_[static_cast<size_t>(micro % config_.group)] =
-      std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size(), trained_.front() != 0);
+      std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size(), backward, train_embedding);
   const View x = make_input(1, micro);
   embed(embedding(memory_.borrow(0, false), true), at(micro).device, x);
 }
@@ -195,6 +206,7 @@ void Pass::embed(const Embedding& tables, const DeviceBatch& batch, const View& 
 
 void Pass::forward(int64_t block, int64_t micro) {
   if (block == 0) return begin_micro(micro);
+  if (block < config_.first_trained) return pass_over(block, micro);
   const auto b = static_cast<size_t>(block);
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
@@ -211,6 +223,21 @@ void Pass::forward(int64_t block, int64_t micro) {
   block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
 }
 
+// Forward of a block that has no backward.
+void Pass::pass_over(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  const ArenaFrame frame(context_.arena);
+  const TransformerBlock bound = bind_block(block, false, true);
+  const View x_in = input(block, micro);
+  BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
+  if (config_.inputs_off_device())
+    return block_forward(context_, bound, m.device, x_in, dropped, make_input(block + 1, micro));
+  const View x_out = context_.like(x_in);
+  block_forward(context_, bound, m.device, x_in, dropped, x_out);
+  context_.kernels.copy_rows({.from = x_out, .to = x_in}, context_.stream);
+  m.x_in[static_cast<size_t>(block) + 1] = x_in;
+}
+
 void Pass::head_forward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
@@ -219,18 +246,20 @@ void Pass::head_forward(const Operation& operation) {
                                 loss_options(micro));
   }
   if (first_of_group(micro)) mark_.back() = context_.arena.mark();
-  m.head = head_begin(context_, bind_norm(false), m.device, input(head_, micro), m.dx);
+  const bool backward = m.dx.defined() || units_[static_cast<size_t>(head_)].elements > 0;
+  m.head = head_begin(context_, bind_norm(false), m.device, input(head_, micro), m.dx, backward);
 }
 
 void Pass::head_backward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
+  if (micro == 0) begin_gradient(operation);
   if (unit(operation).segment()) {
     return head_segment_backward(context_, bind_segment(operation, true), m.head, loss_options(micro));
   }
   head_finish(context_, bind_norm(true), input(head_, micro), m.head, m.dx, loss_options(micro));
   if (last_of_group(micro)) context_.arena.rewind(mark_.back());
+  if (head_ == config_.first_trained) end_group(micro);
 }
 
 void Pass::recompute(int64_t block, int64_t micro) {
@@ -244,26 +273,30 @@ void Pass::recompute(int64_t block, int64_t micro) {
 
 void Pass::backward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
-  const bool train_embedding = trained_.front() != 0;
   if (block == 0) {
-    if (train_embedding) embedding_backward(micro);
-    if (!last_of_group(micro)) return;
-    if (config_.keeps_inputs() && !inputs_kept_) {
-      inputs_kept_ = true;
-    } else {
-      context_.arena.rewind(group_mark_);
-    }
-    return;
+    if (units_.front().elements > 0) embedding_backward(micro);
+    return end_group(micro);
   }
   const auto b = static_cast<size_t>(block);
   if (micro == 0) memory_.begin_gradient(block);
   if (block + 1 == head_) zero_lent_gradients(context_, m.carried);
   block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
-                 {.dx = m.dx, .first = micro == 0, .want_dx = block > 1 || train_embedding});
+                 {.dx = m.dx, .first = micro == 0, .want_dx = block > first_trained_});
   if (config_.recompute) {
     context_.arena.rewind(recompute_mark_);
   } else if (last_of_group(micro)) {
     context_.arena.rewind(mark_[b]);
+  }
+  if (block == config_.first_trained) end_group(micro);
+}
+
+// The micro-batch's last backward has been.
+void Pass::end_group(int64_t micro) {
+  if (!last_of_group(micro)) return;
+  if (config_.keeps_inputs() && !inputs_kept_) {
+    inputs_kept_ = true;
+  } else {
+    context_.arena.rewind(group_mark_);
   }
 }
 
@@ -319,7 +352,7 @@ void ForwardPass::head(const Operation& operation) {
   if (whole) {
     head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
   } else if (!unit.segment()) {
-    rows_ = head_begin(context, bind_norm(), batch_, x_, {});
+    rows_ = head_begin(context, bind_norm(), batch_, x_, {}, false);
   } else {
     head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
   }

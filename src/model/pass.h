@@ -63,9 +63,12 @@ class Pass {
 
   void forward(int64_t block, int64_t micro);
   void begin_micro(int64_t micro);
+  void pass_over(int64_t block, int64_t micro);
   void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
   void embedding_backward(int64_t micro);
+  void end_group(int64_t micro);
+  void begin_gradient(const Operation& operation);
   void head(int64_t block, int64_t micro);
   void table_gradient(int64_t micro);
   void take_gradient_slot(const ModelLayout& layout);
@@ -92,11 +95,11 @@ class Pass {
   const Context& context_;
   ModelBinding binding_;
   std::vector<Unit> units_;
-  std::vector<char> trained_;  // per block
   PassMemory& memory_;
   const StepConfig& config_;
   double* nll_sum_;
-  int64_t head_;  // the last block, and its unit
+  int64_t head_;           // the last block, and its unit
+  int64_t first_trained_;  // block; nobody wants the gradient of its input
   // Of a tied table that is made last: what each micro-batch's head has kept for it, and behind that in the
   // arena the slot, at whose beginning it begins, too.
   std::vector<HeadRows> kept_heads_;

@@ -1,5 +1,7 @@
 #include "model/transformer.h"
 
+#include <algorithm>
+
 namespace lm {
 namespace {
 
@@ -103,8 +105,25 @@ void mixer_backward(const Context& context, const Sublayer& sublayer, const Devi
       sublayer.mixer);
 }
 
+bool trained(const Norm& norm) {
+  return norm.weight.gradient.defined() || norm.bias.gradient.defined();
+}
 bool trained(const std::optional<Norm>& norm) {
-  return norm && (norm->weight.gradient.defined() || norm->bias.gradient.defined());
+  return norm && trained(*norm);
+}
+bool trained(const Linear& linear) {
+  return linear.weight.gradient.defined() || linear.bias.gradient.defined() || !linear.adapters.empty();
+}
+bool trained(const Sublayer& sublayer) {
+  bool out = trained(sublayer.norm) || trained(sublayer.norm_after);
+  const auto look = [&](const char* /*name*/, const auto& part) { out = out || trained(part); };
+  std::visit([&](const auto& mixer) { mixer.visit(mixer, look); }, sublayer.mixer);
+  return out;
+}
+// Of the first `end` sublayers.
+bool any_trained(const TransformerBlock& block, size_t end) {
+  return std::any_of(block.sublayers.begin(), block.sublayers.begin() + static_cast<std::ptrdiff_t>(end),
+                     [](const Sublayer& sublayer) { return trained(sublayer); });
 }
 
 }  // namespace
@@ -173,11 +192,12 @@ void block_backward(const Context& context, const TransformerBlock& block, const
   const auto& [dx, first, want_dx] = gradient;
   apply_scalar(context, block, dx);
   for (size_t end = block.sublayers.size(), begin = 0; end > 0; end = begin) {
+    if (!want_dx && !any_trained(block, end)) return;
     begin = group_first(block, end - 1);
     const std::optional<Norm>& norm = block.sublayers[begin].norm;
     const BlockSaved::Sublayer& kept = saved.sublayers[begin];
     const View& x = begin == 0 ? x_in : kept.x;
-    const bool wanted = begin > 0 || want_dx || trained(norm);
+    const bool wanted = want_dx || trained(norm) || any_trained(block, begin);
     const ArenaFrame frame(context.arena);
     // What the sublayers beside the first one give the shared input is complete before that one begins.
     View others;

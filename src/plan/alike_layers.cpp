@@ -32,10 +32,15 @@ AlikeLayers::AlikeLayers(const ModelSpec& spec, const ModelLayout& layout)
   const auto block = [&](int64_t layer) -> const BlockLayout& {
     return layout.blocks[static_cast<size_t>(layer) + 1];
   };
+  // Before the first trained block nothing is kept, and nobody wants the gradient of its input.
+  const int64_t trained = layout.first_trained() - 1;  // layer
+  const auto side = [&](int64_t layer) { return layer < trained ? -1 : layer > trained ? 1 : 0; };
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     // Of the first layer nobody may want the gradient of the input: it is like no other.
     int64_t first = std::min<int64_t>(i, 1);
-    while (first < i && !(spec.layer(first) == spec.layer(i) && alike(block(first), block(i)))) ++first;
+    while (first < i &&
+           !(spec.layer(first) == spec.layer(i) && side(first) == side(i) && alike(block(first), block(i))))
+      ++first;
     like_.push_back(first);
     kept_ = std::max(kept_, first + 1);
   }

@@ -47,7 +47,8 @@ std::vector<Settings> methods(const PlanInput& in) {
   Setting type;
   if (full) type.apply = [](Config& c) { c.lora.dtype = LoraDType::kAuto; };
   if (full && fp32_adapters) type.text = {"lora.dtype=auto"};
-  return {{all, plain, zero, master}, {lora, plain, zero, type}, {qlora, type}};
+  const Setting none = set(!now.train.only.empty(), "train.only=[]", [](Config& c) { c.train.only.clear(); });
+  return {{all, plain, zero, master}, {lora, plain, zero, type, none}, {qlora, type, none}};
 }
 
 Settings masters(const Config& config) {

@@ -102,8 +102,8 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
   const double row =
       (tables * static_cast<double>(in.spec.hidden) + static_cast<double>(in.spec.embedding.inputs.all())) *
       static_cast<double>(dtype_size(plan.numerics.dtype));
-  const auto updated =
-      in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
+  const bool frozen = in.layout.blocks.front().frozen_bytes > 0;
+  const auto updated = frozen ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
   const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
   plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
 }
@@ -215,7 +215,6 @@ double tokens_per_second(const Plan& plan) {
 
 void forecast(const PlanInput& in, Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const bool lora = in.adapter != nullptr;
   const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
   const StepShape shape = step_shape(in, plan);
   const StepCosts costs(shape);
@@ -227,7 +226,7 @@ void forecast(const PlanInput& in, Plan& plan) {
   plan.step_tokens = shape.step_tokens;
   plan.sequence_tokens = in.data.mean_length > 0 ? lengths(in).sequence : 0;
   const StepWork token = uniform_work(1, lengths(in).document, in.data.target_share);
-  plan.sol_seconds_per_token = necessary_flops(in.spec, in.layout, lora, token) / rates.peak_flops;
+  plan.sol_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
   predict_traffic(in, plan);
   predict_transfers(in, shape, costs, plan);
   const Prediction& p = plan.prediction;

@@ -23,8 +23,9 @@ namespace {
 // Not where a first backward has to measure it while block inputs wait for the second one, nor where the
 // embedding has more gradients than that of rows.
 bool may_make_table_last(const PlanInput& in, bool in_backward) {
-  return in_backward && in.adapter == nullptr && in.spec.tied && in.spec.embedding.inputs.width == 0 &&
-         in.config.optimizer.clip != Clip::kGlobal;
+  const TensorPlace* const table = in.layout.blocks.front().find("embed");
+  return in_backward && table != nullptr && !table->frozen && in.spec.tied &&
+         in.spec.embedding.inputs.width == 0 && in.config.optimizer.clip != Clip::kGlobal;
 }
 
 std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) {

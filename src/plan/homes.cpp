@@ -86,8 +86,10 @@ std::vector<ScheduleUnit> PlacementPlan::units() const {
   LM_CHECK(blocks >= 2, "a placement is of a model's blocks");
   std::vector<ScheduleUnit> out = schedule_units(blocks - 2, head_segments());
   const PoolPlan& weights = pool(Pool::kWeights);
-  for (size_t u = 0; u < out.size() && weights.slots > 0 && weights.shards > 1 && !frozen_weights; ++u)
-    out[u].in_shards = weights.off_device[u] != 0;
+  for (size_t u = 0; u < out.size() && weights.slots > 0; ++u) {
+    out[u].frozen = frozen_array(static_cast<int64_t>(u));
+    out[u].in_shards = weights.shards > 1 && !out[u].frozen && weights.off_device[u] != 0;
+  }
   if (first_tile.empty()) return out;
   const std::vector<char>& off_device = pool(Pool::kOptimizer).off_device;
   auto segment_tile = segment_tiles.begin();

@@ -89,8 +89,9 @@ struct PlacementPlan {
   std::vector<char> gradients_in_slot;
   // A tied embedding's, too: it is made last, and the slot lies in the arena (model/pass.h).
   bool table_last = false;
-  int64_t group = 1;            // micro-batches that pass a block before the next
-  bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
+  int64_t group = 1;  // micro-batches that pass a block before the next
+  // Of each array of the weight pool: what moves is frozen, of LoRA the base (spec/block_layout.h).
+  std::vector<char> frozen_arrays = {};
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;
@@ -102,6 +103,10 @@ struct PlacementPlan {
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   // Into how many segments the head is cut: 0 unless one of them lives off the device.
   int64_t head_segments() const;
+  bool frozen_array(int64_t array) const {
+    return static_cast<size_t>(array) < frozen_arrays.size() &&
+           frozen_arrays[static_cast<size_t>(array)] != 0;
+  }
   bool in_backward() const { return !gradients_in_slot.empty(); }
   // Of gradients, beside each other: of all blocks; with updates inside backward, of the longest one in the
   // slot and of those outside it. A table that is made last comes when no other is there, and is not counted.

@@ -97,17 +97,24 @@ bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numeri
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
   const bool shards = shards_weights(in, home);
-  // Adapters stay on the device; of LoRA's weights the frozen base may leave it.
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
-    bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes
-                                          : unit.elements * size_of(plan.numerics.trained_dtype()));
+  const DType trained = plan.numerics.trained_dtype();
+  plan.placement.frozen_arrays.clear();
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
+    const bool frozen = moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, trained);
+    plan.placement.frozen_arrays.push_back(frozen ? 1 : 0);
+    bytes.push_back(frozen                  ? unit.frozen_bytes
+                    : in.adapter != nullptr ? 0
+                                            : unit.elements * size_of(trained));
+  }
   plan.placement.pool(Pool::kWeights) = shards ? make_shards(std::move(bytes), in.world.ranks)
                                                : make_pool(home, std::move(bytes), kSlots, in.device);
   // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
   const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
   const BlockLayout& embedding = in.layout.blocks.front();
-  plan.placement.embedding_in_host =
-      !leaves ? 0 : embedding.frozen_bytes + embedding.flat_elements * size_of(plan.numerics.trained_dtype());
+  plan.placement.embedding_in_host = !leaves ? 0
+                                     : embedding.frozen_bytes > 0
+                                         ? embedding.frozen_bytes
+                                         : embedding.flat_elements * size_of(trained);
 }
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
@@ -296,7 +303,6 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   if (homes.in_backward && in.spec.tied && !p.table_last) p.gradients_in_slot.front() = 0;
   const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan.numerics);
   if (one_group) p.group = plan.numerics.micro_batches;
-  p.frozen_weights = in.adapter != nullptr;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
   place_gradients(in, homes.gradients, plan);

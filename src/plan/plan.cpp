@@ -7,11 +7,27 @@
 #include "plan/refusal.h"
 
 namespace lm {
+namespace {
+
+void explain_freezing(const PlanInput& in, Plan& plan) {
+  if (!in.trains() || in.config.train.only.empty()) return;
+  const ModelLayout& layout = in.layout;
+  const int64_t first = plan.step.first_trained;
+  plan.choices.push_back(
+      {"trained parameters",
+       fmt::format("{} of {}", layout.trainable_elements, layout.trainable_elements + layout.frozen_elements),
+       "train.only; " + (first == 0
+                             ? "the backward pass goes through every block"
+                             : "no backward pass before " + layout.blocks[static_cast<size_t>(first)].name)});
+}
+
+}  // namespace
 
 Plan place_plan(const PlanInput& in) {
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
   choose_placement(in, plan);
+  explain_freezing(in, plan);
   return plan;
 }
 

@@ -68,20 +68,26 @@ StepWork uniform_work(double tokens, double length, double target_share) {
   return {tokens, tokens * target_share, tokens * length};
 }
 
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, const StepWork& work) {
-  double base = 0, adapters = 0, attention = 0;  // base: trained or frozen
-  for (size_t b = 1; b + 1 < layout.blocks.size(); ++b) {
-    for (const TensorPlace& place : layout.blocks[b].tensors) {
+double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const StepWork& work) {
+  // Forward, backward to the input, and backward to the weight: 2 FLOP each.
+  const int64_t trained = layout.first_trained(), head = std::ssize(layout.blocks) - 1;
+  double flops = 0;
+  for (int64_t b = 1; b < head; ++b) {
+    const double backward = b < trained ? 0 : 2;
+    for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
       if (place.parameter.kind != ParameterKind::kMatrix) continue;
-      (in_adapter(place.parameter.role) ? adapters : base) += static_cast<double>(place.parameter.elements());
+      flops += (2 + backward + (place.frozen ? 0 : 2)) * static_cast<double>(place.parameter.elements()) *
+               work.tokens;
     }
+    const AttentionSpec* const a = spec.layer(b - 1).find<AttentionSpec>();
+    if (a == nullptr) continue;
+    flops += (b < trained ? 4 : 12) * visible_keys(work, static_cast<double>(a->window)) *
+             static_cast<double>(a->q_rows());
   }
-  for (const LayerSpec& layer : spec.layers) {
-    if (const AttentionSpec* const a = layer.find<AttentionSpec>())
-      attention += visible_keys(work, static_cast<double>(a->window)) * static_cast<double>(a->q_rows());
-  }
-  const double head = static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
-  return (lora ? 4 : 6) * (base * work.tokens + head) + 6 * adapters * work.tokens + 12 * attention;
+  const TensorPlace* const matrix =
+      spec.tied ? layout.blocks.front().find("embed") : layout.blocks.back().find("head");
+  const double of_head = (trained < head ? 4 : 2) + (matrix == nullptr || matrix->frozen ? 0 : 2);
+  return flops + of_head * static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
 }
 
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype) {

@@ -15,11 +15,12 @@ namespace lm {
 // `tokens` in documents of one length, all of them targets: the published definition's case.
 StepWork uniform_work(double tokens, double length, double target_share = 1);
 
-// FLOP that any exact implementation needs: 6 per trained block parameter and token (LoRA: 4 per frozen one,
-// 6 per adapter's), 6 V H per target (LoRA: 4), 6 n_h d S per layer and token of causal attention in
-// documents of S tokens (less in layers with a window). Recomputation, embedding, norms and the update are
-// not in it.
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, const StepWork& work);
+// FLOP that any exact implementation needs: 6 per trained block parameter and token (4 per frozen one, and 2
+// before the first trained block), 6 V H per target (frozen: 4; where nothing before the head is trained 2
+// less), 6 n_h d S per layer and token of causal attention in documents of S tokens (less in layers with a
+// window; 2 n_h d S before the first trained block). Recomputation, embedding, norms and the update are not
+// in it.
+double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const StepWork& work);
 
 // Of a GPU of which nothing is known.
 inline constexpr double kAssumedGpuBF16 = 100e12, kAssumedGpuF32 = 20e12, kAssumedGpuBandwidth = 500e9;

@@ -21,6 +21,7 @@ using Settings = std::vector<Setting>;
 Settings candidates(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const bool bf16 = n.trained_dtype() == DType::kBF16, full = in.adapter == nullptr;
+  const bool all = in.config.train.only.empty();  // of the model's tensors may be trained
   Settings out;
   const auto add = [&](bool possible, std::string text, std::function<void(Config&)> apply) {
     if (possible) out.push_back({{std::move(text)}, std::move(apply)});
@@ -54,8 +55,8 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
   add(n.fp32_adapters, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
       [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; });
   add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
-  add(full, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
-  add(in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
+  add(full && all, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
+  add(all && in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
       full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"",
       [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; });
   return out;

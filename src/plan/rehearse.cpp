@@ -59,8 +59,9 @@ class Rehearsal {
   Rehearsal(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
             std::set<GemmShape>* gemms = nullptr)
       : layers_(whole.spec, whole.layout),
+        first_trained_(step.first_trained),
         model_{layers_.spec(), layers_.layout(), whole.adapter},
-        step_(of_model(step, model_.spec, batch)),
+        step_(of_model(step, layers_, batch)),
         batch_(batch),
         counts_{.cost = {}, .gemms = gemms},
         arena_(Arena::Rehearsed{}),
@@ -82,6 +83,7 @@ class Rehearsal {
   std::vector<Operation> operations(int64_t micro_batches) const {
     StepConfig whole = of_micro_batches(micro_batches);
     whole.units = schedule_units(layers_.all(), whole.segments());
+    whole.first_trained = first_trained_;
     return make_schedule(whole).operations;
   }
   int64_t stands_for(int64_t unit) const { return layers_.stands_for(unit); }
@@ -119,8 +121,14 @@ class Rehearsal {
   int64_t carried() {
     const int64_t before = arena_.mark();
     const ArenaFrame frame(arena_);
-    allocate_carried(context_, step_.micro_rows, true, model_.layout.blocks.front().flat_elements > 0);
+    allocate_carried(context_, step_.micro_rows, step_.first_trained <= layers(),
+                     model_.layout.blocks.front().flat_elements > 0);
     return arena_.mark() - before;
+  }
+
+  bool ends_group(const Operation& op, int64_t group) const {
+    const bool backward = op.kind == OperationKind::kBackward || op.kind == OperationKind::kHead;
+    return backward && op.micro + 1 == group && step_.unit(op.unit).block == step_.first_trained;
   }
 
   const Arena& arena() const { return arena_; }
@@ -129,9 +137,11 @@ class Rehearsal {
   int64_t layers() const { return model_.spec.layer_count(); }
 
  private:
-  static StepConfig of_model(const StepConfig& step, const ModelSpec& spec, const BatchShape& batch) {
+  static StepConfig of_model(const StepConfig& step, const AlikeLayers& layers, const BatchShape& batch) {
+    const ModelSpec& spec = layers.spec();
     StepConfig out = dry_run_step(step);
     out.units = schedule_units(spec.layer_count(), step.segments());
+    out.first_trained = layers.stands_for(step.first_trained);
     out.tied = spec.tied;
     out.micro_rows = step.arithmetic.rows(batch.tokens);
     return out;
@@ -143,6 +153,7 @@ class Rehearsal {
   }
 
   AlikeLayers layers_;
+  int64_t first_trained_;  // of the whole model
   ModelParts model_;
   StepConfig step_;
   BatchShape batch_;
@@ -179,8 +190,8 @@ int64_t grown(int64_t bytes, int64_t times, int64_t growth) {
   return within_reach(bytes + std::min(more, Arena::kEndless));
 }
 
-// Of an operation: its high water over what lay there before, and what it adds to that. The embedding's
-// backward ends a group, and gives back all there is.
+// Of an operation: its high water over what lay there before, and what it adds to that. The last backward of
+// the first trained block ends a group, and gives back all there is.
 struct Carried {
   int64_t peak = 0, adds = 0;
   std::optional<int64_t> leaves;
@@ -194,7 +205,7 @@ std::map<OperationKey, Carried> carry_out_group(Rehearsal& rehearsal, int64_t gr
   rehearsal.step(group, [&](const Operation& op, int64_t peak) {
     const int64_t now = rehearsal.arena().mark();
     Carried& carried = out[{op.kind, op.unit, op.micro}] = {peak - before, now - before, {}};
-    if (op.kind == OperationKind::kBackward && op.unit == 0 && now != before) carried.leaves = now;
+    if (rehearsal.ends_group(op, group) && now != before) carried.leaves = now;
     before = now;
   });
   return out;
@@ -248,7 +259,7 @@ StepConfig dry_run_step(const StepConfig& step) {
   out.units = segments > 0 ? schedule_units(0, segments) : std::vector<ScheduleUnit>();
   out.micro_batches = out.ranks = out.machine_ranks = 1;
   out.clip = Clip::kGlobal;
-  out.pending = out.sharded = out.in_backward = out.frozen_weights = false;
+  out.pending = out.sharded = out.in_backward = false;
   out.pools = {};
   if (step.inputs_off_device()) out.pool(Pool::kActivations).slots = 1;
   out.first_tile.clear();

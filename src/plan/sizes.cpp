@@ -35,14 +35,10 @@ std::string per_parameter(DType type) {
 
 // Of the embedding, that a step may update.
 UpdatedRows updated_rows(const PlanInput& in) {
-  if (in.adapter != nullptr || !in.trains()) return {};
+  if (!in.trains()) return {};
   const int64_t length = in.config.data.max_length;
-  return updated_rows(in.spec, in.config.train.global_batch * length, length);
-}
-
-// The same of the table of layers' inputs.
-int64_t input_rows(const PlanInput& in) {
-  return in.spec.embedding.inputs.width > 0 ? updated_rows(in).tokens : 0;
+  return trained_rows(updated_rows(in.spec, in.config.train.global_batch * length, length),
+                      in.layout.blocks.front());
 }
 
 // Numbers in host memory by which a step's tokens reach the rows of a table (model/embedding.h); 0 rows:
@@ -60,10 +56,9 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   const UpdatedRows rows = updated_rows(in);
   const int64_t micro_batches = plan.numerics.micro_batches;
-  return bytes +
-         4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
-              order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches) +
-              order_numbers(in.spec.embedding.inputs.vocab, input_rows(in), step_tokens, micro_batches));
+  return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
+                      order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches) +
+                      order_numbers(in.spec.embedding.inputs.vocab, rows.inputs, step_tokens, micro_batches));
 }
 
 // A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
@@ -74,7 +69,7 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
       copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   const UpdatedRows updated = updated_rows(in);
   int64_t bytes = (in.trains() ? n.micro_batches : 1) * batch;
-  for (const int64_t rows : {updated.tokens, updated.positions, input_rows(in)}) {
+  for (const int64_t rows : {updated.tokens, updated.positions, updated.inputs}) {
     if (rows > 0) bytes += n.micro_batches * copy(micro_tokens + rows + 1) + copy(rows);
   }
   return bytes;
@@ -229,12 +224,18 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
 
+// Of the trained or the frozen weights.
+OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
+  PoolPlan pool = p.pool(Pool::kWeights);
+  for (size_t a = 0; a < pool.off_device.size(); ++a)
+    if (p.frozen_array(static_cast<int64_t>(a)) != frozen) pool.off_device[a] = 0;
+  return off_device_bytes(pool);
+}
+
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
-  const bool lora = in.adapter != nullptr;
-  const OffDeviceBytes weights = off_device_bytes(p.pool(Pool::kWeights));
   ClassTable table(in, plan);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
@@ -243,10 +244,11 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   }
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
-  table.add(name(StateClass::kWeights), flat * size_of(n.trained_dtype()) - (lora ? 0 : embedding),
-            lora ? OffDeviceBytes() : weights, per_parameter(n.trained_dtype()));
-  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
-            lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
+  const bool frozen = in.layout.blocks.front().frozen_bytes > 0;  // what of the embedding is in host memory
+  table.add(name(StateClass::kWeights), flat * size_of(n.trained_dtype()) - (frozen ? 0 : embedding),
+            offloaded_weights(p, false), per_parameter(n.trained_dtype()));
+  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (frozen ? embedding : 0),
+            offloaded_weights(p, true), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
     table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),
@@ -264,8 +266,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
                  fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
   table.slots();
-  const int64_t row_elements =
-      updated_rows(in).all() * in.spec.hidden + input_rows(in) * in.spec.embedding.inputs.all();
+  const UpdatedRows rows = updated_rows(in);
+  const int64_t row_elements = rows.all() * in.spec.hidden + rows.inputs * in.spec.embedding.inputs.all();
   table.device("embedding rows", row_elements * 4,
                in.spec.embedding.positions > 0 ? "fp32 sums of a step's distinct tokens and positions"
                                                : "fp32 sums of a step's distinct tokens");
@@ -376,7 +378,6 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
           .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
                     p.through(Pool::kActivations)},
           .first_tile = p.first_tile,
-          .frozen_weights = p.frozen_weights,
           .device = p.device,
           .arithmetic = n,
           .micro_rows = n.rows(plan.micro_tokens),
@@ -423,14 +424,14 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.cache_positions = cache_positions(in);
   plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
+  if (in.adapter == nullptr) plan.step.first_trained = in.layout.first_trained();
   const auto longest = static_cast<double>(in.config.data.max_length);
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
-    const GemmShapes shapes =
-        kept_shapes(in.rehearsals->gemm_shapes(in, plan),
-                    necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                    uniform_work(static_cast<double>(plan.micro_tokens), longest)),
-                    in.trains());
+    const GemmShapes shapes = kept_shapes(
+        in.rehearsals->gemm_shapes(in, plan),
+        necessary_flops(in.spec, in.layout, uniform_work(static_cast<double>(plan.micro_tokens), longest)),
+        in.trains());
     plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   }
   if (in.device == DeviceType::kCpu && in.trains() && is_orthogonal(plan.numerics.rule)) {

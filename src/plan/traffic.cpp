@@ -23,13 +23,11 @@ Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const 
       machine_ranks_(numerics.two_levels() ? numerics.machine_ranks : 1),
       neighbours_(world.nodes > 1 && world.by_machine ? world.ranks_per_node() : 1),
       sharded_(placement.sharded),
-      frozen_(placement.frozen_weights),
       weights_in_shards_(placement.pool(Pool::kWeights).shards > 1),
       weight_bytes_(static_cast<int64_t>(dtype_size(numerics.trained_dtype()))),
       gradient_bytes_(static_cast<int64_t>(dtype_size(numerics.gradient_dtype))),
       units_(layout.units(placement.head_segments() > 0)) {
-  for (const Unit& unit : units_)
-    trained_.push_back(layout.blocks[static_cast<size_t>(unit.block)].flat_elements > 0 ? 1 : 0);
+  for (int64_t u = 0; u < std::ssize(units_); ++u) frozen_.push_back(placement.frozen_array(u) ? 1 : 0);
 }
 
 Collective Traffic::scalars(int64_t bytes) const {
@@ -69,13 +67,13 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   if (op.kind == OperationKind::kFetch) {
     if (op.pool != Pool::kWeights || !weights_in_shards_) return {};
     const Unit& unit = units_[static_cast<size_t>(op.array)];
-    if (!frozen_) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
+    if (frozen_[static_cast<size_t>(op.array)] == 0) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
     return {{.kind = Kind::kWeights,
              .bytes = unit.frozen_bytes,
              .shard = frozen_shard_of(unit.frozen_bytes, 0, ranks_).elements}};
   }
-  if (is_transfer(op) || trained_[static_cast<size_t>(op.unit)] == 0) return {};
   const Unit& unit = units_[static_cast<size_t>(op.unit)];
+  if (is_transfer(op) || unit.elements == 0) return {};
   if (op.kind == OperationKind::kGather) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
   if (op.kind == OperationKind::kExchange) {
     const Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_);

@@ -50,11 +50,11 @@ class Traffic {
   int ranks_;
   int machine_ranks_;  // whose gradients are added up first
   int neighbours_;     // ranks of a machine, where what is shared goes in two levels; else 1
-  bool sharded_, frozen_;
+  bool sharded_;
   bool weights_in_shards_;
   int64_t weight_bytes_, gradient_bytes_;  // of an element
   std::vector<Unit> units_;
-  std::vector<char> trained_;  // of each unit: whether its block is
+  std::vector<char> frozen_;  // of each unit: whether its frozen weights are what is gathered
 };
 
 // Every rank sends to every other one: what each kind of link has to do, both at once, and what the call

@@ -7,6 +7,7 @@
 #include "plan/base_encoding.h"
 #include "plan/forecast.h"
 #include "plan/placement.h"
+#include "plan/trained_tensors.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -32,7 +33,8 @@ Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold
                     config.model.quantize == in.config.model.quantize;
   const ModelLayout other =
       same ? ModelLayout()
-           : make_layout(in.spec, adapter, dtype, base_encoding(config.model, in.spec.stored, lora));
+           : make_layout(in.spec, adapter, dtype, base_encoding(config.model, in.spec.stored, lora),
+                         trained_filter(config.train, in.spec));
   const ModelLayout& layout = same ? in.layout : other;
   const PlanInput changed{
       {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
@@ -43,8 +45,8 @@ Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold
   if (wanted && in.trains()) forecast(changed, out.plan);
   out.method = method_name(changed);
   out.rule = rule_text(config.optimizer.name).name;
-  out.weight_bits = layout.frozen_elements == 0 ? 8.0 * static_cast<double>(dtype_size(dtype))
-                                                : bits_of_each(layout.frozen_bytes, layout.frozen_elements);
+  out.weight_bits = lora ? bits_of_each(layout.frozen_bytes, layout.frozen_elements)
+                         : 8.0 * static_cast<double>(dtype_size(dtype));
   out.state_bits = bits_of_each(state_bytes(layout, out.plan.numerics.state()), layout.flat_elements);
   return out;
 }

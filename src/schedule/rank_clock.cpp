@@ -105,7 +105,7 @@ void RankClock::pass_beside(const Operation& op, double start, double end) {
     at(ready_, op.pool, op.array) = end;
   } else if (op.kind == OperationKind::kGather) {
     // What is written back from a slot follows compute.
-    if (config_.pool(Pool::kWeights).holds(op.unit) && !config_.frozen_weights) return wait(end);
+    if (config_.pool(Pool::kWeights).holds(op.unit) && !config_.unit(op.unit).frozen) return wait(end);
     if (std::ssize(gathered_) <= op.unit) gathered_.resize(static_cast<size_t>(op.unit) + 1);
     gathered_[static_cast<size_t>(op.unit)] = end;
   } else if (config_.pool(Pool::kGradients).holds(op.unit)) {

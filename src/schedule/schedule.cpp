@@ -48,6 +48,7 @@ class Builder {
     if (cut()) pass(OperationKind::kBackward, head_, first, end);
     if (final) finished(head_);
     for (auto unit = body_.rbegin(); unit != body_.rend(); ++unit) {
+      if (step_.unit(*unit).block < step_.first_trained) return;
       add(OperationKind::kAcquire, *unit, first);
       for (int64_t micro = first; micro < end; ++micro) {
         if (step_.recompute) add(OperationKind::kRecompute, *unit, micro);
@@ -56,6 +57,7 @@ class Builder {
       add(OperationKind::kRelease, *unit, first);
       if (final) finished(*unit);
     }
+    if (step_.first_trained > 0) return;
     // The embedding's backward sums rows, and needs weights only for what it makes for the layers. It comes
     // last, so that a tied matrix, whose gradient the head began, is complete only here.
     if (step_.layer_inputs) {
@@ -197,6 +199,7 @@ StepSchedule make_schedule(const StepConfig& step) {
            "updates inside backward want all micro-batches of a step in one group");
   LM_CHECK(!step.table_last || (step.tied && !step.layer_inputs && !step.measures()),
            "a gradient that is made last is a tied table's alone, of a step with one backward");
+  LM_CHECK(!step.table_last || step.first_trained == 0, "a gradient that is made last is of a trained table");
   Builder builder(step);
   for (int64_t first = 0; first < step.micro_batches; first += step.group) {
     const int64_t end = std::min(first + step.group, step.micro_batches);

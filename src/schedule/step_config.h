@@ -33,6 +33,8 @@ struct ScheduleUnit {
   // Each rank has its shard of the weights alone. An update changes that where it lives, and whoever uses the
   // unit gathers it.
   bool in_shards = false;
+  // No update changes what the weight pool moves of it (spec/block_layout.h, moves_frozen).
+  bool frozen = false;
 
   int64_t tiles() const { return end_tile - first_tile; }
   auto operator<=>(const ScheduleUnit&) const = default;
@@ -90,12 +92,14 @@ struct StepConfig {
 
   // The embedding makes inputs for the layers, and its backward pass needs its weights.
   bool layer_inputs = false;
+  // The first block with a trained tensor (full fine-tuning): blocks before it have no backward, keep nothing
+  // for one, and their inputs end with their forward.
+  int64_t first_trained = 0;
 
   // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
   // activations (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
-  bool frozen_weights = false;           // no update changes what the weight pool moves
 
   DeviceType device = DeviceType::kCpu;
   Arithmetic arithmetic = {};

@@ -50,7 +50,7 @@ class UseCollector {
     if (op.kind == OperationKind::kAcquire) open_[a] = index;
     if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
     const bool changes = op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather;
-    if (!changes || config_.frozen_weights) return;
+    if (!changes || config_.unit(op.unit).frozen) return;
     const bool at_home = config_.unit(op.unit).in_shards;
     add({index, index, op.unit, !at_home, !at_home, false, at_home});
   }
@@ -75,7 +75,8 @@ class UseCollector {
     switch (op.kind) {
       case OperationKind::kForward:
         if (role == UnitRole::kEmbedding) checked_ = false;
-        if (role != UnitRole::kEmbedding) add({index, index, input(block), true, false, false});
+        if (role != UnitRole::kEmbedding)
+          add({index, index, input(block), true, false, block < config_.first_trained});
         if (role != UnitRole::kFinalNorm) add({index, index, input(block + 1), false, true, false});
         break;
       case OperationKind::kHead:

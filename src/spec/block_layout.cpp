@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/bytes.h"
@@ -70,6 +71,14 @@ void find_owners(BlockLayout& layout) {
     }
     LM_CHECK(owner.empty() || entry.owner != entry.tensor, owner);
   }
+}
+
+// They come before the block's buffers: a head's matrix is the first of the frozen tensors, too.
+void freeze_others(const TrainedFilter& trained, BlockParameters& block) {
+  const auto others = std::ranges::stable_partition(block.trainable, trained);
+  block.frozen.insert(block.frozen.begin(), std::make_move_iterator(others.begin()),
+                      std::make_move_iterator(others.end()));
+  block.trainable.erase(others.begin(), others.end());
 }
 
 int64_t placed_bytes(const FrozenPiece& piece) {
@@ -163,6 +172,19 @@ std::vector<Unit> ModelLayout::units(bool cut_head) const {
   return out;
 }
 
+int64_t ModelLayout::first_trained() const {
+  const auto first =
+      std::ranges::find_if(blocks, [](const BlockLayout& block) { return block.flat_elements > 0; });
+  return first == blocks.end() ? 0 : first - blocks.begin();
+}
+
+bool moves_frozen(const BlockLayout& block, const Unit& unit, DType trained) {
+  if (unit.frozen_bytes == 0) return false;
+  const bool adapts =
+      std::ranges::any_of(block.trainables, [](const Trainable& entry) { return in_adapter(entry.role); });
+  return adapts || unit.frozen_bytes > unit.elements * static_cast<int64_t>(dtype_size(trained));
+}
+
 std::string ModelLayout::name(const Unit& unit) const {
   const std::string& block = blocks[static_cast<size_t>(unit.block)].name;
   return unit.segment() ? fmt::format("{}, segment {}", block, unit.first_row / kVocabularySegment) : block;
@@ -211,12 +233,17 @@ std::map<std::string, int64_t> ModelLayout::frozen_bytes_by_encoding() const {
 }
 
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
-                        const Encoding* encoding) {
+                        const Encoding* encoding, const TrainedFilter& trained) {
   const Encoding& plain = plain_encoding(dtype);
   ModelLayout model;
   uint32_t number = 0;
   for (BlockParameters& block : list_parameters(spec, adapter)) {
     BlockLayout layout;
+    // Fresh values are those of a run that trains all.
+    std::map<std::string, uint32_t> numbers;
+    for (const auto* const list : {&block.trainable, &block.frozen})
+      for (const Parameter& parameter : *list) numbers[parameter.name] = ++number;
+    if (trained && adapter == nullptr) freeze_others(trained, block);
     layout.name = std::move(block.name);
     place_trainable(std::move(block.trainable), layout);
     find_small_runs(layout);
@@ -225,7 +252,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
     find_owners(layout);
-    for (TensorPlace& place : layout.tensors) place.number = ++number;
+    for (TensorPlace& place : layout.tensors) place.number = numbers.at(place.parameter.name);
     model.trainable_elements += layout.parameter_elements;
     model.frozen_elements += layout.frozen_elements;
     model.flat_elements += layout.flat_elements;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -157,14 +158,23 @@ struct ModelLayout {
   // As list_units has them; a tied head has no matrix to cut.
   std::vector<Unit> units(bool cut_head) const;
   std::string name(const Unit& unit) const;  // "block 3", "head, segment 2"
+  // The first block of which something is trained; 0 where nothing is.
+  int64_t first_trained() const;
   // By the encodings' names, padding included; together frozen_bytes.
   std::map<std::string, int64_t> frozen_bytes_by_encoding() const;
 };
 
+// Whether a parameter of the base model is trained in full fine-tuning; empty: all are, but buffers.
+using TrainedFilter = std::function<bool(const Parameter& parameter)>;
+
 // `dtype` is the model's, and what is frozen is stored in it, but for the transformer blocks' frozen matrices
-// if `encoding` is not null.
+// if `encoding` is not null. `trained`: of full fine-tuning; the others join the block's frozen tensors.
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
-                        const Encoding* encoding = nullptr);
+                        const Encoding* encoding = nullptr, const TrainedFilter& trained = {});
+
+// Where the unit's weights are offloaded: whether its frozen bytes move; else its trainable weights do. The
+// other part stays on the device. Adapters do, and of a full run's unit the smaller part.
+bool moves_frozen(const BlockLayout& block, const Unit& unit, DType trained);
 
 // A model, borrowed.
 struct ModelParts {

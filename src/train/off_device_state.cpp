@@ -46,15 +46,16 @@ std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool) {
   LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards,
            "the number of ranks with shards");
   const std::vector<Unit> units = setup.layout.units(placement.head_segments() > 0);
-  const bool weights = pool == Pool::kWeights, frozen = weights && placement.frozen_weights;
+  const bool weights = pool == Pool::kWeights;
   const int ranks = placement.pool(pool).shards;
   return std::make_unique<ShardStore>(ShardStoreSetup{
       .group = *setup.group,
       .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
       .shards =
-          [units, frozen, ranks, bytes = placement.pool(pool).bytes](int64_t array) {
+          [&placement, units, weights, ranks, bytes = placement.pool(pool).bytes](int64_t array) {
             const Unit& unit = units[static_cast<size_t>(array)];
             const int64_t all = bytes[static_cast<size_t>(array)];
+            const bool frozen = weights && placement.frozen_array(array);
             return frozen ? frozen_shards(all, ranks) : shard_bytes(unit, ranks, all / unit.elements);
           },
       .name = [&placement, &layout = setup.layout,

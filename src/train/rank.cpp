@@ -124,10 +124,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                 .staging = off_device_.update_staging()},
                        .clock = off_device_.clock()},
         update_stream);
-    if (setup.adapter == nullptr) {
-      embedding_gradient_ = std::make_unique<EmbeddingGradient>(
-          setup.spec, updated_rows(setup.spec, setup.tokens_per_step, setup.max_length),
-          setup.plan.micro_tokens, stream.device);
+    if (const BlockLayout& embedding = setup.layout.blocks.front(); embedding.flat_elements > 0) {
+      const UpdatedRows all = updated_rows(setup.spec, setup.tokens_per_step, setup.max_length);
+      embedding_gradient_ = std::make_unique<EmbeddingGradient>(setup.spec, trained_rows(all, embedding),
+                                                                setup.plan.micro_tokens, stream.device);
     }
   }
   make_step();

@@ -148,7 +148,7 @@ void TrainStep::carry_out(const Operation& operation) {
       add_rows();
       break;
     case OperationKind::kExchange:
-      if (trained(unit(operation).block))
+      if (unit(operation).elements > 0)
         gradients_->exchange(operation.unit, device_group_, config_.sharded, config_.machine_ranks);
       break;
     case OperationKind::kNorm:
@@ -186,10 +186,6 @@ void TrainStep::transfer(const Operation& operation) {
   store.write_back(operation.array);
 }
 
-bool TrainStep::trained(int64_t block) const {
-  return layout_.blocks[static_cast<size_t>(block)].flat_elements > 0;
-}
-
 BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(unit)];
   LM_CHECK(loan.has_value(), fmt::format("unit {} is used without a loan", unit));
@@ -223,7 +219,7 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View
 }
 
 void TrainStep::add_rows() {
-  if (!trained(0)) return;
+  if (weights_.units().front().elements == 0) return;
   // A tied embedding's gradient is begun by the head; an untied one, and those of positions and of the table
   // of layers' inputs, consist of the step's rows alone. What projects such inputs has its gradient already.
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
@@ -240,13 +236,12 @@ void TrainStep::add_rows() {
 }
 
 void TrainStep::norm(const Operation& operation) {
-  if (trained(unit(operation).block))
-    gradients_->granule_norms(operation.unit, device_group_, config_.sharded);
+  if (unit(operation).elements > 0) gradients_->granule_norms(operation.unit, device_group_, config_.sharded);
 }
 
 void TrainStep::gather(const Operation& operation) {
   const Unit& range = unit(operation);
-  if (update_.skipped || !trained(range.block)) return;
+  if (update_.skipped || range.elements == 0) return;
   constexpr char kWhat[] = "gather of weights";
   const std::vector<ByteRange> shards =
       shard_bytes(range, group_.ranks(), static_cast<int64_t>(dtype_size(weights_.dtype())));
@@ -325,22 +320,29 @@ void TrainStep::fail_step(const std::string& fault) const {
        .kept = "what was saved before this step"});
 }
 
+// Of the block. A cut head's updates begin with the final norm; if that is frozen, with the first segment.
+bool TrainStep::first_update(const Operation& operation) const {
+  if (operation.tile != config_.unit(operation.unit).first_tile) return false;
+  const Unit& range = unit(operation);
+  return !range.segment() ||
+         (range.first_row == 0 && weights_.units()[static_cast<size_t>(head_)].elements == 0);
+}
+
 void TrainStep::update(const Operation& operation) {
   const int64_t u = operation.unit, tile = operation.tile;
   const ScheduleUnit& scheduled = config_.unit(u);
   const int64_t block = scheduled.block;
   if (update_.skipped) explain_skip(block);
-  if (update_.skipped || !trained(block)) return;
+  const Unit& range = unit(operation);
+  if (update_.skipped || range.elements == 0) return;
   if (!update_begun_) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  // A cut head's updates begin with the final norm.
-  const bool first = !unit(operation).segment() && tile == scheduled.first_tile;
+  const bool first = first_update(operation);
   if (config_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
   // A second backward's gradient has been exchanged since the check.
   if (config_.measures() && first) device_group_.end_before(context_.stream);
-  const Unit& range = unit(operation);
   const UpdateInputs inputs{
       .weights = weights_.trainable_home(u),
       .gradients = gradients_->unit(u),

@@ -129,7 +129,7 @@ class TrainStep : private PassMemory {
   using RowPicker = std::function<View(const View& x)>;
   void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
                    const KeyValueCache* cache = nullptr);
-  bool trained(int64_t block) const;
+  bool first_update(const Operation& operation) const;
   void zero_loss();
   double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
   // Sum of nll so far: sends it to the host, waits for the stream and so for everything before.

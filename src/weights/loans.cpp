@@ -8,18 +8,6 @@
 #include "base/error.h"
 
 namespace lm {
-namespace {
-
-// Whether it is adapters that are trained. Buffers are frozen in every run.
-bool has_frozen_base(const ModelLayout& layout) {
-  return std::ranges::any_of(layout.blocks, [](const BlockLayout& block) {
-    return std::ranges::any_of(block.tensors, [](const TensorPlace& place) {
-      return place.frozen && place.parameter.kind != ParameterKind::kBuffer;
-    });
-  });
-}
-
-}  // namespace
 
 Loan::Loan(WeightStore& store, int64_t unit)
     : store_(&store), unit_(unit), version_(store.homes_[static_cast<size_t>(unit)].version) {
@@ -92,15 +80,15 @@ WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType devi
       off_device_(store),
       embedding_(embedding),
       shards_(shards),
-      frozen_base_(has_frozen_base(layout)),
       units_(layout.units(cut_head)) {
   for (const Unit& unit : units_) {
     const bool in_host = homes_.empty() && embedding != nullptr;
     const bool off_device = in_host || through_slots(static_cast<int64_t>(homes_.size()));
-    const bool base = frozen_base_ && unit.frozen_bytes > 0;
+    const bool frozen = in_host ? unit.frozen_bytes > 0
+                                : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);
     const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
-    homes_.push_back({Memory(device, off_device && !base ? 0 : trainable),
-                      Memory(device, off_device && base ? 0 : unit.frozen_bytes)});
+    homes_.push_back({Memory(device, off_device && !frozen ? 0 : trainable),
+                      Memory(device, off_device && frozen ? 0 : unit.frozen_bytes), frozen});
   }
 }
 
@@ -112,7 +100,7 @@ std::vector<int64_t> WeightStore::units_of(int64_t block, const TensorPlace& pla
 }
 
 bool WeightStore::frozen_off_device(int64_t unit) const {
-  return through_slots(unit) && frozen_base_ && units_[static_cast<size_t>(unit)].frozen_bytes > 0;
+  return through_slots(unit) && homes_[static_cast<size_t>(unit)].moves_frozen;
 }
 
 bool WeightStore::trainable_off_device(int64_t unit) const {

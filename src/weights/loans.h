@@ -60,9 +60,9 @@ class OpenUnit {
 
 class WeightStore {
  public:
-  // `dtype`: of the trainable weights. `store` (may be null) holds the offloaded units: their trainable part,
-  // or, if the base is frozen, the frozen one; the rest of a unit is on the device. The embedding's weights
-  // are in `embedding` if not null: borrowed memory that the device can use in place.
+  // `dtype`: of the trainable weights. `store` (may be null) holds the offloaded units, of each the part that
+  // moves (moves_frozen); the rest of a unit is on the device. The embedding's weights, if some of them are
+  // frozen these, are in `embedding` if not null: borrowed memory that the device can use in place.
   WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store = nullptr,
               bool cut_head = false, std::byte* embedding = nullptr, bool shards = false);
 
@@ -84,7 +84,7 @@ class WeightStore {
     off_device_->read(unit, begin, out);
   }
   bool through_slots(int64_t unit) const { return off_device_ != nullptr && off_device_->holds(unit); }
-  // False for an adapter, whose base is fetched instead.
+  // False where the frozen weights are fetched instead.
   bool trained_through_slots(int64_t unit) const { return trainable_off_device(unit); }
   // The unit's trainable weights are the embedding's, in host memory that a GPU uses in place.
   bool in_host_memory(int64_t unit) const {
@@ -97,8 +97,9 @@ class WeightStore {
   struct UnitHome {
     Memory trainable;  // elements of `dtype`
     Memory frozen;
-    int64_t version = 0;  // counts updates
-    int64_t loans = 0;    // open now
+    bool moves_frozen = false;  // where it is offloaded
+    int64_t version = 0;        // counts updates
+    int64_t loans = 0;          // open now
   };
   // Whether that part of the unit is offloaded.
   bool trainable_off_device(int64_t unit) const;
@@ -110,8 +111,7 @@ class WeightStore {
   DType dtype_;
   Store* off_device_;
   std::byte* embedding_;
-  bool shards_;       // `store` has a shard of each of its arrays
-  bool frozen_base_;  // what is offloaded is frozen
+  bool shards_;  // `store` has a shard of each of its arrays
   std::vector<Unit> units_;
   std::vector<UnitHome> homes_;  // of each unit
 };

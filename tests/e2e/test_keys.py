@@ -4,12 +4,16 @@ both values. Learning rates are torch's."""
 import json
 import os
 import resource
+import shutil
 import subprocess
 import tomllib
 
 import pytest
 import torch
-from test_run import BIN, config, lmlaunch, rows, work  # noqa: F401
+from counts import some_of
+from safetensors.torch import load_file
+from test_run import BIN, config, filled, lmlaunch, rows, work  # noqa: F401
+from transformers import LlamaConfig, LlamaForCausalLM
 
 LR, STEPS, WARMUP = 0.5, 20, 4
 
@@ -249,3 +253,86 @@ def test_a_plan_of_large_numbers_takes_no_memory(work, keys):
     done = subprocess.run([BIN / "lmlaunch", "plan", name, *keys], cwd=work, capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (least, least)))
     assert done.returncode in (0, 10, 12), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    """Four layers, and a head of its own with more rows than a segment has."""
+    work = filled(tmp_path_factory.mktemp("untied"), layers=4)
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=8300,
+        max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2))
+    model.to(torch.bfloat16).save_pretrained(work / "model")
+    (work / "swap").mkdir()
+    return work
+
+
+ONLY = {
+    "layers": (["model.layers"], lambda name: ".layers." in name),
+    "upper": (["regex:layers[.][23][.]", "lm_head"], lambda name: ".layers.2." in name or ".layers.3." in name or name.startswith("lm_head")),
+    "head": (["lm_head"], lambda name: name.startswith("lm_head")),
+    "norm": (["model.norm", "layers.1.mlp"], lambda name: name.startswith("model.norm") or ".layers.1.mlp." in name),
+}
+
+
+IN_BLOCKS = {"train__update": "in_backward", "optimizer__clip": "block"}
+ON_DISK = {f"offload__{what}": "nvme" for what in ("weights", "gradients", "optimizer")} | {"offload__paths": ["swap"], "io__tile": "64KiB"}
+# A way to make the steps, and the one that has the same bits: ranks, settings.
+WAYS = {
+    "on_disk": (1, {"train__recompute": "block", "offload__activations": "nvme", **ON_DISK}, "resident"),
+    "in_backward": (1, {"train__update": "in_backward"}, "resident"),
+    "blocks_on_disk": (1, {"optimizer__clip": "block", **ON_DISK}, "blocks"),
+    "in_shards": (2, {"zero__stage": 3, "train__recompute": "block"}, "two_ranks"),
+    "resident": (1, {}, None),
+    "blocks": (1, IN_BLOCKS, None),
+    "two_ranks": (2, {}, None),
+}
+
+
+def frozen_run(untied, case, way):
+    """Losses and norms of its steps, and the hash of its model."""
+    name = f"{case}_{way}"
+    ranks, changes, _ = WAYS[way]
+    if not (untied / "runs" / name).exists():
+        settings = {"train__only": ONLY[case][0], "train__steps": 4, "model__dtype": "bf16", "checkpoint__every": 2, **changes}
+        lmlaunch("--ranks", ranks, config(untied, name, **settings), cwd=untied)
+    steps = [(row["loss"], row["grad_norm"]) for row in rows(untied, name) if "loss" in row]
+    return steps, json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=untied).stdout)["weights_hash"]
+
+
+@pytest.mark.parametrize("case, way", some_of(
+    ("layers", "on_disk"), ("layers", "in_shards"), ("head", "blocks_on_disk"), ("upper", "on_disk"), ("norm", "in_shards"), ("upper", "in_backward"),
+    ("norm", "on_disk"), ("head", "in_backward"), ("head", "in_shards"), ("layers", "in_backward"), ("upper", "in_shards"), ("norm", "blocks_on_disk"),
+    short=6))
+def test_frozen_tensors_do_not_change_wherever_they_are(untied, case, way):
+    like = WAYS[way][2]
+    assert frozen_run(untied, case, way) == frozen_run(untied, case, like)
+    before, after = (load_file(untied / path / "model.safetensors") for path in ("model", f"runs/{case}_{like}/model"))
+    assert set(before) == set(after)
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert changed == {name for name in before if ONLY[case][1](name)}
+
+
+def test_a_run_that_freezes_tensors_goes_on_from_its_checkpoint(untied):
+    before, run = frozen_run(untied, "upper", "resident"), untied / "runs" / "upper_resident"
+    newest = json.loads(lmlaunch("verify", "runs/upper_resident/checkpoints/step_00000004", "--json", cwd=untied).stdout)
+    assert newest["weights_hash"] == before[1]
+    shutil.rmtree(run / "model")
+    lost = [row["eval_loss"] for row in rows(untied, "upper_resident") if "eval_loss" in row][-1]
+    again = json.loads(lmlaunch("eval", "runs/upper_resident", "--json", cwd=untied).stdout)["eval_loss"]
+    assert again == pytest.approx(lost, rel=1e-3)
+    shutil.rmtree(run / "checkpoints" / "step_00000004")
+    lmlaunch("upper_resident.toml", cwd=untied)
+    assert frozen_run(untied, "upper", "resident") == before
+
+
+@pytest.mark.parametrize("only, method, told", [
+    (["model.layer"], "full", 'did you mean "model.layers"?'),
+    (["k_proj"], "full", "which are one parameter here"),
+    (["model.layers"], "lora", "train.only chooses tensors of full fine-tuning"),
+    (["regex:("], "full", "is no regular expression")])
+def test_what_cannot_be_trained_alone_is_refused(untied, only, method, told):
+    done = lmlaunch(config(untied, "refused", train__only=only, train__method=method), cwd=untied, check=False)
+    assert done.returncode == 10 and told in done.stderr, done.stderr
+    assert not (untied / "runs/refused").exists()

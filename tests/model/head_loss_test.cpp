@@ -109,7 +109,7 @@ class HeadRun {
   void cut() {
     std::vector<HeadRows> rows;
     for (size_t m = 0; m < x_.size(); ++m)
-      rows.push_back(head_begin(context_, head_.head().norm, placed_[m], view(x_[m]), view(dx_[m])));
+      rows.push_back(head_begin(context_, head_.head().norm, placed_[m], view(x_[m]), view(dx_[m]), true));
     std::vector<Piece> pieces = cut_matrix();
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)

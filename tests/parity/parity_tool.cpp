@@ -7,6 +7,7 @@
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
 //     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N] [--groups TOML of optimizer.groups]
+//     [--only TOML of train.only]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -40,6 +41,7 @@
 #include "kernels/runtime.h"
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
+#include "plan/trained_tensors.h"
 #include "tests/support/limit_processor.h"
 #include "train/rank.h"
 #include "train/sampling.h"
@@ -183,7 +185,9 @@ struct Case {
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
     if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
-    layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)));
+    const TrainConfig train = parsed(arguments, "only", "train.only").train;
+    layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)),
+                         trained_filter(train, spec));
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
     optimizer.name = parse_name<RuleId>(arguments.get("optimizer", "adamw")).value();
@@ -191,12 +195,8 @@ struct Case {
     optimizer.rule.of<Sgd>().momentum = std::stod(arguments.get("momentum", "0.9"));
     max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
-    if (arguments.options.contains("groups")) {
-      const Config config = parse_config("[model]\npath = \"m\"\n[data]\ntrain = [\"d\"]\n", "",
-                                         {"optimizer.groups=" + arguments.get("groups", "")});
-      optimizer.groups = config.optimizer.groups;
-      set_groups(optimizer, layout);
-    }
+    optimizer.groups = parsed(arguments, "groups", "optimizer.groups").optimizer.groups;
+    set_groups(optimizer, layout);
     plan.numerics.dtype = dtype;
     plan.numerics.fp32_adapters = adapter && arguments.get("adapter-dtype", "auto") == "fp32";
     plan.numerics.rule = optimizer.name;
@@ -214,9 +214,16 @@ struct Case {
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
     plan.step = step_config(spec, plan, optimizer.clip);
+    if (!adapter) plan.step.first_trained = layout.first_trained();
     plan.arena = arena_need({spec, layout, adapter_spec()}, plan.step, whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.
     plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
+  }
+  // The configuration with that key, where its option is given.
+  static Config parsed(const Arguments& arguments, const std::string& option, const std::string& key) {
+    std::vector<std::string> overrides;
+    if (arguments.options.contains(option)) overrides.push_back(key + "=" + arguments.get(option, ""));
+    return parse_config("[model]\npath = \"m\"\n[data]\ntrain = [\"d\"]\n", "", overrides);
   }
   static ModelConfig model_config(const Arguments& arguments) {
     ModelConfig out;

@@ -1,5 +1,7 @@
 """The same model as everyone's: logits, loss, the gradient of every parameter and 5 AdamW steps against transformers."""
 
+import json
+
 import pytest
 import reference
 import tiny_models
@@ -75,3 +77,42 @@ def test_a_wrong_rate_decay_or_a_tensor_left_out_is_seen(tmp_path, name, dtype):
     for left_out in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
         with pytest.raises(AssertionError):
             check_changes(dtype, {**masters(), left_out: theirs["first_weights"][left_out]}, theirs)
+
+
+# train.only, of a model, and which of its tensors these are.
+ONLY = {
+    "layers": ("qwen3_untied", ["model.layers"], lambda name: "layers." in name),
+    "head": ("qwen3_untied", ["lm_head"], lambda name: name.startswith("lm_head.")),
+    "head_and_norm": ("qwen3_untied", ["lm_head", "model.norm"], lambda name: name.startswith(("lm_head.", "model.norm."))),
+    "norms": ("qwen3_untied", ["norm", "q_norm", "k_norm", "post_attention_layernorm"],
+              lambda name: any(part in name for part in (".norm.", ".q_norm.", ".k_norm.", ".post_attention_layernorm."))),
+    "layers_of_a_tied_one": ("qwen3_tied_biases", ["model.layers"], lambda name: "layers." in name),
+    "embedding_of_a_tied_one": ("qwen3_tied_biases", ["embed_tokens"], lambda name: "embed_tokens." in name),
+    "a_middle_layer": ("qwen3_tied_biases", ["regex:layers[.]1[.]"], lambda name: ".layers.1." in name),
+    "an_mlp": ("qwen3_tied_biases", ["layers.1.mlp", "layers.2.self_attn"], lambda name: ".layers.1.mlp." in name or ".layers.2.self_attn." in name),
+}
+
+
+@pytest.mark.parametrize("case", ONLY)
+def test_five_steps_of_some_tensors_are_torchs(tmp_path, case):
+    name, only, chosen = ONLY[case]
+    model = tiny_models.make(name, tmp_path / "model", torch.float32)
+    for tensor, parameter in model.named_parameters():
+        parameter.requires_grad_(chosen(tensor))
+    documents = tiny_models.documents(name, model)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY, max_norm=0.5)
+    right = dict(steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY, max_grad_norm=0.5, only=json.dumps(only))
+    run = lambda **more: tool.run(tmp_path / "model", documents, tmp_path / "run", **right, **more)
+    ours = run(micro_batches=2)
+    check_all("fp32", ours["gradients"], theirs["gradients"])
+    check_all("fp32", ours["weights"], theirs["weights"])
+    check_changes("fp32", ours["masters"], theirs)
+    assert ours["losses"].tolist() == pytest.approx(theirs["losses"].tolist(), rel=LOSSES["fp32"])
+    assert ours["norms"].tolist() == pytest.approx(theirs["norms"], rel=1e-4)
+    others = [dict(recompute="block")]
+    if "tied_" in name and "untied" not in name:
+        others += [dict(off_device="disk"), dict(off_device="disk", recompute="block")]
+    for more in others:
+        again = run(micro_batches=2, **more)
+        assert all((again[what] == ours[what]).all() for what in ("losses", "norms")), more
+        assert all((again["masters"][tensor] == ours["masters"][tensor]).all() for tensor in ours["masters"]), more

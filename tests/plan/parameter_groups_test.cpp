@@ -1,9 +1,11 @@
 // optimizer.groups: which elements a group has, what matches nothing, and that no size depends on them.
+// train.only: what is frozen, and that a plan has nothing for it but its weights.
 #include "plan/parameter_groups.h"
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "plan/trained_tensors.h"
 #include "shapes.h"
 
 namespace lm {
@@ -99,6 +101,102 @@ TEST(ParameterGroups, DoNotCutABlockOfQuantizedState) {
   EXPECT_EQ(refusal([&] { layout_with({{"q_proj", 0.1, {}}}, Rules::id<AdamW>(), false, odd); }), "");
   EXPECT_EQ(refusal([&] { layout_with({{"self_attn", 0.1, {}}}, Rules::id<AdamW8bit>(), false, odd); }), "");
   EXPECT_EQ(refusal([&] { layout_with({{"q_proj", 0.1, {}}}, Rules::id<AdamW8bit>()); }), "");
+}
+
+Case only(std::vector<std::string> names, const ModelSpec& spec = smollm2_135m()) {
+  Case c{.spec = spec};
+  c.config.train.only = std::move(names);
+  c.config.train.recompute = Recompute::kNone;
+  c.config.train.micro_batch = 1;
+  return c;
+}
+
+int64_t elements_of(const BlockLayout& block, const std::string& name) {
+  return block.find(name)->parameter.elements();
+}
+
+TEST(TrainedTensors, LeaveTheOthersFrozen) {
+  const ModelSpec spec = make_spec({64, 160, 3, 4, 2, 16, 500}, false);
+  const ModelLayout all = Case{.spec = spec}.layout(nullptr),
+                    layers = only({"model.layers"}, spec).layout(nullptr),
+                    some = only({"layers.1.mlp", "regex:^model[.]norm"}, spec).layout(nullptr);
+  EXPECT_EQ(all.first_trained(), 0);
+  EXPECT_EQ(layers.first_trained(), 1);
+  EXPECT_EQ(some.first_trained(), 2);
+  EXPECT_EQ(layers.blocks.front().flat_elements, 0);
+  EXPECT_EQ(layers.blocks.back().flat_elements, 0);
+  EXPECT_EQ(layers.trainable_elements + 2 * 500 * 64 + 64, all.trainable_elements);
+  EXPECT_EQ(layers.frozen_elements, 2 * 500 * 64 + 64);
+  for (size_t b = 1; b < 4; ++b) EXPECT_EQ(layers.blocks[b].flat_elements, all.blocks[b].flat_elements);
+  const BlockLayout& second = some.blocks[2];
+  EXPECT_EQ(some.blocks[1].flat_elements, 0);
+  EXPECT_EQ(second.parameter_elements,
+            elements_of(second, "layers.1.mlp.gate_up") + elements_of(second, "layers.1.mlp.down"));
+  EXPECT_TRUE(second.find("layers.1.attn.qkv")->frozen);
+  EXPECT_EQ(some.blocks.back().parameter_elements, 64);
+  EXPECT_EQ(some.blocks.back().find("head")->offset, 0);
+  // Fresh values do not depend on what is trained.
+  for (size_t b = 0; b < all.blocks.size(); ++b)
+    for (const TensorPlace& place : all.blocks[b].tensors)
+      EXPECT_EQ(some.blocks[b].find(place.parameter.name)->number, place.number) << place.parameter.name;
+}
+
+TEST(TrainedTensors, AreRefusedWhereANameMatchesNothingOrAPartOfAMatrix) {
+  const auto why = [](std::vector<std::string> names) {
+    return refusal([&] { only(names).layout(nullptr); });
+  };
+  EXPECT_EQ(why({"model.layers", "model.norm", "embed_tokens"}), "") << "all of them";
+  EXPECT_NE(why({"q_proj"})
+                .find("layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight "
+                      "and model.layers.0.self_attn.v_proj.weight, which are one parameter here"),
+            std::string::npos)
+      << why({"q_proj"});
+  EXPECT_EQ(why({"q_proj", "k_proj", "v_proj"}), "");
+  EXPECT_NE(why({"mlp", "modle.layers"}).find("did you mean \"model.layers\"?"), std::string::npos);
+  EXPECT_NE(why({"lm_head"}).find("is tied to model.embed_tokens.weight"), std::string::npos);
+  EXPECT_NE(why({"regex:nothing"}).find("such as"), std::string::npos);
+}
+
+TEST(TrainedTensors, TakeNoGradientAndNoStateOfTheOthers) {
+  const Case all = only({}), layers = only({"model.layers"}), last = only({"layers.29"});
+  const int64_t flat = layers.layout(nullptr).flat_elements, of_last = last.layout(nullptr).flat_elements;
+  EXPECT_LT(30 * of_last - flat, 30 * kGranule);
+  const Plan plan = layers.plan(), least = last.plan(), whole = all.plan();
+  EXPECT_EQ(class_bytes(plan, "weights"), flat * 2);
+  EXPECT_EQ(class_bytes(plan, "frozen weights"), layers.layout(nullptr).frozen_bytes);
+  for (const auto& [one, elements] : {std::pair(&plan, flat), std::pair(&least, of_last)}) {
+    EXPECT_EQ(class_bytes(*one, "gradients"), elements * 4);
+    EXPECT_EQ(class_bytes(*one, "master"), elements * 2);
+    EXPECT_EQ(class_bytes(*one, "second moment"), elements * 4);
+    EXPECT_EQ(class_bytes(*one, "embedding rows"), 0);
+  }
+  EXPECT_GT(class_bytes(whole, "embedding rows"), 0);
+  EXPECT_EQ(least.step.first_trained, 30);
+  const auto told = std::ranges::find(least.choices, "trained parameters", &Choice::key);
+  ASSERT_NE(told, least.choices.end());
+  EXPECT_EQ(told->value, std::to_string(last.layout(nullptr).trainable_elements) + " of 134515008");
+  EXPECT_EQ(told->reason, "train.only; no backward pass before block 29");
+  // What one layer saves, and beside it a block input of each micro-batch: no more than a tenth of all.
+  EXPECT_LT(least.arena.saved * 10, whole.arena.saved);
+  EXPECT_EQ(plan.step.first_trained, 1);
+  for (const Operation& op : make_schedule(least.step).operations)
+    EXPECT_TRUE(op.unit >= 30 ||
+                !(op.kind == OperationKind::kBackward || op.kind == OperationKind::kRecompute));
+}
+
+TEST(TrainedTensors, MoveFromDiskWhetherTheyAreTrainedOrFrozen) {
+  Case c = only({"regex:layers[.]2[0-9][.]"});
+  c.config.offload.weights = OffloadHome::kNvme;
+  const Plan plan = c.plan();
+  const ModelLayout layout = c.layout(nullptr);
+  const std::vector<ScheduleUnit> units = plan.placement.units();
+  for (int64_t b = 1; b <= 30; ++b) {
+    const BlockLayout& block = layout.blocks[static_cast<size_t>(b)];
+    const bool trained = b > 20;
+    EXPECT_EQ(units[static_cast<size_t>(b)].frozen, !trained) << b;
+    EXPECT_EQ(plan.placement.pool(Pool::kWeights).bytes[static_cast<size_t>(b)],
+              trained ? block.flat_elements * 2 : block.frozen_bytes);
+  }
 }
 
 }  // namespace

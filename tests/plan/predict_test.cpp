@@ -24,7 +24,7 @@ TEST(SpeedOfLight, EqualsPublishedFigures) {
   for (const auto& c : cases) {
     const ModelSpec spec = make_spec(c.shape, c.tied);
     const double flops =
-        necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), false, uniform_work(1, 1024));
+        necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), uniform_work(1, 1024));
     EXPECT_NEAR(989.4e12 / flops, c.tokens_per_second, 2e-4 * c.tokens_per_second) << c.shape.hidden;
   }
 }
@@ -34,21 +34,21 @@ TEST(SpeedOfLight, OfLoraNeedsNoWeightGradientOfTheBase) {
   const AdapterSpec lora = adapter_r16();
   const double base = 32.0 * ((4096 + 2048) * 4096 + 4096 * 4096 + 3 * 14336 * 4096) + 128256.0 * 4096;
   const double expected = 4 * base + 6 * 41'943'040.0 + 6 * 32.0 * 4096 * 2048;
-  EXPECT_DOUBLE_EQ(necessary_flops(spec, make_layout(spec, &lora, DType::kBF16), true, uniform_work(1, 2048)),
+  EXPECT_DOUBLE_EQ(necessary_flops(spec, make_layout(spec, &lora, DType::kBF16), uniform_work(1, 2048)),
                    expected);
 }
 
 TEST(SpeedOfLight, CountsTargetsAndWindows) {
   ModelSpec spec = smollm2_135m();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
-  const double all = necessary_flops(spec, layout, false, uniform_work(1000, 500));
-  const double half = necessary_flops(spec, layout, false, uniform_work(1000, 500, 0.5));
+  const double all = necessary_flops(spec, layout, uniform_work(1000, 500));
+  const double half = necessary_flops(spec, layout, uniform_work(1000, 500, 0.5));
   EXPECT_DOUBLE_EQ(all - half, 6 * 49152.0 * 576 * 500);
   set_windows(spec, 500);
-  EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, false, uniform_work(1000, 500)), all);
+  EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, uniform_work(1000, 500)), all);
   set_windows(spec, 100);
   // A token sees 100 keys, less at the start of a document: 100 - 100²/1000 of them instead of 250.
-  EXPECT_NEAR(necessary_flops(spec, layout, false, uniform_work(1000, 500)),
+  EXPECT_NEAR(necessary_flops(spec, layout, uniform_work(1000, 500)),
               all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);
 }
 
@@ -88,7 +88,7 @@ TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   StepShape shape = shape_of(spec, full);
   shape.step.recompute = false;
   EXPECT_NEAR(predict_step(StepCosts(shape), schedule, rates).cost.gemm_flops,
-              necessary_flops(spec, full, false, uniform_work(4096, 512)) - attention, 1e6);
+              necessary_flops(spec, full, uniform_work(4096, 512)) - attention, 1e6);
   // A frozen embedding wants no input gradient of the first block's q, k, v, nor of their adapters' A.
   const AdapterSpec adapter = adapter_r16();
   const ModelLayout lora = make_layout(spec, &adapter, DType::kBF16);
@@ -96,7 +96,7 @@ TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   adapted.step.recompute = false;
   const double unwanted = 2 * 576.0 * (960 + 3 * 16) * 4096;
   EXPECT_NEAR(predict_step(StepCosts(adapted), schedule, rates).cost.gemm_flops,
-              necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - unwanted, 1e6);
+              necessary_flops(spec, lora, uniform_work(4096, 512)) - attention - unwanted, 1e6);
 }
 
 // Adapters of a wider type than their model's multiply at that type's rate.

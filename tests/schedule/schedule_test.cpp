@@ -37,6 +37,40 @@ TEST(Schedule, UpdatesABlockAtItsNormWhenClippingIsNotGlobal) {
             "backward0.0 add rows0.0 norm0.0 update0.0 check0.0 ");
 }
 
+// Of a run that freezes the lower layers: nothing goes back below the first trained block.
+TEST(Schedule, HasNoBackwardBelowTheFirstTrainedBlock) {
+  StepConfig shape{.units = schedule_units(3), .recompute = true, .first_trained = 2};
+  for (size_t u = 0; u < 2; ++u) shape.units[u].end_tile = 0;
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward1.0 forward2.0 forward3.0 head4.0 norm4.0 recompute3.0 backward3.0 norm3.0 "
+            "recompute2.0 backward2.0 norm2.0 check0.0 update2.0 update3.0 update4.0 ");
+  shape.clip = Clip::kBlock;
+  shape.micro_batches = 2;
+  shape.recompute = false;
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward1.0 forward2.0 forward3.0 head4.0 backward3.0 backward2.0 "
+            "forward0.1 forward1.1 forward2.1 forward3.1 head4.1 norm4.0 update4.0 "
+            "backward3.1 norm3.0 update3.0 backward2.1 norm2.0 update2.0 check0.0 ");
+  for (const bool in_backward : {false, true}) {
+    for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+      StepConfig whole{.units = schedule_units(3, 2), .micro_batches = 2, .recompute = true};
+      whole.clip = clip;
+      whole.group = 2;
+      whole.in_backward = in_backward;
+      StepConfig upper = whole;
+      upper.first_trained = 2;
+      for (size_t u = 0; u < 2; ++u) upper.units[u].end_tile = 0;
+      EXPECT_EQ(schedule_fault(make_schedule(upper), upper), "");
+      EXPECT_NE(schedule_fault(make_schedule(whole), upper), "");
+    }
+  }
+  shape.first_trained = 4;
+  for (size_t u = 2; u < 4; ++u) shape.units[u].end_tile = 0;
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward1.0 forward2.0 forward3.0 head4.0 "
+            "forward0.1 forward1.1 forward2.1 forward3.1 head4.1 norm4.0 update4.0 check0.0 ");
+}
+
 // A gradient is complete with all ranks' parts, and only then has a norm; one rank has nobody to ask.
 TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
   const StepConfig alone{.units = schedule_units(1, 2), .micro_batches = 2, .clip = Clip::kBlock};

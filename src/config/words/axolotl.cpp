@@ -59,7 +59,7 @@ constexpr Word kWords[] = {
     missing("relora*", why::kLora),
     missing("jagged_restart_*", why::kLora),
     missing("lisa_*", why::kUnfrozen),
-    missing("unfrozen_parameters", why::kUnfrozen),
+    missing("unfrozen_parameters", why::kOnly),
     missing("quantize_moe_experts", why::kExperts),
     // data
     to("datasets.path", "data.train", How::kSourceName),

@@ -48,6 +48,7 @@ inline constexpr std::string_view kTrackers =
                                   kLora = "adapters are LoRA, with rslora and LoftQ; no other kind",
                                   kOptimizer = "optimizer.name lists the supported optimizers",
                                   kLoss = "the loss is cross-entropy over the target tokens",
+                                  kOnly = "set train.only instead: it names the tensors that are trained",
                                   kUnfrozen = "all weights are trained, or adapters: no choice of tensors";
 
 }  // namespace why

@@ -73,7 +73,7 @@ class Checker {
       const std::string name = fmt::format(" unit {}", u);
       if (unit.loans != 0) return "a loan of" + name + " is never returned";
       if (unit.forwards != shape_.micro_batches) return "a forward of" + name + " is missing";
-      if (!training) continue;
+      if (!training || frozen(u)) continue;
       if (unit.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
       if (last(u) && unit.table_parts != shape_.micro_batches) return "a table gradient is missing";
       if (!unit.normed) return name + " is never normed";
@@ -91,6 +91,8 @@ class Checker {
   Counts& at(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
   Counts& at(const Operation& op) { return at(op.unit); }
   UnitRole role(int64_t unit) const { return shape_.unit(unit).role; }
+  // Before the first trained block.
+  bool frozen(int64_t unit) const { return shape_.unit(unit).block < shape_.first_trained; }
   // A tied table whose gradient is made last.
   bool last(int64_t unit) const { return shape_.table_last && role(unit) == UnitRole::kEmbedding; }
   bool gathers(int64_t unit) const { return shape_.sharded && !shape_.unit(unit).in_shards; }
@@ -152,6 +154,7 @@ class Checker {
   std::string recompute(const Operation& op) {
     if (!shape_.recompute) return "nothing is to be recomputed";
     if (role(op.unit) != UnitRole::kBody) return "only transformer blocks are recomputed";
+    if (frozen(op.unit)) return "nothing before the first trained block is recomputed";
     recomputed_ = true;
     const std::string fault = use(op.unit);
     return fault.empty() ? ascend(at(op).recomputes, op.micro) : fault;
@@ -169,6 +172,7 @@ class Checker {
     const UnitRole what = role(op.unit);
     if (what == UnitRole::kHead) return "the head's backward belongs to the head operation";
     recomputed_ = false;
+    if (frozen(op.unit)) return "nothing before the first trained block has a backward";
     if (what == UnitRole::kVocabularySegment && units_.back().forwards <= op.micro)
       return "the softmax is not complete";
     const int64_t before = behind(op.unit);
@@ -226,8 +230,8 @@ class Checker {
 
   std::string check() {
     if (checked_) return "checked twice";
-    for (const Counts& unit : units_) {
-      if (!unit.normed) return "checked before every gradient is final";
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      if (!at(u).normed && !frozen(u)) return "checked before every gradient is final";
     }
     checked_ = true;
     if (shape_.measures()) begin_second_backward();
