@@ -19,7 +19,7 @@ from figures import Figure, Figures, common_options
 
 CONFIG = 'model.path = "{}"\ndata.train = ["t.jsonl"]\n'
 ROW = {"loss": 2.5, "tokens": 4096, "target_tokens": 4096, "epoch": 0.5}
-WAVES = ["grad_norm", "lr", "tokens_per_s", "sol_pct", "step_ms", "host_bytes", "device_bytes", "read_bytes", "written_bytes",
+WAVES = ["grad_norm", "lr", "tokens_per_s", "sol_pct", "step_ms", "data_ms", "host_bytes", "device_bytes", "read_bytes", "written_bytes",
          "to_device_bytes", "from_device_bytes", "sent_bytes", "hidden_pct"]
 
 

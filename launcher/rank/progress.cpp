@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <string_view>
 
 #include "base/bytes.h"
@@ -49,6 +50,8 @@ double Progress::seconds_to_save(int64_t step, double mean_seconds, double since
 void Progress::show(const StepRow& row, double since_save) {
   seconds_ += row.step_ms / 1e3;
   ++steps_;
+  host_bytes_ += static_cast<double>(row.host_bytes);
+  device_bytes_ += static_cast<double>(row.device_bytes);
   const double mean = seconds_ / static_cast<double>(steps_);
   const double left = mean * static_cast<double>(total_ - row.step);
   // No evaluation or save follows the last step.
@@ -83,6 +86,12 @@ void Progress::finish(const TrainerResult& result) {
                        result.stopped ? "stopped on request" : "done", result.steps, result.tokens,
                        duration_text(result.seconds),
                        result.seconds > 0 ? static_cast<double>(result.tokens) / result.seconds : 0.0));
+  if (steps_ == 0) return;
+  const auto mean = [this](double sum) {
+    return format_bytes(std::llround(sum / static_cast<double>(steps_)));
+  };
+  log_line("mean resident memory " + mean(host_bytes_) +
+           (device_bytes_ > 0 ? ", of the GPU's " + mean(device_bytes_) : ""));
 }
 
 namespace {

@@ -28,8 +28,9 @@ class Progress {
   int64_t every_, eval_every_;
   Interval checkpoint_;
   int64_t total_;
-  int64_t steps_ = 0;   // of this start
-  double seconds_ = 0;  // in these, for the time left
+  int64_t steps_ = 0;                         // of this start
+  double seconds_ = 0;                        // in these, for the time left
+  double host_bytes_ = 0, device_bytes_ = 0;  // sums over these steps
   DiskPace disks_;
 };
 

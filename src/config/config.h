@@ -130,6 +130,7 @@ struct DataConfig {
   std::string chat_template;               // a file of Jinja; "" = the model's own
   Render render = Render::kAuto;           // how plain prompts and completions are written
   BadRows bad_rows = BadRows::kStop;       // an invalid row ends the run, or is counted and left out
+  int64_t max_rows = 0;                    // of `train`, in the order of the files; 0: all
   Answers answers = Answers::kAll;         // answers that are trained; each: one example per answer
   Reasoning reasoning = Reasoning::kKeep;  // reasoning of assistants: by the template, or removed
   int64_t max_length = 2048;               // tokens per sequence; activation memory grows with it

@@ -116,6 +116,9 @@ void visit_data(DataT& data, V& v) {
        "with a note"});
   v.key("data", "bad_rows", data.bad_rows,
         {kTokens, "stop: an invalid row ends the run; skip: it is reported and left out"});
+  v.key("data", "max_rows", data.max_rows,
+        {kTokens, "train on the first rows only: so many of all files in train, in their order; 0: all",
+         kCountFromZero});
   v.key("data", "answers", data.answers,
         {kTokens,
          "which assistant messages are trained; each: one example per answer, which ends with that answer"});

@@ -276,6 +276,12 @@ std::vector<EvalBatches> Loader::eval_sets() const {
 Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
                        int64_t begin, int64_t end) const {
   Batch batch;
+  size_t tokens = 0;
+  for (int64_t s = begin; s < end; ++s) {
+    for (const int32_t piece : list.sequence(s))
+      tokens += static_cast<size_t>(pieces[static_cast<size_t>(piece)].length);
+  }
+  for (auto* column : {&batch.token, &batch.position, &batch.target, &batch.sample}) column->reserve(tokens);
   for (int64_t s = begin; s < end; ++s) {
     for (const int32_t piece : list.sequence(s)) append(source, pieces[static_cast<size_t>(piece)], batch);
   }

@@ -1,8 +1,8 @@
 // Produces the batches of one optimizer step after another: shuffled, packed or padding-free, with the step's
 // number of targets known before it starts. The only state is (epoch, step in epoch): restoring it continues
-// exactly, since everything else follows from the seed and the data. Owned and called by one thread of a
-// rank; the sources are borrowed and must outlive it. Throws Error(11) for data without training targets, ids
-// outside the vocabulary, and data that differs from that of the restored state.
+// exactly, since everything else follows from the seed and the data. Called by one thread at a time (in
+// training prefetch.h's); the sources are borrowed and must outlive it. Throws Error(11) for data without
+// training targets, ids outside the vocabulary, and data that differs from that of the restored state.
 #pragma once
 
 #include <cstdint>

@@ -60,6 +60,7 @@ Json row_options(const PrepareOptions& options) {
           {"loss_on", name_of(options.loss_on)},
           {"columns", options.columns},
           {"bad_rows", name_of(options.bad_rows)},
+          {"max_rows", options.max_rows},
           {"answers", name_of(options.answers)},
           {"reasoning", name_of(options.reasoning)},
           {"render", options.render == Render::kChat ? "chat" : "plain"},
@@ -364,6 +365,7 @@ std::optional<Prepared> find_tokens(const PrepareOptions& options) {
 }
 
 Prepared prepare_evaluation(PrepareOptions options) {
+  options.max_rows = 0;
   options.score = options.format == DataFormat::kChoices;
   Prepared prepared = prepare_tokens(options);
   if (options.score || prepared.choice_rows == 0) return prepared;

@@ -27,6 +27,7 @@ struct PrepareOptions {
   std::string chat_template = {};  // a file; "" = the model's own
   Render render = Render::kAuto;
   BadRows bad_rows = BadRows::kStop;
+  int64_t max_rows = 0;  // the first of all files; 0: all. Evaluation sets ignore it
   Answers answers = Answers::kAll;
   Reasoning reasoning = Reasoning::kKeep;
   bool score = false;       // every ending of rows of choices: prepare_evaluation sets it

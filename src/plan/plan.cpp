@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "plan/forecast.h"
+#include "plan/multiples.h"
 #include "plan/placement.h"
 #include "plan/refusal.h"
 
@@ -41,7 +42,9 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
   }
   const PlanInput in{inputs, machine, world, purpose};
   Plan plan = place_plan(in);
-  if (in.trains()) forecast(in, plan);
+  if (!in.trains()) return plan;
+  forecast(in, plan);
+  note_multiples(in, plan);
   return plan;
 }
 

@@ -94,6 +94,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"target_tokens", row.target_tokens},
                                  {"tokens", row.tokens},
                                  {"step_ms", row.step_ms},
+                                 {"data_ms", row.data_ms},
                                  {"tokens_per_s", row.tokens_per_s},
                                  {"sol_pct", row.sol_pct},
                                  {"device_bytes", row.device_bytes},

@@ -31,6 +31,7 @@ struct StepRow {
   int64_t target_tokens = 0;
   int64_t tokens = 0;
   double step_ms = 0;
+  double data_ms = 0;  // of it, waiting for the batches (data/prefetch.h)
   double tokens_per_s = 0;
   double sol_pct = 0;        // utilization: time of the step's necessary FLOP at peak rate / measured time
   int64_t device_bytes = 0;  // device_bytes(), the peak so far

@@ -21,11 +21,11 @@ constexpr int64_t kSkipWindow = 100;
 Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
                  MetricsFile& metrics)
     : rank_(rank),
-      loader_(loader),
       config_(config),
       options_(options),
       metrics_(metrics),
-      plateau_(config.optimizer.min_lr_ratio) {}
+      plateau_(config.optimizer.min_lr_ratio),
+      data_(loader) {}
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
   TrainerResult result;
@@ -77,7 +77,8 @@ bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
 
 StepRow Trainer::step_once() {
   const double start = monotonic_seconds();
-  const StepBatches batches = loader_.next();
+  const ReadyStep data = data_.next(state_.step + 1 < options_.total_steps);
+  const StepBatches& batches = data.batches;
   const double factor =
       schedule_factor(config_.optimizer, state_.step, options_.total_steps) * plateau_.factor();
   const double lr = config_.optimizer.lr * factor;
@@ -101,20 +102,14 @@ StepRow Trainer::step_once() {
   state_.tokens += row.tokens;
   state_.seconds += seconds;
   if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(work_of(batches), seconds);
+  row.data_ms = data.waited_seconds * 1e3;
+  row.epoch = data.epoch;
   // We allocate nothing within a step, and LibTorch frees nothing: the value between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
   row.disk_bytes = rank_.off_device().disk_bytes();
-  row.epoch = epoch();
   count_moved(row);
   return row;
-}
-
-double Trainer::epoch() const {
-  const LoaderPosition at = loader_.position();
-  const auto whole = static_cast<double>(at.epoch);
-  if (at.step == 0) return whole;
-  return whole + static_cast<double>(at.step) / static_cast<double>(loader_.steps_in_epoch(at.epoch));
 }
 
 void Trainer::count_moved(StepRow& row) {
@@ -157,7 +152,7 @@ void Trainer::count_skipped(const StepRow& row) {
 TrainerState Trainer::state() const {
   TrainerState out = state_;
   out.plateau = plateau_.state();
-  out.data = loader_.position();
+  out.data = data_.position();
   return out;
 }
 
@@ -165,7 +160,7 @@ void Trainer::restore(const TrainerState& state) {
   state_ = state;
   between_steps_ = true;
   plateau_.restore(state.plateau);
-  loader_.restore(state.data);
+  data_.restore(state.data);
 }
 
 Json state_json(const TrainerState& s) {

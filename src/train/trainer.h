@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/json.h"
-#include "data/loader.h"
+#include "data/prefetch.h"
 #include "optim/learning_rate.h"
 #include "train/metrics.h"
 #include "train/rank.h"
@@ -87,10 +87,8 @@ class Trainer {
   void count_skipped(const StepRow& row);
   // Counts the bytes moved over each link since the last row.
   void count_moved(StepRow& row);
-  double epoch() const;
 
   Rank& rank_;
-  Loader& loader_;
   const Config& config_;
   TrainerOptions options_;
   MetricsFile& metrics_;
@@ -101,6 +99,7 @@ class Trainer {
   double busy_ = 0, waited_ = 0;
   int64_t to_device_ = 0, from_device_ = 0, sent_ = 0, sent_between_ = 0;
   int64_t device_peak_ = 0;
+  Prefetch data_;  // the last: its thread ends before the others go
 };
 
 }  // namespace lm

@@ -401,6 +401,40 @@ def test_a_file_keeps_the_format_of_its_first_row_where_it_goes_on(run):
     assert open(request["out"], "rb").read() == expected
 
 
+def test_max_rows_trains_on_the_first_rows_of_the_files_in_their_order(run, monkeypatch):
+    texts = [{"text": f"fox {i}"} for i in range(300)]
+    whole, _ = run(texts, "chatml")
+    files = [run.write("a.jsonl", texts[:200]), run.write("b.jsonl", texts[200:290] + [{"bad": 1}] * 10)]
+
+    def first(most, **options):
+        request = run.request(files, "chatml", max_rows=most, **options)
+        summary = prepare.prepare(request)
+        return read_tokens(request["out"]), summary
+
+    for most, of_files in ((1, [1, 0]), (128, [128, 0]), (200, [200, 0]), (290, [200, 90])):  # a chunk has 128 rows
+        examples, summary = first(most)
+        assert examples == whole[:most] and summary["files"] == of_files
+        left = "; files that are not read: 1 of 2" if of_files[1] == 0 else ""
+        assert summary["notes"] == [f"data.max_rows = {most}: only the first {most} rows are used{left}"]
+    # Rows that are left out count, and more rows than there are change nothing.
+    examples, summary = first(295, bad_rows="skip")
+    assert examples == whole[:290] and len(summary["notes"]) == 2
+    assert first(301, bad_rows="skip")[1]["notes"] == first(0, bad_rows="skip")[1]["notes"]
+
+    class Killed(Exception):
+        pass
+
+    def save(self, state, kept=prepare_writer.save):
+        kept(self, state)
+        raise Killed
+
+    for _ in range(2):  # what resumes counts the rows before
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(prepare_writer, "save", save)
+            first(150, save_seconds=0)
+    assert first(150, save_seconds=0)[0] == whole[:150]
+
+
 @pytest.mark.parametrize("damaged", ["", ".marks", ".offsets", ".state"])
 def test_what_is_damaged_or_of_another_request_is_made_anew(run, tmp_path, damaged):
     from token_file import TokenFileWriter

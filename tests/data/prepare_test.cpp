@@ -187,6 +187,10 @@ TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
   PrepareOptions all = options({dir_ + "/a.jsonl"});
   all.loss_on = LossOn::kAll;
   EXPECT_NE(prepare_tokens(all).path, first);
+  PrepareOptions fewer = options({dir_ + "/a.jsonl"});
+  fewer.max_rows = 1;
+  EXPECT_NE(prepare_tokens(fewer).path, first);
+  EXPECT_EQ(prepare_evaluation(fewer).path, first);  // which takes all rows
   write("model/tokenizer_config.json", R"({"eos_token":"<unk>"})");
   EXPECT_NE(prepare_tokens(options({dir_ + "/a.jsonl"})).path, first);
 }

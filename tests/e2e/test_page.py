@@ -112,6 +112,16 @@ def test_the_tile_of_memory_has_the_plans_and_the_measured(work, seen):
     value, note = tiles(shown(work / "runs" / "page" / "report.html"))["peak memory"]
     assert size(value) == pytest.approx(max(row["host_bytes"] for row in rows(work, "page") if "loss" in row), rel=0.01)
     assert note.startswith("planned ") and size(note) == pytest.approx(plan_of(work, "page")["peak"]["host_bytes"], rel=0.01)
+    steps = steps_of(work, "page")
+    assert size(tiles(shown(work / "runs" / "page" / "report.html"))["mean memory"][0]) == pytest.approx(
+        sum(row["host_bytes"] for row in steps) / len(steps), rel=0.01)
+
+
+def test_the_tile_of_time_has_the_share_that_waited_for_data(work, seen):
+    _, note = tiles(shown(work / "runs" / "page" / "report.html"))["time in steps"]
+    steps = steps_of(work, "page")
+    share = 100 * sum(row["data_ms"] for row in steps) / sum(row["step_ms"] for row in steps)
+    assert note.endswith(" % waiting for data") and float(note.split()[0]) == pytest.approx(share, rel=0.02)
 
 
 TIERS = {"host": "Host memory", "device": "GPU memory", "nvme": "Disk"}
@@ -281,7 +291,7 @@ def long_run(work):
     run = work / "runs" / "long"
     shutil.copytree(work / "runs" / "page", run, ignore=shutil.ignore_patterns("model", "checkpoints"))
     row = next(row for row in rows(work, "page") if "loss" in row)
-    varying = ("grad_norm", "lr", "tokens_per_s", "sol_pct", "step_ms", "host_bytes", "device_bytes", "read_bytes", "written_bytes", "to_device_bytes",
+    varying = ("grad_norm", "lr", "tokens_per_s", "sol_pct", "step_ms", "data_ms", "host_bytes", "device_bytes", "read_bytes", "written_bytes", "to_device_bytes",
                "from_device_bytes", "sent_bytes", "hidden_pct")
     assert set(varying) <= set(row)
     with open(run / "metrics.jsonl", "w") as file:

@@ -31,9 +31,13 @@ class Report : public testing::Test {
   void steps(int64_t first, int64_t last) {
     std::string text;
     for (int64_t i = first; i <= last; ++i)
-      text +=
-          Json{{"step", i}, {"loss", 1.0 / static_cast<double>(i)}, {"tokens", 10}, {"step_ms", 5.0}}.dump() +
-          "\n";
+      text += Json{{"step", i},
+                   {"loss", 1.0 / static_cast<double>(i)},
+                   {"tokens", 10},
+                   {"step_ms", 5.0},
+                   {"data_ms", 2.0}}
+                  .dump() +
+              "\n";
     append("metrics.jsonl", text);
   }
   std::string run_;
@@ -51,6 +55,7 @@ TEST_F(Report, EveryStepOfAShortRunIsAPointWithItsValue) {
   EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "", "points": [[0, 2.5], [3, 1.25]]}])"));
   EXPECT_EQ(curves.totals()["tokens"], 30);
   EXPECT_EQ(curves.totals()["tokens_per_s"], 2000);
+  EXPECT_EQ(curves.totals()["data_seconds"], 0.006);
 }
 
 TEST_F(Report, EachEvaluationSetHasItsCurveAndTheFirstStaysTheFirst) {

@@ -2,6 +2,7 @@
 // many micro-batches, caches, and bugs that nothing swallows.
 #include "plan/limits.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
@@ -281,6 +282,61 @@ TEST(Limits, NoRankDoesMoreThanTheBest) {
   }
   EXPECT_DOUBLE_EQ(best, 1);
   EXPECT_LT(scaling.rows.front().efficiency, 1);
+}
+
+TEST(Limits, SizesThatAGpuMultipliesSlowlyAreNoted) {
+  Case c{.spec = make_spec({768, 2049, 2, 12, 12, 64, 50257}),
+         .machine = gpu_machine("H200"),
+         .device = DeviceType::kCuda};
+  c.config.train.micro_batch = 1;
+  const auto notes = [&c](const std::string& key) {
+    std::vector<std::string> out;
+    for (const Choice& choice : c.plan().choices) {
+      if (choice.key == key) out.push_back(choice.reason);
+    }
+    return out;
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  ASSERT_EQ(notes("multiples of 8").size(), 1u);
+  const std::string widths = notes("multiples of 8")[0];
+  // Three matrices of each layer, two of which are one, and the tied head's; attention's are not among them.
+  const double attention = 2 * 4 * 768 * 768, mlp = 2 * 3.0 * 2049 * 768, head = 50257.0 * 768;
+  const double gate_up = 2 * 4104.0 * 768, down = 2 * 2056.0 * 768;  // 2 x 2049 = 4098
+  EXPECT_TRUE(has(widths, "embed [50257, 768]") && has(widths, "[768, 2049]") && has(widths, "[4098, 768]"))
+      << widths;
+  EXPECT_TRUE(
+      has(widths, fmt::format("{:.0f} % of the step's", 100 * (mlp + head) / (attention + mlp + head))))
+      << widths;
+  const double padded = (gate_up + down + 50264.0 * 768) / (mlp + head);
+  EXPECT_TRUE(has(widths, fmt::format("{:.2g} % more elements", 100 * (padded - 1)))) << widths;
+  c.config.data.max_length = 1001;
+  ASSERT_EQ(notes("multiples of 8").size(), 2u);
+  EXPECT_TRUE(has(notes("multiples of 8")[1], "1 x 1001 tokens")) << notes("multiples of 8")[1];
+  EXPECT_TRUE(has(notes("multiples of 8")[1], "data.max_length = 1008 makes 0.7 % more"))
+      << notes("multiples of 8")[1];
+  c.config.train.micro_batch = 8;  // their sum is one
+  EXPECT_EQ(notes("multiples of 8").size(), 1u);
+  // An A100 wants 64, but not of an adapter's rank.
+  c.spec = make_spec({768, 2056, 2, 12, 12, 64, 50304});
+  EXPECT_TRUE(notes("multiples of 8").empty());
+  c.machine = gpu_machine("A100");
+  c.config.data.max_length = 1024;
+  c.config.train.method = Method::kLora;
+  ASSERT_EQ(notes("multiples of 64").size(), 1u);
+  EXPECT_TRUE(has(notes("multiples of 64")[0], "[768, 2056]") && !has(notes("multiples of 64")[0], "embed"));
+  c.spec = make_spec({768, 2048, 2, 12, 12, 64, 50304});
+  EXPECT_TRUE(notes("multiples of 64").empty());
+  // Neither fp32 nor the CPU.
+  c.spec = make_spec({768, 2049, 2, 12, 12, 64, 50257});
+  EXPECT_FALSE(notes("multiples of 64").empty());
+  c.config.model.dtype = ModelDType::kF32;
+  EXPECT_TRUE(notes("multiples of 64").empty());
+  c.config.model.dtype = ModelDType::kBF16;
+  c.device = DeviceType::kCpu;
+  c.machine = cpu_machine(64);
+  EXPECT_TRUE(notes("multiples of 64").empty() && notes("multiples of 8").empty());
 }
 
 }  // namespace

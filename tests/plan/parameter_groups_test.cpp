@@ -187,7 +187,6 @@ TEST(TrainedTensors, TakeNoGradientAndNoStateOfTheOthers) {
 TEST(TrainedTensors, MoveFromDiskWhetherTheyAreTrainedOrFrozen) {
   Case c = only({"regex:layers[.]2[0-9][.]"});
   c.config.offload.weights = OffloadHome::kNvme;
-  c.config.offload.paths = {"swap"};
   const Plan plan = c.plan();
   const ModelLayout layout = c.layout(nullptr);
   const std::vector<ScheduleUnit> units = plan.placement.units();

@@ -61,7 +61,7 @@ constexpr Word kWords[] = {
     unneeded("template", "the model's own chat template is used; data.chat_template names another"),
     unneeded("default_system", "rows are rendered as they are"),
     to("cutoff_len", "data.max_length"),
-    missing("max_samples", "all data is used: train.steps ends a run earlier"),
+    to("max_samples", "data.max_rows", How::kValue, "of all files of data.train together"),
     unneeded("overwrite_cache", "tokens are cached under a key of all that they depend on"),
     unneeded("tokenized_path", "tokens are cached: data.cache_dir"),
     unneeded("streaming", "tokens are read from a memory-mapped file of any size"),

@@ -23,6 +23,7 @@ constexpr Word kWords[] = {
     to("truncation", "data.too_long"),
     to("dataset", "data.train"),
     to("datasets", "data.train"),
+    to("max_train_samples", "data.max_rows"),
     to("train_file", "data.train"),
     to("val_file", "data.eval"),
     to("precision", "model.dtype"),

@@ -83,6 +83,18 @@ def _chunks(inputs, name, options, start):
         yield detected or "text", rows
 
 
+def _first(chunks, left):
+    """The chunks of _chunks with the first `left` rows."""
+    if left <= 0:
+        return
+    for name, rows in chunks:
+        rows.rows = rows.rows[:left]
+        left -= len(rows.rows)
+        yield name, rows
+        if left == 0:  # nothing behind them is read
+            return
+
+
 def _pool(workers):
     import concurrent.futures
     import multiprocessing
@@ -94,9 +106,11 @@ def _pool(workers):
         return None
 
 
-def _results(inputs, request, start):
-    """(position to resume at, Chunk), in the order of the rows."""
+def _results(inputs, request, start, done):
+    """(position to resume at, Chunk), in the order of the rows. `done`: the number of rows before `start`."""
     chunks = _chunks(inputs, request["format"], _model.options, start)
+    if most := request.get("max_rows", 0):
+        chunks = _first(chunks, most - done)
     workers, first = request["workers"], start == BEGINNING
     pool = None if workers <= 1 or inputs.total_bytes < SMALL_BYTES else _pool(workers)
     if pool is None:
@@ -149,8 +163,13 @@ def _time(seconds):
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _notes(counts, examples, date):
+def _notes(counts, examples, date, request, last_file):
     notes = []
+    if counts.rows == request.get("max_rows", 0):
+        files = request["files"]
+        left = len(files) - last_file - 1
+        unread = f"; files that are not read: {left} of {len(files)}" if left else ""
+        notes.append(f"data.max_rows = {counts.rows}: only the first {counts.rows} rows are used{unread}")
     left_out = sum(count for count, _ in counts.skipped.values())
     if left_out:
         reasons = "; ".join(f"{count} x {what} (first: {place})" for what, (count, place) in counts.skipped.items())
@@ -218,7 +237,7 @@ def prepare(request):
     if writer.went_on:
         print(f"lmlaunch: note DATA-24: tokenising resumes after {writer.examples} examples", file=sys.stderr, flush=True)
     progress, saved = Progress(inputs, writer.tokens), time.monotonic()
-    for end, chunk in _results(inputs, request, state["end"]):
+    for end, chunk in _results(inputs, request, state["end"], counts.rows):
         _add_texts(state["texts"], writer.examples, chunk.texts)
         state["groups"] += chunk.groups
         if chunk.groups:
@@ -233,7 +252,7 @@ def prepare(request):
             saved = time.monotonic()
     _check(counts, request)
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
-               "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date()), "sample": state["sample"] or [],
+               "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date(), request, state["end"][0]), "sample": state["sample"] or [],
                "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts),
                "pairs": counts.pairs, "choices": counts.choices, "groups": state["groups"], "template": _model.template is not None}
     writer.finish(summary)
