@@ -335,4 +335,4 @@ def test_a_run_that_freezes_tensors_goes_on_from_its_checkpoint(untied):
 def test_what_cannot_be_trained_alone_is_refused(untied, only, method, told):
     done = lmlaunch(config(untied, "refused", train__only=only, train__method=method), cwd=untied, check=False)
     assert done.returncode == 10 and told in done.stderr, done.stderr
-    assert not (untied / "runs/refused").exists()
+    assert not (untied / "runs/refused/config.toml").exists()
