@@ -293,8 +293,8 @@ WAYS = {
 def frozen_run(untied, case, way):
     """Losses and norms of its steps, and the hash of its model."""
     name = f"{case}_{way}"
-    ranks, changes, _ = WAYS[way]
     if not (untied / "runs" / name).exists():
+        ranks, changes, _ = WAYS[way]
         settings = {"train__only": ONLY[case][0], "train__steps": 4, "model__dtype": "bf16", "checkpoint__every": 2, **changes}
         lmlaunch("--ranks", ranks, config(untied, name, **settings), cwd=untied)
     steps = [(row["loss"], row["grad_norm"]) for row in rows(untied, name) if "loss" in row]
@@ -304,7 +304,7 @@ def frozen_run(untied, case, way):
 @pytest.mark.parametrize("case, way", some_of(
     ("layers", "on_disk"), ("layers", "in_shards"), ("head", "blocks_on_disk"), ("upper", "on_disk"), ("norm", "in_shards"), ("upper", "in_backward"),
     ("norm", "on_disk"), ("head", "in_backward"), ("head", "in_shards"), ("layers", "in_backward"), ("upper", "in_shards"), ("norm", "blocks_on_disk"),
-    short=6))
+    short=3))
 def test_frozen_tensors_do_not_change_wherever_they_are(untied, case, way):
     like = WAYS[way][2]
     assert frozen_run(untied, case, way) == frozen_run(untied, case, like)
@@ -322,9 +322,9 @@ def test_a_run_that_freezes_tensors_goes_on_from_its_checkpoint(untied):
     lost = [row["eval_loss"] for row in rows(untied, "upper_resident") if "eval_loss" in row][-1]
     again = json.loads(lmlaunch("eval", "runs/upper_resident", "--json", cwd=untied).stdout)["eval_loss"]
     assert again == pytest.approx(lost, rel=1e-3)
-    shutil.rmtree(run / "checkpoints" / "step_00000004")
-    lmlaunch("upper_resident.toml", cwd=untied)
-    assert frozen_run(untied, "upper", "resident") == before
+    lmlaunch(config(untied, "upper_resumed", train__only=ONLY["upper"][0], train__steps=2, model__dtype="bf16"), cwd=untied)
+    lmlaunch("upper_resumed.toml", "train.steps=4", "--override", "train.steps", cwd=untied)
+    assert frozen_run(untied, "upper", "resumed") == before
 
 
 @pytest.mark.parametrize("only, method, told", [
