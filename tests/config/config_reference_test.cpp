@@ -38,7 +38,8 @@ TEST(ConfigReference, HasEveryKeyWithItsDefault) {
 
 TEST(ConfigReference, NamesTheOptimizersThatShareAKeyOnce) {
   const std::vector<KeyDoc> keys = documented();
-  EXPECT_EQ(doc_of(keys, "optimizer.betas").rules, "adamw, adamw_8bit, adamw_4bit, adamw_fp8, muon");
+  EXPECT_EQ(doc_of(keys, "optimizer.betas").rules,
+            "adamw, adamw_8bit, adamw_4bit, adamw_fp8, muon, adamw_bf16, adamw_anyprecision");
   EXPECT_EQ(doc_of(keys, "optimizer.lr").rules, "");
   EXPECT_EQ(doc_of(keys, "optimizer.name").choices.size(), std::size(Rules::kTexts));
 }

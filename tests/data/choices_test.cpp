@@ -77,8 +77,9 @@ TEST(Choices, EndingsAreEvaluatedWithTheEndOfTheirContext) {
   EXPECT_EQ(set.batches[1].sample, (std::vector<int32_t>{1, 1, 1}));
   ASSERT_EQ(set.groups.size(), 1u);
   EXPECT_EQ(set.groups[0].right, 1);
-  EXPECT_NE(loader.length_report().find("data: eval: 2 rows, 9 tokens, at data.max_length 4: 1 whole, 1 cut"),
-            std::string::npos)
+  EXPECT_NE(
+      loader.length_report().find("data: eval: 2 rows, 9 tokens, at data.max_length 4: 1 row whole, 1 cut"),
+      std::string::npos)
       << loader.length_report();
 
   MemorySource longer;

@@ -43,7 +43,7 @@ class GatedSource : public MemorySource {
     const std::lock_guard lock(mutex_);
     return reads_;
   }
-  double clock() const {
+  double seconds() const {
     const std::lock_guard lock(mutex_);
     return clock_;
   }
@@ -180,7 +180,7 @@ TEST(Prefetch, CountsTheTimeThatTheCallerWaits) {
   GatedSource source;
   fill(source, 20);
   Loader loader(source, nullptr, small());
-  Prefetch prefetch(loader, [&] { return source.clock(); });
+  Prefetch prefetch(loader, [&] { return source.seconds(); });
   EXPECT_EQ(prefetch.next(true).waited_seconds, 4);  // four examples, and nothing was prepared
   source.wait_for(8);
   EXPECT_EQ(prefetch.next(false).waited_seconds, 0);

@@ -41,6 +41,7 @@ COMMANDS = {
 # What is typed where a command asks for it; the last character ends it.
 TYPED = {"lmlaunch chat runs/second": b"Hello\n\x04"}
 NOT_HERE = {
+    "lmlaunch diff runs/first runs/second": "ends with 1, since they differ; tests/e2e/test_diff.py",
     "./dev demo": "trains a real model for minutes; tests/parity/test_quickstart.py has its inputs",
     "./dev package": "tests/e2e/test_package.py",
     "pip install build/package/lmlaunch-*.whl": "tests/e2e/test_package.py",

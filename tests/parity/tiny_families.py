@@ -56,7 +56,7 @@ GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_
 # Where q and k are normed, and what a sublayer adds, too, gradients are steep: with all factors around 1 two bf16 runs of anything disagree.
 CALM = {"norms": {"q_norm": 0.5, "k_norm": 0.5, "post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.5}}
 UNSCALED = {"norms": {**CALM["norms"], "q_norm": 0.3, "k_norm": 0.3}}  # products of q and k are not divided by sqrt(d)
-WITH_INPUTS = {"norms": {**UNSCALED["norms"], "post_per_layer_input_norm": 0.3}}
+WITH_INPUTS = {"norms": {**UNSCALED["norms"], "q_norm": 0.2, "k_norm": 0.2, "post_attention_layernorm": 0.15, "post_feedforward_layernorm": 0.15, "post_per_layer_input_norm": 0.05}}
 
 def unturned(head_dim, turned):
     """Columns of a head that RoPE leaves alone: a key's bias has no gradient there."""
@@ -135,7 +135,7 @@ FAMILIES = {
         ("Gemma4TextConfig", base(5, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0, 1, 0), sliding_window=7, global_head_dim=32,
                                   **INPUTS), WITH_INPUTS),
     "gemma4_text_odd_inputs_in_gemma4":
-        ("Gemma4TextConfig", odd(5, layer_types=slides(0, 1, 0, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
+        ("Gemma4TextConfig", odd(4, layer_types=slides(0, 1, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
                                  vocab_size_per_layer_input=1003, num_kv_shared_layers=2, attention_k_eq_v=True,
                                  final_logit_softcapping=3.0, tie_word_embeddings=True), {**IN_GEMMA4, **WITH_INPUTS}),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),
