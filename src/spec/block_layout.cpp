@@ -75,10 +75,10 @@ void find_owners(BlockLayout& layout) {
 
 // They come before the block's buffers: a head's matrix is the first of the frozen tensors, too.
 void freeze_others(const TrainedFilter& trained, BlockParameters& block) {
-  const auto others = std::ranges::stable_partition(block.trainable, trained);
-  block.frozen.insert(block.frozen.begin(), std::make_move_iterator(others.begin()),
-                      std::make_move_iterator(others.end()));
-  block.trainable.erase(others.begin(), others.end());
+  const auto others = std::stable_partition(block.trainable.begin(), block.trainable.end(), trained);
+  block.frozen.insert(block.frozen.begin(), std::make_move_iterator(others),
+                      std::make_move_iterator(block.trainable.end()));
+  block.trainable.erase(others, block.trainable.end());
 }
 
 int64_t placed_bytes(const FrozenPiece& piece) {
