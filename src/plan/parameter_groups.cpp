@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,7 @@
 #include "base/error.h"
 #include "base/name_pattern.h"
 #include "config/config_text.h"
-#include "config/nearest.h"
+#include "plan/name_hint.h"
 
 namespace lm {
 namespace {
@@ -67,21 +66,14 @@ class Groups {
     const auto unused = std::ranges::find(matched_, false);
     if (unused == matched_.end()) return;
     const std::string& match = optimizer_.groups[static_cast<size_t>(unused - matched_.begin())].match;
-    const auto points = static_cast<size_t>(std::ranges::count(match, '.'));
-    std::set<std::string> runs;
-    std::string last;
+    std::vector<std::string> names;
     for (const BlockLayout& block : layout.blocks) {
-      for (const Trainable& entry : block.trainables) {
-        for (const ParameterPart& part : block.tensors[entry.tensor].parameter.parts) {
-          last = part.name;
-          for (std::string& run : segment_runs(part.name, points + 1)) runs.insert(std::move(run));
-        }
-      }
+      for (const Trainable& entry : block.trainables)
+        for (const ParameterPart& part : block.tensors[entry.tensor].parameter.parts)
+          names.push_back(part.name);
     }
-    const auto hit = nearest(match, {runs.begin(), runs.end()});
     throw groups_error(
-        "match = " + value_text(match) + " is in no name of a trained tensor" +
-            (hit ? "; did you mean " + value_text(*hit) + "?" : ", such as " + value_text(last)),
+        "match = " + value_text(match) + " is in no name of a trained tensor" + name_hint(match, names),
         "name whole segments between points, or \"regex:...\"; names are those of the model's or adapter's "
         "files");
   }

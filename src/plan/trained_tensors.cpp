@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +10,7 @@
 #include "base/error.h"
 #include "base/name_pattern.h"
 #include "config/config_text.h"
-#include "config/nearest.h"
+#include "plan/name_hint.h"
 
 namespace lm {
 namespace {
@@ -58,14 +57,8 @@ Error unknown_name(const std::string& pattern, const std::vector<std::string>& n
                           spec.names.embedding + ".weight",
                       "name the embedding, which is trained in both places");
   }
-  const auto points = static_cast<size_t>(std::ranges::count(pattern, '.'));
-  std::set<std::string> runs;
-  for (const std::string& name : names)
-    for (std::string& run : segment_runs(name, points + 1)) runs.insert(std::move(run));
-  const auto hit = nearest(pattern, {runs.begin(), runs.end()});
   return only_error(
-      value_text(pattern) + " is in no name of a tensor that can be trained" +
-          (hit ? "; did you mean " + value_text(*hit) + "?" : ", such as " + value_text(names.back())),
+      value_text(pattern) + " is in no name of a tensor that can be trained" + name_hint(pattern, names),
       next);
 }
 

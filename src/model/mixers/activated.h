@@ -1,9 +1,31 @@
-// What MLPs share: the last projection of an activation's output, backwards.
+// What MLPs share: the gated activation, and the last projection of an activation's output, backwards.
 #pragma once
 
 #include "model/mixers/mixer.h"
 
 namespace lm {
+
+// h [T, F] = activation(a) * b, of both = [a b] [T, 2 F].
+inline void gated_forward(const Context& context, Activation activation, const View& both, const View& h) {
+  context.kernels.gated_forward({.gate_up = both.data,
+                                 .out = h.data,
+                                 .rows = h.rows,
+                                 .ffn = h.columns,
+                                 .activation = activation,
+                                 .dtype = context.dtype},
+                                context.stream);
+}
+
+// From dh [T, F] to the gradient of both, which takes its place; h takes dh's.
+inline void gated_backward(const Context& context, Activation activation, const View& both, const View& dh) {
+  context.kernels.gated_backward({.gate_up = both.data,
+                                  .dh = dh.data,
+                                  .rows = dh.rows,
+                                  .ffn = dh.columns,
+                                  .activation = activation,
+                                  .dtype = context.dtype},
+                                 context.stream);
+}
 
 // From dy [T, H] of y = down(h) to the gradients of `down` and of what h was made of. activate(h) makes h
 // [T, F] once more; undo(dh) makes of dh the gradient of the activation's input, which lies elsewhere, and

@@ -3,20 +3,6 @@
 #include "model/mixers/activated.h"
 
 namespace lm {
-namespace {
-
-// h [T, F] of what the first projection made.
-void activate(const Context& context, Activation activation, const View& gate_up, const View& h) {
-  context.kernels.gated_forward({.gate_up = gate_up.data,
-                                 .out = h.data,
-                                 .rows = h.rows,
-                                 .ffn = h.columns,
-                                 .activation = activation,
-                                 .dtype = context.dtype},
-                                context.stream);
-}
-
-}  // namespace
 
 GatedMlp::Saved GatedMlp::allocate(const Context& context, int64_t rows) const {
   Saved saved;
@@ -31,7 +17,7 @@ View GatedMlp::forward(const Context& context, const DeviceBatch& batch, const V
   linear_forward(context, gate_up, batch, {x, saved.gate_up}, saved.gate_up_adapters);
   if (output.kind == MixerOutput::Kind::kNone && down.adapters.empty()) return {};
   const View h = context.tensor(x.rows, spec.ffn);
-  activate(context, spec.activation, saved.gate_up, h);
+  gated_forward(context, spec.activation, saved.gate_up, h);
   return project_output(context, down, batch, h, saved.down_adapters, output);
 }
 
@@ -39,16 +25,8 @@ void GatedMlp::backward(const Context& context, const DeviceBatch& batch, MixerI
                         const Saved& saved, const View& dy, bool first) const {
   activated_backward(
       context, down, batch, dy, saved.down_adapters, first,
-      [&](const View& h) { activate(context, spec.activation, saved.gate_up, h); },
-      [&](const View& dh) {
-        context.kernels.gated_backward({.gate_up = saved.gate_up.data,
-                                        .dh = dh.data,
-                                        .rows = dh.rows,
-                                        .ffn = dh.columns,
-                                        .activation = spec.activation,
-                                        .dtype = context.dtype},
-                                       context.stream);
-      });
+      [&](const View& h) { gated_forward(context, spec.activation, saved.gate_up, h); },
+      [&](const View& dh) { gated_backward(context, spec.activation, saved.gate_up, dh); });
   const View normed = input.normed();
   linear_backward(context, gate_up, batch, {normed, saved.gate_up, input.gradient()}, saved.gate_up_adapters,
                   first);

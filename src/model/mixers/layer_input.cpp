@@ -18,17 +18,6 @@ View input_of(const LayerInput& mixer, const View& both) {
   return both.column_range(mixer.spec.width, mixer.spec.width);
 }
 
-// h [T, P].
-void activate(const Context& context, const LayerInput& mixer, const View& both, const View& h) {
-  context.kernels.gated_forward({.gate_up = both.data,
-                                 .out = h.data,
-                                 .rows = h.rows,
-                                 .ffn = h.columns,
-                                 .activation = mixer.spec.activation,
-                                 .dtype = context.dtype},
-                                context.stream);
-}
-
 }  // namespace
 
 LayerInput::Saved LayerInput::allocate(const Context& context, int64_t rows) const {
@@ -47,7 +36,7 @@ View LayerInput::forward(const Context& context, const DeviceBatch& batch, const
       {.from = columns_of(*this, batch.carried->inputs), .to = input_of(*this, saved.gate_and_input)},
       context.stream);
   const View h = context.tensor(x.rows, spec.width);
-  activate(context, *this, saved.gate_and_input, h);
+  gated_forward(context, spec.activation, saved.gate_and_input, h);
   return project_output(context, out, batch, h, saved.out_adapters, output);
 }
 
@@ -55,16 +44,8 @@ void LayerInput::backward(const Context& context, const DeviceBatch& batch, Mixe
                           const Saved& saved, const View& dy, bool first) const {
   activated_backward(
       context, out, batch, dy, saved.out_adapters, first,
-      [&](const View& h) { activate(context, *this, saved.gate_and_input, h); },
-      [&](const View& dh) {
-        context.kernels.gated_backward({.gate_up = saved.gate_and_input.data,
-                                        .dh = dh.data,
-                                        .rows = dh.rows,
-                                        .ffn = dh.columns,
-                                        .activation = spec.activation,
-                                        .dtype = context.dtype},
-                                       context.stream);
-      });
+      [&](const View& h) { gated_forward(context, spec.activation, saved.gate_and_input, h); },
+      [&](const View& dh) { gated_backward(context, spec.activation, saved.gate_and_input, dh); });
   if (batch.carried->input_gradient.defined()) {
     context.kernels.copy_rows({.from = input_of(*this, saved.gate_and_input),
                                .to = columns_of(*this, batch.carried->input_gradient)},
