@@ -31,7 +31,7 @@ TEST(LargeMatrices, AreRightBeyondElement2To31) {
     GTEST_SKIP() << "minutes on an emulated GPU: with LM_COUNTS=full";
   if (cuda_device(0).free_bytes < kBytes + (int64_t{1} << 30))
     GTEST_SKIP() << "the device has no " << kBytes << " bytes";
-  const Stream stream(DeviceType::kCuda);
+  const StreamView stream = start_torch(DeviceType::kCuda, 2, true);
   const Kernels& kernels = library_kernels(DeviceType::kCuda);
   const auto make = [&](int64_t rows, int64_t columns, Memory& memory) {
     memory = Memory(DeviceType::kCuda, rows * columns * 2);
@@ -45,21 +45,21 @@ TEST(LargeMatrices, AreRightBeyondElement2To31) {
     Values values(DType::kBF16, view.elements());
     for (int64_t r = 0; r < view.rows; ++r)
       for (int64_t k = 0; k < kInner; ++k) values.set(r * kInner + k, element(r, k, period));
-    copy_bytes(view.data, values.data(), view.elements() * 2, stream.view());
-    stream.synchronize();
+    copy_bytes(view.data, values.data(), view.elements() * 2, stream);
+    synchronize(stream);
   };
   fill(x, 5);
   fill(weight, 7);
-  kernels.gemm({.a = x, .b = weight, .out = product, .transpose_b = true}, stream.view());
-  kernels.copy_rows({.from = product, .to = copy}, stream.view());
+  kernels.gemm({.a = x, .b = weight, .out = product, .transpose_b = true}, stream);
+  kernels.copy_rows({.from = product, .to = copy}, stream);
   kernels.gated_forward(
       {.gate_up = copy.data, .out = hidden.data, .rows = kTokens, .ffn = kFfn, .dtype = DType::kBF16},
-      stream.view());
+      stream);
 
   const auto row_of = [&](const View& view, int64_t row) {
     Values out(DType::kBF16, view.columns);
-    copy_bytes(out.data(), view.row_range(row, 1).data, view.columns * 2, stream.view());
-    stream.synchronize();
+    copy_bytes(out.data(), view.row_range(row, 1).data, view.columns * 2, stream);
+    synchronize(stream);
     return out;
   };
   const int64_t at = (int64_t{1} << 31) / kWidth;
