@@ -86,7 +86,7 @@ def prepare(options, work):
             (model / file.name).symlink_to(file)
     (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2} if options.smoke else config))
     draw = random.Random(1)
-    rows = (16, 4) if options.smoke else (800, 96)
+    rows = (16, 4) if options.smoke else (800, 48)
     for name, wordings, count in (("train", SEEN, rows[0]), ("eval", UNSEEN, rows[1])):
         (work / f"{name}.jsonl").write_text("\n".join(choices(wordings, count, draw)) + "\n")
     (work / "lowmem.toml").write_text(f"""
