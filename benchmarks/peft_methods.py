@@ -29,8 +29,8 @@ PLANS = [
 NONE = ["train.recompute=none", "train.update=after"]
 BASE = Way("all weights", "full", "bf16", NONE, 1, 1)
 WAYS = [
-    Way("LoRA", "lora", "bf16", ["train.recompute=none"], 0.6, 1.0),
-    Way("QLoRA", "qlora", "bf16", ["train.recompute=none"], 0.55, 1.1),
+    Way("LoRA", "lora", "bf16", ["train.recompute=none"], 0.35, 0.9),
+    Way("QLoRA", "qlora", "bf16", ["train.recompute=none"], 0.28, 1.0),
 ]
 
 

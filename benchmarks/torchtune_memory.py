@@ -42,12 +42,12 @@ PLANS = [
 BASE = Way("none of them", "full", "bf16", [*BF16, ADAMW, KEPT, AFTER], 1, 1)
 ON_DISK = ["offload.activations=nvme", "offload.paths=/tmp"]  # on the CPU host memory is no other place
 WAYS = [
-    Way("+ activation checkpointing", "full", "bf16", [*BF16, ADAMW, BLOCK, AFTER], 0.85, 1.45),
-    Way("+ step in backward", "full", "bf16", [*BF16, ADAMW, BLOCK, INSIDE], 0.75, 1.5),
-    Way("+ activation offloading", "full", "bf16", [*BF16, ADAMW, BLOCK, INSIDE, *ON_DISK], 0.75, 1.6),
-    Way("+ 8-bit AdamW", "full", "bf16", [*BF16, ADAMW_8BIT, BLOCK, INSIDE, *ON_DISK], 0.65, 1.7),
-    Way("LoRA", "lora", "bf16", [BLOCK], 0.45, 1.3),
-    Way("QLoRA", "qlora", "bf16", [BLOCK], 0.35, 1.45),
+    Way("+ activation checkpointing", "full", "bf16", [*BF16, ADAMW, BLOCK, AFTER], 0.84, 1.45),
+    Way("+ step in backward", "full", "bf16", [*BF16, ADAMW, BLOCK, INSIDE], 0.71, 1.5),
+    Way("+ activation offloading", "full", "bf16", [*BF16, ADAMW, BLOCK, INSIDE, *ON_DISK], 0.69, 1.6),
+    Way("+ 8-bit AdamW", "full", "bf16", [*BF16, ADAMW_8BIT, BLOCK, INSIDE, *ON_DISK], 0.5, 1.7),
+    Way("LoRA", "lora", "bf16", [BLOCK], 0.3, 1.2),
+    Way("QLoRA", "qlora", "bf16", [BLOCK], 0.2, 1.3),
 ]
 
 
