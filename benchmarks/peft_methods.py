@@ -10,7 +10,8 @@ Usage: peft_methods.py BIN_DIR [--smoke] [--rounds 7] [--threads 2]
 """
 
 from figures import Figures, common_options
-from published import GB, GIB, LLAMA_1B, LLAMA_3B, MISTRAL_7B, MOMENTS, PARAMETERS, Plan, Way, allocated, batch, classes, compare_plans, measure_ways
+from published import (GB, GIB, LLAMA_1B, LLAMA_3B, MISTRAL_7B, MOMENTS, PARAMETERS, Plan, Way, allocated, batch, classes, compare_plans,
+                       measure_ways)
 
 BILLIONS = {model: parameters / 1e9 for model, parameters in PARAMETERS.items()}
 BATCH = batch(4, 768)
@@ -20,7 +21,8 @@ STATE = classes("gradients", *MOMENTS)
 PLANS = [
     Plan("1B, weights", 1.863 * GIB * BILLIONS[LLAMA_1B], LLAMA_1B, [*BATCH, *BF16], classes("weights"), most=1.01),
     Plan("1B, gradients and state", 5.59 * GIB * BILLIONS[LLAMA_1B], LLAMA_1B, [*BATCH, *BF16], STATE, most=1.01),
-    Plan("7B, gradients and state", 84 * GB * BILLIONS[MISTRAL_7B] / 7, MISTRAL_7B, [*BATCH, "train.update=after", "train.recompute=block"], STATE, "H200", 1.01),
+    Plan("7B, gradients and state", 84 * GB * BILLIONS[MISTRAL_7B] / 7, MISTRAL_7B, [*BATCH, "train.update=after", "train.recompute=block"], STATE,
+         "H200", 1.01),
     Plan("7B, adapters' gradients and state", 2.4 * GB, MISTRAL_7B, [*BATCH, *ADAPTERS], STATE, most=1.01),
     Plan("3B, all weights", 36.2 * GIB, LLAMA_3B, [*BATCH, *BF16], allocated, "L40S"),
     Plan("3B, LoRA", 20.8 * GIB, LLAMA_3B, [*BATCH, "train.method=lora", "lora.r=32", 'lora.targets=["q_proj", "v_proj"]', "lora.dtype=fp32"],

@@ -61,7 +61,8 @@ def model(tmp_path_factory):
 
 def line_of(work, command, short=SHORT):
     command = re.sub(r"/(nvme\d)", rf"{work}/\1", command)
-    return f'export PATH="{work}/build/bin:$PATH" HF_HOME="{work}/hf"\n{command}' + (short if TRAINS.match(command) and "train.steps=" not in command else "")
+    exports = f'export PATH="{work}/build/bin:$PATH" HF_HOME="{work}/hf"\n'
+    return exports + command + (short if TRAINS.match(command) and "train.steps=" not in command else "")
 
 
 def tiny_gpt2(work):
