@@ -85,6 +85,8 @@ def readme():
     for method, figure in (("full", "full, bf16 gradients"), ("LoRA", "LoRA, bf16 adapters")):
         rate, speed, memory, _ = step_row(zen5, figure)
         rows.append(["SmolLM2-135M", method, "2 CPU cores", f"{memory:.1f} GiB", rounded(rate), f"{speed:.2f}x"])
+    small = zen4["large_models.py", LARGE[0]]["value"]
+    rows.append(["Llama-3.2-1B", "full, Adafactor, updates in backward", "2 CPU cores", f"{small:.2f} GiB", "not timed", "not compared"])
     for figure, method in (("8B, QLoRA", "QLoRA"), ("8B, QLoRA, base on disk", "QLoRA, base on disk"),
                            ("8B, full, adamw_8bit, all on disk", "full, 8-bit AdamW, state on disk")):
         rows.append(["Llama-3.1-8B", method, "2 CPU cores", f"{zen4['large_models.py', figure]['value']:.1f} GiB", "not timed", "not compared"])

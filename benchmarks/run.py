@@ -4,7 +4,7 @@ A full run writes results/CPU.md and .json, a run with NAMEs replaces their rows
 --impossible gives every benchmark targets that nothing meets and demands that each of its figures is measured and missed: a benchmark
 that passes could not fail. --smoke does the same with the fewest rounds and the smallest sizes that give every figure: it shows that a
 benchmark runs, prints its figures and can fail, and judges no time. Exits 1 if a target is missed (an impossible one: if it is met), if
-a figure was not measured, or if a benchmark ends any other way than with its figures.
+a figure was not measured, or if a benchmark ends any other way than with its figures. A NAME may be without its .py.
 
 --minutes M, with --smoke: no benchmark but the first begins later than that; the others are named.
 
@@ -154,6 +154,7 @@ def main():
     options = parser.parse_intermixed_args()
     begun = time.monotonic()
     every = (options.bin_dir.parent / "benchmarks.txt").read_text().split()
+    options.names = [name if name.endswith(".py") else f"{name}.py" for name in options.names]
     if unknown := [name for name in options.names if name not in every]:
         sys.exit(f"run.py: no benchmark {unknown[0]}: there are {', '.join(every)}")
     names = [name for name in every if not options.names or name in options.names]

@@ -106,7 +106,7 @@ def test_an_unknown_name_is_an_error(runner):
     assert "no benchmark z.py" in runner({"a.py": GOOD}, "z.py")
 
 
-@pytest.mark.parametrize("words", [("--impossible", "a.py"), ("a.py", "--impossible")])
+@pytest.mark.parametrize("words", [("--impossible", "a.py"), ("a.py", "--impossible"), ("--impossible", "a")])
 def test_names_stand_before_or_behind_flags(runner, words):
     assert runner({"a.py": GOOD, "b.py": CRASHES}, *words) == 0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_first_hour import README, ROOT, commands_of, first_hour, through_pipes
 from test_gguf import CHATML, SIZES, SPECIAL, byte_level
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TRAINS = re.compile(r"lmlaunch (--ranks \d+ )?\S+\.toml ")
@@ -61,7 +61,23 @@ def model(tmp_path_factory):
 
 def line_of(work, command, short=SHORT):
     command = re.sub(r"/(nvme\d)", rf"{work}/\1", command)
-    return f'export PATH="{work}/build/bin:$PATH"\n{command}' + (short if TRAINS.match(command) and "train.steps=" not in command else "")
+    exports = f'export PATH="{work}/build/bin:$PATH" HF_HOME="{work}/hf"\n'
+    return exports + command + (short if TRAINS.match(command) and "train.steps=" not in command else "")
+
+
+def tiny_gpt2(work):
+    """In the hub cache, where `lmlaunch fetch` would have put GPT-2."""
+    cache = work / "hf" / "hub" / "models--openai-community--gpt2"
+    directory = cache / "snapshots" / "1"
+    directory.mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1")
+    tokenizer = byte_level(SPECIAL[:1])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": SPECIAL[0], "eos_token": SPECIAL[0]}))
+    torch.manual_seed(1)
+    GPT2LMHeadModel(GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=0,
+                               eos_token_id=0)).save_pretrained(directory)
 
 
 def inside_sentences(text):
@@ -74,6 +90,8 @@ def inside_sentences(text):
 def test_every_command_of_the_page_works(model, tmp_path, page):
     commands = commands_of(page.read_text())
     first_hour(tmp_path, model)
+    if page.stem == "quick-answer":
+        tiny_gpt2(tmp_path)
     for command in commands:
         if command in ELSEWHERE:
             continue
@@ -81,6 +99,8 @@ def test_every_command_of_the_page_works(model, tmp_path, page):
         assert code == 0, f"{page.name}: {command}\n{said}"
     if page.stem == "offload":
         check_offload(tmp_path)
+    if page.stem == "quick-answer":
+        check_quick_answer(tmp_path)
 
 
 def check_offload(work):
@@ -90,6 +110,17 @@ def check_offload(work):
         assert json.loads((work / "runs" / run / "status.json").read_text())["state"] == "done"
     assert json.loads((work / "runs" / "two_disks" / "plan.json").read_text())["peak"]["disk_bytes"] > 0
     assert not list(work.glob("nvme*/swap/*"))
+
+
+def check_quick_answer(work):
+    """What the script's settings ask for is what was run."""
+    plan = (work / "runs" / "gpt2" / "plan.txt").read_text()
+    assert "step: 1 x 2 sequences" in plan and "recompute block" in plan
+    config = (work / "runs" / "gpt2" / "config.toml").read_text()
+    assert 'path = "openai-community/gpt2"' in config and 'dtype = "bf16"' in config
+    steps = [json.loads(line) for line in (work / "runs" / "gpt2" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps if "loss" in row] == list(range(1, 11))
+    assert AutoModelForCausalLM.from_pretrained(work / "runs" / "gpt2" / "model").config.model_type == "gpt2"
 
 
 def test_the_tables_have_what_stands_inside_sentences():
