@@ -60,8 +60,21 @@ __global__ void cap(CapLogits a) {
   store_rounded(x, logit);
 }
 
+// Is one of the columns left of the target that this thread has read as large as the row's largest?
+template <class T, int n>
+__device__ __forceinline__ bool has_left(const T* x, int64_t target, float largest) {
+  for (int64_t j = int64_t{threadIdx.x} * n; j < target; j += kStep<n>) {
+    for (int i = 0; i < n; ++i) {
+      if (j + i < target && to_float(x[j + i]) == largest) return true;
+    }
+  }
+  return false;
+}
+
 template <class T, int n>
 __global__ void statistics(SoftmaxStatistics a) {
+  // Per warp: has one of its threads read a logit left of the target that is as large?
+  __shared__ bool beaten[kThreads / 32];
   const int64_t r = blockIdx.x;
   const T* x = static_cast<const T*>(a.logits) + r * a.stride;
   const float infinity = __int_as_float(0x7F800000);
@@ -73,14 +86,29 @@ __global__ void statistics(SoftmaxStatistics a) {
   for (; j < a.columns; j += kStep<n>) own.add<n, 1>(x + j);
   const float largest = block_max(own.largest);
   const float new_max = old_max < largest ? largest : old_max;
+  const int64_t column = a.target[r] - a.first_column;
+  const bool here = column >= 0 && column < a.columns;
+  // Where the target has the largest logit, the few threads that have read an equal one read theirs again,
+  // from the cache. Their answer is there after block_sum's barriers.
+  if (a.correct != nullptr) {
+    const bool mine = here && own.largest == new_max && to_float(x[column]) == new_max &&
+                      has_left<T, n>(x, column, new_max);
+    const bool any = __ballot_sync(0xFFFFFFFFu, mine) != 0;
+    if (threadIdx.x % 32 == 0) beaten[threadIdx.x / 32] = any;
+  }
   // A row of -inf alone has no sum: NaN.
   const float sum = block_sum(own.sum * exp_below_zero(own.largest - new_max));
   if (threadIdx.x != 0) return;
   const float carried = a.first_segment ? 0.f : a.sum[r] * expf(old_max - new_max);
   a.max[r] = new_max;
   a.sum[r] = carried + sum;
-  const int64_t column = a.target[r] - a.first_column;
-  if (column >= 0 && column < a.columns) a.target_logit[r] = to_float(x[column]);
+  if (here) a.target_logit[r] = to_float(x[column]);
+  if (a.correct == nullptr) return;
+  // Of a target in an earlier segment, a larger logit here ends that it is the argmax.
+  const bool earlier = column < 0 && !a.first_segment && a.correct[r] != 0 && new_max == old_max;
+  bool first = here && to_float(x[column]) == new_max && old_max < new_max;
+  for (const bool warp : beaten) first = first && !warp;
+  a.correct[r] = earlier || first ? 1.f : 0.f;
 }
 
 // The packs at column j of row r and every kStep behind it, all loaded before the row's logarithm is made.
@@ -121,11 +149,13 @@ __global__ void gradient(SoftmaxGradient a) {
 __global__ void loss(SoftmaxLoss a) {
   __shared__ double term[kThreads];
   double total = 0;
+  float correct = 0;
   for (int64_t first = 0; first < a.rows; first += kThreads) {
     const int64_t r = first + threadIdx.x;
     if (r < a.rows) {
       const float nll = a.max[r] + logf(a.sum[r]) - a.target_logit[r];
       if (a.nll != nullptr) a.nll[r] = nll;
+      if (a.correct != nullptr) correct += a.correct[r];
       term[threadIdx.x] = static_cast<double>(nll) * (a.weight == nullptr ? 1.f : a.weight[r]);
     }
     __syncthreads();
@@ -135,7 +165,11 @@ __global__ void loss(SoftmaxLoss a) {
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) *a.total += total;
+  correct = block_sum(correct);  // whole numbers below 2^24: exact in any order
+  if (threadIdx.x == 0) {
+    *a.total += total;
+    if (a.correct_total != nullptr) *a.correct_total += correct;
+  }
 }
 
 }  // namespace
