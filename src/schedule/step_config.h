@@ -57,8 +57,9 @@ struct PoolShape {
 
 // What decides the bits of a pass, whatever it passes.
 struct Arithmetic {
-  DType dtype = DType::kBF16;  // of the model: its weights and activations
-  bool fp32_adapters = false;  // what is trained is fp32 whatever the model is
+  DType dtype = DType::kBF16;          // of the model: its weights and activations
+  bool fp32_adapters = false;          // what is trained is fp32 whatever the model is
+  Products products = Products::kF32;  // of fp32 matrices, on a GPU
   DType gradient_dtype = DType::kF32;
   int64_t row_chunk = 512;        // rows of logits at once
   bool round_rows = false;        // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
