@@ -424,7 +424,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.cache_positions = cache_positions(in);
   plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
-  if (in.adapter == nullptr) plan.step.first_trained = in.layout.first_trained();
+  plan.step.first_trained = in.first_trained();
   const auto longest = static_cast<double>(in.config.data.max_length);
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
