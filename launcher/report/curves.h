@@ -28,9 +28,9 @@ class Curves {
   void read();
 
   Json series() const;  // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
-  // One entry for each evaluation set, in the order of their first rows; the first is the one that decides.
-  Json held_out()
-      const;  // [{"set": "" or its name, "points": [[step, loss, token accuracy if recorded], ...]}, ...]
+  // One entry for each evaluation set, in the order of their first rows; the first is the one that decides:
+  // [{"set": "" or its name, "points": [[step, loss, token accuracy if it was recorded], ...]}, ...]
+  Json held_out() const;
   Json answers() const;  // [[step, prompt, answer], ...] of the first and the last sample rows
   Json totals() const;   // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
   int64_t rows() const { return rows_; }
