@@ -16,6 +16,7 @@
 #include "launcher/machine/survey.h"
 #include "launcher/machine/visible_gpus.h"
 #include "launcher/model_place.h"
+#include "launcher/planned_model.h"
 #include "launcher/report/card.h"
 #include "launcher/status.h"
 #include "spec/model_spec.h"
@@ -67,6 +68,13 @@ NameMap module_names(const Config& config, const std::string& model) {
   return config.train.method == Method::kLora ? read_model_spec(model).names : llama_names();
 }
 
+// Throws Error(10) if train.only or optimizer.groups names what the model does not have: the worker would
+// find it in a directory that exists by then.
+void require_names(const Config& config) {
+  if (config.train.only.empty() && config.optimizer.groups.empty()) return;
+  open_model(config, read_environment());
+}
+
 }  // namespace
 
 pid_t start_rank(const std::string& executable, const CommandLine& line, const std::vector<int>& keep_fds,
@@ -103,6 +111,7 @@ CheckedRun check_run(const CommandLine& line) {
   run.directory = run_directory(run.config, config_path);
   run.overridden = line.list("--override");
   check_run_directory(run.directory, run.config, run.names, run.overridden);
+  require_names(run.config);
   require_trackers(run.config.log);
   return run;
 }

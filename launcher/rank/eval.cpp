@@ -63,12 +63,12 @@ void report(const EvalBatches& set, const EvalResult& result, bool prints, nlohm
   json["eval_loss" + of] = result.loss;
   json["perplexity" + of] = std::exp(result.loss);
   json["target_tokens" + of] = result.target_tokens;
-  for (const auto& [name, value] : result.choices ? named_scores(*result.choices) : NamedScores{})
-    json[name + of] = value;
+  for (const auto& [name, value] : named_scores(result)) json[name + of] = value;
   if (!prints) return;
-  std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens%s\n",
+  std::printf("eval loss%s %.4f, perplexity %.2f, token accuracy %.4f over %ld target tokens%s\n",
               set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
-              result.target_tokens, result.choices ? describe(*result.choices).c_str() : "");
+              result.token_accuracy, result.target_tokens,
+              result.choices ? describe(*result.choices).c_str() : "");
 }
 
 }  // namespace

@@ -313,6 +313,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   // With the draft's threads and GEMM shapes; rates are measured on this stream.
   const StreamView stream = start_torch(at.device, drafted.numerics.threads, config.run.deterministic,
                                         drafted.placement.gemm_shapes);
+  allow_tf32(drafted.numerics.products == Products::kTF32);
   found.machine = measure(at, found, drafted, stream);
   Plan plan = commit(at, found, drafted);
   return std::make_unique<Job>(Job{
@@ -323,7 +324,10 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
       .machine = found.machine,
       .plan = plan,
       .ranks_on_machine = at.ranks.on_machine(),
-      .peak_flops = at.trains() ? compute_rates(found.machine, at.device, plan.numerics.dtype).peak_flops : 0,
+      .peak_flops = at.trains()
+                        ? compute_rates(found.machine, at.device, plan.numerics.dtype, plan.numerics.products)
+                              .peak_flops
+                        : 0,
       .stream = stream});
 }
 

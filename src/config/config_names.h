@@ -28,6 +28,10 @@ struct EnumNames<ModelDType> {
   static constexpr EnumName<ModelDType> kAll[] = {{ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}};
 };
 template <>
+struct EnumNames<Products> {
+  static constexpr EnumName<Products> kAll[] = {{Products::kF32, "fp32"}, {Products::kTF32, "tf32"}};
+};
+template <>
 struct EnumNames<LoraDType> {
   static constexpr EnumName<LoraDType> kAll[] = {
       {LoraDType::kAuto, "auto"}, {LoraDType::kBF16, "bf16"}, {LoraDType::kF32, "fp32"}};

@@ -69,6 +69,11 @@ void visit_model(ModelT& model, V& v) {
          {},
          true});
   v.key("model", "dtype", model.dtype, {kState, "dtype of weights and activations"});
+  v.key(
+      "model", "products", model.products,
+      {kNumerics,
+       "products of fp32 matrices on GPUs; tf32: both factors rounded to 10 bits of mantissa, several times "
+       "as fast, from compute capability 8.0 on"});
   v.key("model", "init", model.init,
         {kState, "random: random weights of the shape in config.json, for benchmarks"});
   v.key("model", "quantize", model.quantize,

@@ -89,7 +89,8 @@ void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
-  const int arrays = 3 + (a.weight != nullptr ? 1 : 0) + (a.nll != nullptr ? 1 : 0);
+  const int arrays =
+      3 + (a.weight != nullptr ? 1 : 0) + (a.nll != nullptr ? 1 : 0) + (a.correct != nullptr ? 1 : 0);
   pass(stream, arrays * product(a.rows, 1), DType::kF32);
 }
 void gather_rows(const GatherRows& a, StreamView stream) {

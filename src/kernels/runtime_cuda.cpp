@@ -29,6 +29,10 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
   return {DeviceType::kCuda, stream.stream(), threads};
 }
 
+void allow_tf32(bool allowed) {
+  at::globalContext().setAllowTF32CuBLAS(allowed);
+}
+
 namespace {
 
 // As cuBLAS and cuDNN write theirs: 13.1.0 is 130100, cuDNN's 9.19.0 is 91900. They are loaded with LibTorch.

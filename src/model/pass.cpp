@@ -37,13 +37,13 @@ struct Pass::MicroBatch {
 };
 
 Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
-           double* nll_sum)
+           LossSums* sums)
     : context_(context),
       binding_(model.spec, model.layout, model.adapter),
       units_(model.layout.units(step.cut_head())),
       memory_(memory),
       config_(step),
-      nll_sum_(nll_sum),
+      sums_(sums),
       head_(std::ssize(model.layout.blocks) - 1),
       first_trained_(model.layout.first_trained()),
       norm_trained_(model.layout.blocks.back().trains("norm") ||
@@ -158,12 +158,12 @@ void Pass::head(int64_t block, int64_t micro) {
   if (config_.two_phases) {
     const ArenaFrame frame(context_.arena);
     HeadRows rows = head_begin(context_, head.norm, m.device, x, m.dx, options);
-    head_matrix_forward(context_, head.weight, rows, nll_sum_, options);
+    head_matrix_forward(context_, head.weight, rows, sums_, options);
     weigh(micro, rows);
     head_matrix_backward(context_, head.weight, rows, options);
     head_finish(context_, head.norm, x, rows, m.dx, options);
   } else {
-    head_loss(context_, head, m.device, x, m.dx, nll_sum_, options);
+    head_loss(context_, head, m.device, x, m.dx, sums_, options);
   }
   if (block == config_.first_trained) end_group(micro);
 }
@@ -266,7 +266,7 @@ void Pass::head_forward(const Operation& operation) {
   MicroBatch& m = at(micro);
   const Unit& part = unit(operation);
   if (part.segment()) {
-    head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_, loss_options(micro));
+    head_segment_forward(context_, bind_segment(operation, false), m.head, sums_, loss_options(micro));
     if (part.first_row + part.rows == context_.spec.vocab) weigh(micro, m.head);
     return;
   }
@@ -370,10 +370,10 @@ void ForwardPass::head(const Operation& operation) {
   const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk};
   const Head head = whole ? bind_head() : Head();
   if (!unit.segment()) rows_ = head_begin(context, whole ? head.norm : bind_norm(), batch_, x_, {}, options);
-  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.nll_sum_, options);
-  if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
+  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.sums_, options);
+  if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.sums_, options);
   const bool last = whole || unit.first_row + unit.rows == context.spec.vocab;
-  if (last && rows_.targets.count > 0) losses_ = rows_.nll;
+  if (last && rows_.targets.count > 0) losses_ = rows_.nll, correct_ = rows_.correct;
 }
 
 }  // namespace lm

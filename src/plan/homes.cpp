@@ -125,6 +125,16 @@ bool PlacementPlan::on_disk() const {
                      [](const PoolPlan& pool) { return pool.off_device_bytes(Home::kNvme) > 0; });
 }
 
+namespace {
+
+std::string input_name(const PlacementPlan& placement, int64_t place, const auto& block_name) {
+  const InputPlaces& inputs = placement.inputs;
+  if (place < inputs.shared()) return "input of a block before " + block_name(inputs.first_trained);
+  return "input of " + block_name(place - inputs.shared() + inputs.passing() + 1);
+}
+
+}  // namespace
+
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
   const auto unit_name = [&](int64_t unit) {
@@ -136,7 +146,7 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
     case Pool::kGradients:
       return "gradient of " + unit_name(array);
     case Pool::kActivations:
-      return "input of " + block_name(array / placement.group + 1);
+      return input_name(placement, array / placement.group, block_name);
     case Pool::kOptimizer:
       break;
   }

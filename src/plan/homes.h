@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "config/config.h"
+#include "schedule/step_config.h"
 #include "schedule/timeline.h"
 #include "spec/model_spec.h"
 
@@ -56,6 +57,7 @@ struct PlacementPlan {
   Home home[kStateClasses] = {};  // of each class's off-device part
   int optimizer_threads = 1;
   std::array<PoolPlan, kPools> pools;
+  InputPlaces inputs;               // of blocks, in the pool of activations
   int64_t blocks = 0;               // of the model
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
   // Of the first rank; another's begin as many granules later as its shard of the unit does, and are cut off

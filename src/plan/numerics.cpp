@@ -122,6 +122,7 @@ NumericsPlan settled(const PlanInput& in) {
   NumericsPlan n;
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
+  if (in.device == DeviceType::kCuda) n.products = config.model.products;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = has_no_master(config.optimizer.name) ? Master::kNone : config.optimizer.master;
   n.rule = config.optimizer.name;
@@ -190,6 +191,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   if (recorded.dtype != now.dtype) n.row_chunk = now.row_chunk, n.round_rows = now.round_rows;
   n.dtype = now.dtype;
   n.fp32_adapters = now.fp32_adapters;
+  n.products = now.products;
   n.gradient_dtype = now.gradient_dtype;
   if (config.run.threads) n.threads = now.threads;
   n.master = now.master;
@@ -239,6 +241,7 @@ void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
 }
 
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
+  if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);

@@ -16,6 +16,7 @@ std::string numerics_json(const NumericsPlan& n) {
   return nlohmann::ordered_json{
       {"dtype", dtype_name(n.dtype)},
       {"trained", dtype_name(n.trained_dtype())},
+      {"products", n.products == Products::kTF32 ? "tf32" : "fp32"},
       {"gradients", dtype_name(n.gradient_dtype)},
       {"optimizer", rule_text(n.rule).name},
       {"master", n.trained_dtype() == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
@@ -53,6 +54,10 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     n.fp32_adapters = json.contains("trained") && type("trained") != n.dtype;
     if (n.fp32_adapters && n.dtype == DType::kF32)
       throw std::runtime_error("trained is bf16, and dtype fp32");
+    const std::string products = json.value("products", "fp32");  // a record without it is older
+    if (products != "fp32" && products != "tf32")
+      throw std::runtime_error("products is neither fp32 nor tf32");
+    n.products = products == "tf32" ? Products::kTF32 : Products::kF32;
     n.gradient_dtype = type("gradients");
     n.micro_batch = count("micro_batch", int64_t{1} << 30);
     n.row_chunk = count("row_chunk", int64_t{1} << 30);

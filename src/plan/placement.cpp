@@ -189,7 +189,8 @@ void place_activations(const PlanInput& in, Home home, Plan& plan) {
       plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool off_device =
       is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
-  const int64_t arrays = last_block(in) * plan.placement.group;
+  plan.placement.inputs = {in.first_trained()};
+  const int64_t arrays = (plan.placement.inputs.place(last_block(in)) + 1) * plan.placement.group;
   std::vector<int64_t> bytes;
   // Their sum stays a number, however far it is from any memory.
   if (off_device) bytes.assign(static_cast<size_t>(arrays), std::min(each, Arena::kEndless / arrays));

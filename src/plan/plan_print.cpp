@@ -85,9 +85,10 @@ std::string step_lines(const Plan& plan) {
   const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % utilization, bound by {}",
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
-      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
+      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}{}\n",
                   plan.step.micro_batches, n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
-                  plan.placement.in_backward() ? ", updates inside backward" : "");
+                  plan.placement.in_backward() ? ", updates inside backward" : "",
+                  n.products == Products::kTF32 ? ", fp32 products as TF32" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)

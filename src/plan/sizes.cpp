@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/staging.h"
 #include "model/embedding.h"
+#include "model/head_loss.h"
 #include "model/key_value_cache.h"
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
@@ -424,7 +425,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.cache_positions = cache_positions(in);
   plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
-  if (in.adapter == nullptr) plan.step.first_trained = in.layout.first_trained();
+  plan.step.first_trained = in.first_trained();
   const auto longest = static_cast<double>(in.config.data.max_length);
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
@@ -451,7 +452,8 @@ void size_plan(const PlanInput& in, Plan& plan) {
                                .dtype = plan.numerics.dtype};
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
     // The loss, and the granules' norms.
-    plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
+    plan.placement.result_bytes =
+        static_cast<int64_t>(sizeof(LossSums)) + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
   plan.arena = in.rehearsals->arena(in, plan);
   plan.classes = classes_of(in, plan);

@@ -9,19 +9,24 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kDouble = sizeof(double);
+constexpr int64_t kSums = sizeof(LossSums);
 
-// Adds the nll of each target to its document's sum.
-void add_to_documents(const Batch& batch, const std::vector<float>& losses, double* sums) {
-  for (const SampleRows& rows : rows_by_sample(batch, losses)) {
-    for (const float nll : rows.nll) *sums += static_cast<double>(nll);
-    ++sums;
-  }
+// Adds what is known of each target to its document's sums.
+void add_to_documents(const Batch& batch, const TargetResults& targets, LossSums* sums) {
+  const auto add = [&](const std::vector<float>& values, double LossSums::*sum) {
+    LossSums* document = sums;
+    for (const SampleRows& rows : rows_by_sample(batch, values)) {
+      for (const float value : rows.nll) document->*sum += static_cast<double>(value);
+      ++document;
+    }
+  };
+  add(targets.nll, &LossSums::nll);
+  add(targets.correct, &LossSums::correct);
 }
 
-// Sums of weight * nll over the targets: of each batch, and of each document of a set of choices.
+// Sums over the targets: of each batch, and of each document of a set of choices.
 struct Sums {
-  std::vector<double> batches, documents = {};
+  std::vector<LossSums> batches, documents = {};
   std::vector<int64_t> first = {};  // per batch its first document; at the end their number
 };
 
@@ -31,24 +36,24 @@ std::optional<Sums> sums_of(Rank& rank, const EvalBatches& set, const std::funct
   const auto count = std::ssize(batches);
   const auto first = [&](int64_t r) { return count * r / group.ranks(); };
   const bool choices = !set.groups.empty();
-  Sums sums{.batches = std::vector<double>(batches.size()), .first = {0}};
+  Sums sums{.batches = std::vector<LossSums>(batches.size()), .first = {0}};
   for (const Batch& batch : batches) sums.first.push_back(sums.first.back() + batch.documents());
   if (choices) sums.documents.resize(static_cast<size_t>(sums.first.back()));
-  std::vector<float> losses;
+  TargetResults targets;
   rank.step().flush();  // by every rank, even one without a batch
   // Every rank runs the same number of forward passes; one without batches left repeats a batch.
   for (int64_t i = first(group.rank()), round = 0; round < ceil_div(count, group.ranks()); ++round, ++i) {
     if (stopped()) return std::nullopt;
     const Batch& batch = batches[static_cast<size_t>(std::min(i, count - 1))];
-    const double sum = rank.step().evaluate(batch, choices ? &losses : nullptr);
+    const LossSums sum = rank.step().evaluate(batch, choices ? &targets : nullptr);
     if (i >= first(group.rank() + 1)) continue;
     sums.batches[static_cast<size_t>(i)] = sum;
-    if (choices) add_to_documents(batch, losses, sums.documents.data() + sums.first[static_cast<size_t>(i)]);
+    if (choices) add_to_documents(batch, targets, sums.documents.data() + sums.first[static_cast<size_t>(i)]);
   }
-  const auto share = [&](std::vector<double>& values, const auto& begin) {
+  const auto share = [&](std::vector<LossSums>& values, const auto& begin) {
     std::vector<ByteRange> shards;
     for (int r = 0; r < group.ranks(); ++r)
-      shards.push_back({begin(r) * kDouble, (begin(r + 1) - begin(r)) * kDouble});
+      shards.push_back({begin(r) * kSums, (begin(r + 1) - begin(r)) * kSums});
     group.share("evaluation", reinterpret_cast<std::byte*>(values.data()), shards);
   };
   share(sums.batches, first);
@@ -64,7 +69,7 @@ EvalResult score_endings(const EvalBatches& set, const Sums& sums) {
     right[begin + static_cast<size_t>(group.right)] = 1;
   }
   EvalResult result;
-  double nll = 0;
+  LossSums right_endings;
   std::vector<double> log_likelihoods(right.size());
   auto sum = sums.documents.begin();
   for (const Batch& batch : set.batches) {
@@ -72,13 +77,16 @@ EvalResult score_endings(const EvalBatches& set, const Sums& sums) {
       const auto begin = batch.target.begin() + batch.document_start[d],
                  end = batch.target.begin() + batch.document_start[d + 1];
       const auto ending = static_cast<size_t>(batch.sample[static_cast<size_t>(batch.document_start[d])]);
-      log_likelihoods.at(ending) = -*sum;
+      log_likelihoods.at(ending) = -sum->nll;
       if (right[ending] == 0) continue;
-      nll += *sum;
+      right_endings.nll += sum->nll;
+      right_endings.correct += sum->correct;
       result.target_tokens += std::count_if(begin, end, [](int32_t target) { return target >= 0; });
     }
   }
-  result.loss = result.target_tokens > 0 ? nll / static_cast<double>(result.target_tokens) : 0.0;
+  const auto tokens = static_cast<double>(result.target_tokens);
+  result.loss = tokens > 0 ? right_endings.nll / tokens : 0.0;
+  result.token_accuracy = tokens > 0 ? right_endings.correct / tokens : 0.0;
   result.choices = score_choices(set.groups, std::move(log_likelihoods));
   return result;
 }
@@ -95,8 +103,8 @@ std::optional<EvalResult> evaluate_unless(Rank& rank, const EvalBatches& set,
   if (!sums) return std::nullopt;
   if (!set.groups.empty()) return score_endings(set, *sums);
   EvalResult result;
-  double nll = 0, weight = 0;
-  for (const double sum : sums->batches) nll += sum;
+  double nll = 0, correct = 0, weight = 0;
+  for (const LossSums& sum : sums->batches) nll += sum.nll, correct += sum.correct;
   for (const Batch& batch : set.batches) {
     for (size_t t = 0; t < batch.target.size(); ++t) {
       if (batch.target[t] < 0) continue;
@@ -105,6 +113,7 @@ std::optional<EvalResult> evaluate_unless(Rank& rank, const EvalBatches& set,
     }
   }
   result.loss = weight > 0 ? nll / weight : 0.0;
+  if (result.target_tokens > 0) result.token_accuracy = correct / static_cast<double>(result.target_tokens);
   return result;
 }
 

@@ -9,17 +9,11 @@
 
 #include "base/batch.h"
 #include "data/loader.h"
+#include "train/metrics.h"
 #include "train/rank.h"
 
 namespace lm {
 
-// Over the eval set: the sum of weight * nll divided by that of the targets' weights, as in training. Of rows
-// of choices only the right endings count, as in training.
-struct EvalResult {
-  double loss = 0;
-  int64_t target_tokens = 0;
-  std::optional<ChoiceScores> choices = {};  // of a set of choices
-};
 EvalResult evaluate(Rank& rank, const EvalBatches& set);
 
 // The same, or nullopt if it is stopped. `stopped` is called before each batch, and returns the same on all

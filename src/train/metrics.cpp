@@ -30,6 +30,13 @@ StepWork work_of(const StepBatches& batches) {
   return work;
 }
 
+NamedScores named_scores(const EvalResult& result) {
+  NamedScores scores = {{"token_accuracy", result.token_accuracy}};
+  if (!result.choices) return scores;
+  for (const auto& score : named_scores(*result.choices)) scores.push_back(score);
+  return scores;
+}
+
 double hidden_pct(double busy_seconds, double wait_seconds) {
   return busy_seconds > 0 ? 100 * std::clamp(1 - wait_seconds / busy_seconds, 0.0, 1.0) : 100;
 }
@@ -89,6 +96,7 @@ void MetricsFile::write(const StepRow& row) {
   nlohmann::ordered_json json = {{"step", row.step},
                                  {"epoch", row.epoch},
                                  {"loss", row.loss},
+                                 {"token_accuracy", row.token_accuracy},
                                  {"grad_norm", row.grad_norm},
                                  {"lr", row.lr},
                                  {"target_tokens", row.target_tokens},
@@ -113,18 +121,18 @@ void MetricsFile::write(const StepRow& row) {
   if (events_ == nullptr) return;
   events_->write(row.step,
                  std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
+                            Scalar{"train/token_accuracy", row.token_accuracy},
                             Scalar{"train/learning_rate", row.lr}, Scalar{"train/epoch", row.epoch},
                             Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
 }
 
-void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set,
-                             const std::optional<ChoiceScores>& choices) {
+void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::string& set) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
-  nlohmann::ordered_json row = {{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}};
+  nlohmann::ordered_json row = {{"step", step}, {key, result.loss}, {"target_tokens", result.target_tokens}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
-  std::vector<std::pair<std::string, double>> tagged = {{tag, eval_loss}};
-  for (const auto& [name, value] : choices ? named_scores(*choices) : NamedScores{}) {
+  std::vector<std::pair<std::string, double>> tagged = {{tag, result.loss}};
+  for (const auto& [name, value] : named_scores(result)) {
     row[set.empty() ? name : name + "/" + set] = value;
     tagged.emplace_back(set.empty() ? "eval/" + name : "eval/" + set + "_" + name, value);
   }

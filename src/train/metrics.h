@@ -23,6 +23,7 @@ struct StepRow {
   int64_t step = 0;
   double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
+  double token_accuracy = 0;  // share of target tokens that are the argmax of their logits
   NamedColumns columns = {};  // the objective's
   double grad_norm = 0;
   double lr = 0;
@@ -49,6 +50,18 @@ struct StepRow {
   double wait_seconds = 0;  // of compute waiting for transfers; not in the file
 };
 
+// Over the eval set: the sum of weight * nll divided by that of the targets' weights, as in training. Of rows
+// of choices only the right endings count, as in training.
+struct EvalResult {
+  double loss = 0;
+  double token_accuracy = 0;  // as in StepRow
+  int64_t target_tokens = 0;
+  std::optional<ChoiceScores> choices = {};  // of a set of choices
+};
+
+// {"token_accuracy", ...} and those of choices: as they are recorded beside the loss.
+NamedScores named_scores(const EvalResult& result);
+
 // Percentage of I/O time during which compute did not wait; 100 without I/O.
 double hidden_pct(double busy_seconds, double wait_seconds);
 
@@ -63,9 +76,8 @@ class MetricsFile {
 
   void write(const StepRow& row);
   void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
-  // `set`: the name of the evaluation set if there are several, else "". `choices`: of one of choices.
-  void write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set = "",
-                  const std::optional<ChoiceScores>& choices = std::nullopt);
+  // `set`: the name of the evaluation set if there are several, else "".
+  void write_eval(int64_t step, const EvalResult& result, const std::string& set = "");
   // Keeps the first `bytes`, rows of an earlier start, and appends to them. If fewer are left (a power cut),
   // keeps the complete rows.
   void keep(int64_t bytes);

@@ -17,8 +17,8 @@ int64_t step_memory_bytes(const PlacementPlan& placement) {
   return whole(placement.upload_bytes) + whole(placement.result_bytes);
 }
 
-// Results lie as the loss (fp64), then the norms; on the CPU there is no memory for them.
-constexpr size_t kLossBytes = sizeof(double);
+// Results lie as the sums of the loss, then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(LossSums);
 std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
   return block.bytes().first(block.size() > 0 ? bytes : 0);
 }

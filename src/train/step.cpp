@@ -41,10 +41,12 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       lists_(std::move(config)),
       config_(lists_.config()),
       loans_(parts.weights.units().size()),
-      nll_(parts.context.device, sizeof(double)),
-      host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
-      pass_(parts.context, parts.model, *this, config_, nll_sum()) {
-  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
+      sums_(parts.context.device, sizeof(LossSums)),
+      host_sums_(
+          reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
+      pass_(parts.context, parts.model, *this, config_, reinterpret_cast<LossSums*>(sums_.data())) {
+  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(LossSums),
+           "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
@@ -262,10 +264,15 @@ void TrainStep::gather(const Operation& operation) {
 void TrainStep::check() {
   device_group_.end_before(context_.stream);
   gradients_->send_squares();
-  double nll = 0;
-  for (const double part : group_.gather("loss", read_loss())) nll += part;  // the step's one wait
+  LossSums sums;
+  for (const LossSums& part : group_.gather("loss", read_loss())) {  // the step's one wait
+    sums.nll += part.nll;
+    sums.correct += part.correct;
+  }
   const double divisor = batches_->divisor();
-  result_.loss = divisor > 0 ? nll / divisor : 0.0;
+  result_.loss = divisor > 0 ? sums.nll / divisor : 0.0;
+  result_.token_accuracy =
+      batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
   gather_columns(divisor);
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
@@ -387,28 +394,32 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
 }
 
 void TrainStep::zero_loss() {
-  zero_bytes(nll_.data(), nll_.size(), context_.stream);
+  zero_bytes(sums_.data(), sums_.size(), context_.stream);
 }
 
-double TrainStep::read_loss() {
-  if (context_.device == DeviceType::kCuda) copy_bytes(host_nll_, nll_.data(), nll_.size(), context_.stream);
+LossSums TrainStep::read_loss() {
+  if (context_.device == DeviceType::kCuda)
+    copy_bytes(host_sums_, sums_.data(), sums_.size(), context_.stream);
   synchronize(context_.stream);
   device_group_.check();
-  return *host_nll_;
+  return *host_sums_;
 }
 
-double TrainStep::evaluate(const Batch& batch, std::vector<float>* losses) {
+LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
   context_.uploads.rewind();
   zero_loss();
-  if (losses != nullptr) losses->clear();
+  if (targets != nullptr) *targets = {};
+  const auto copy_rows = [&](const View& rows, std::vector<float>& to) {
+    to.resize(static_cast<size_t>(rows.rows));
+    copy_bytes(to.data(), rows.data, rows.bytes(), context_.stream);
+  };
   walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
     pass.head(operation);
-    const View& rows = pass.losses();
-    if (losses == nullptr || !rows.defined()) return;
-    losses->resize(static_cast<size_t>(rows.rows));
-    copy_bytes(losses->data(), rows.data, rows.bytes(), context_.stream);
+    if (targets == nullptr || !pass.losses().defined()) return;
+    copy_rows(pass.losses(), targets->nll);
+    copy_rows(pass.correct(), targets->correct);
   });
-  return read_loss();  // waits for the copy, too
+  return read_loss();  // waits for the copies, too
 }
 
 void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,

@@ -38,7 +38,7 @@ struct StepParts {
   EmbeddingGradient* embedding_gradient = nullptr;
   Group& group;
   Group& device_group;  // the same ranks, for what lies on the device; on the CPU the same one
-  // Registered host memory for one double, to which the loss is copied; on the CPU empty.
+  // Registered host memory for LossSums, to which those of a step are copied; on the CPU empty.
   std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
   StepPulse* pulse = nullptr;  // null: nobody watches
@@ -46,12 +46,18 @@ struct StepParts {
 };
 
 struct StepResult {
-  double loss = 0;       // sum of nll / target tokens, over the whole step; or the objective's
-  double grad_norm = 0;  // before clipping
-  bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
+  double loss = 0;            // sum of nll / target tokens, over the whole step; or the objective's
+  double token_accuracy = 0;  // share of target tokens that are the argmax of their logits
+  double grad_norm = 0;       // before clipping
+  bool skipped = false;       // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
   NamedColumns columns = {};  // the objective's
+};
+
+// Of each target of a batch, in its order.
+struct TargetResults {
+  std::vector<float> nll, correct;  // correct: 1 if the target is the argmax of its logits, else 0
 };
 
 class TrainStep : private PassMemory {
@@ -72,9 +78,9 @@ class TrainStep : private PassMemory {
   std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
   void end_save() { save_ = nullptr; }
 
-  // Sum of nll over the batch's targets, without gradients. Begins with a flush. `losses`: becomes the nll of
-  // each target, in the order of the batch; null: not wanted.
-  double evaluate(const Batch& batch, std::vector<float>* losses = nullptr);
+  // Sums over the batch's targets, without gradients. Begins with a flush. `targets`: receives the results of
+  // each target; null: not wanted.
+  LossSums evaluate(const Batch& batch, TargetResults* targets = nullptr);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
@@ -137,9 +143,8 @@ class TrainStep : private PassMemory {
                    const KeyValueCache* cache = nullptr);
   bool first_update(const Operation& operation) const;
   void zero_loss();
-  double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
-  // Sum of nll so far: sends it to the host, waits for the stream and so for everything before.
-  double read_loss();
+  // Sums so far: sends them to the host, waits for the stream and so for everything before.
+  LossSums read_loss();
 
   const Context& context_;
   const ModelLayout& layout_;
@@ -172,8 +177,8 @@ class TrainStep : private PassMemory {
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
   std::vector<Moved> gathered_;
-  Memory nll_;        // fp64, on the device
-  double* host_nll_;  // the same where the host reads it
+  Memory sums_;          // LossSums, on the device
+  LossSums* host_sums_;  // the same where the host reads them
   Pass pass_;
 };
 

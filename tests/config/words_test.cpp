@@ -159,7 +159,7 @@ TEST(Words, AnAnswerIsTheWordsOwnAndNotTheNearestKey) {
   const std::string dora = report_of(std::string(kLeast) + "[lora]\nuse_dora = true\n");
   EXPECT_HAS(dora, "unknown key `use_dora` in [lora]; not in lmlaunch: DoRA");
   EXPECT_EQ(dora.find("did you mean"), std::string::npos) << dora;
-  EXPECT_HAS(report_of("[model]\ntf32 = true\n"), "not needed here: products of fp32");
+  EXPECT_HAS(report_of("[model]\ntf32 = true\n"), "did you mean `model.products = \"tf32\"`?");
   EXPECT_HAS(report_of(std::string(kLeast) + "[train]\ngradient_checkpointing = true\n"),
              "did you mean `train.recompute`?");
   EXPECT_HAS(report_of("[model]\nload_in_4bit = true\n"),

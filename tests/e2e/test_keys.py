@@ -89,6 +89,7 @@ def test_a_group_changes_the_run_and_one_that_matches_nothing_is_refused(work):
     path = config(work, "groups", train__steps=2)
     wrong = lmlaunch(path, 'optimizer.groups=[{match = "q_porj", lr_scale = 0.1}]', "run.dir=runs/groups_wrong", cwd=work, check=False)
     assert wrong.returncode == 10 and 'match = "q_porj"' in wrong.stderr and 'did you mean "q_proj"?' in wrong.stderr, wrong.stderr
+    assert "nothing was started or written" in wrong.stderr and not (work / "runs/groups_wrong").exists()
     lmlaunch(path, 'optimizer.groups=[{match = "q_proj", lr_scale = 0.1}, {match = "regex:norm", weight_decay = 0.1}]', cwd=work)
     recorded = tomllib.loads((work / "runs/groups/config.toml").read_text())["optimizer"]["groups"]
     assert recorded == [{"match": "q_proj", "lr_scale": 0.1}, {"match": "regex:norm", "lr_scale": 1.0, "weight_decay": 0.1}]
@@ -335,4 +336,4 @@ def test_a_run_that_freezes_tensors_goes_on_from_its_checkpoint(untied):
 def test_what_cannot_be_trained_alone_is_refused(untied, only, method, told):
     done = lmlaunch(config(untied, "refused", train__only=only, train__method=method), cwd=untied, check=False)
     assert done.returncode == 10 and told in done.stderr, done.stderr
-    assert not (untied / "runs/refused/config.toml").exists()
+    assert not (untied / "runs/refused").exists()

@@ -181,7 +181,7 @@ class Trainee {
       const std::vector<float>& was = before.at(name);
       for (size_t i = 0; i < values.size(); ++i) values[i] -= was[i];
     }
-    out.evaluated = rank_->step().evaluate(first.micro[0]);
+    out.evaluated = rank_->step().evaluate(first.micro[0]).nll;
     out.arena_bytes = rank_->arena().high_water();
     out.arena_planned = plan_.arena.bytes;
     out.head_segments = plan_.placement.head_segments();

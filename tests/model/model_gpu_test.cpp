@@ -280,5 +280,16 @@ TEST_F(ModelOnDevice, Fp32ProductsKeepTheirBits) {
   EXPECT_TRUE(at::equal(product, x));
 }
 
+// model.products = "tf32" reaches cuBLAS's calls, and only from then on.
+TEST_F(ModelOnDevice, Fp32ProductsRoundTheirFactorsWhereTf32IsAllowed) {
+  const at::Tensor x = at::full({64, 64}, 1 + 0x1p-12f, at::kFloat), one = at::eye(64, at::kFloat);
+  const auto product = [&] { return at::mm(x.to(at::kCUDA), one.to(at::kCUDA)).cpu(); };
+  allow_tf32(true);
+  const at::Tensor rounded = product();
+  allow_tf32(false);
+  EXPECT_TRUE(at::equal(rounded, at::ones_like(x)));
+  EXPECT_TRUE(at::equal(product(), x));
+}
+
 }  // namespace
 }  // namespace lm

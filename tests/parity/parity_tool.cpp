@@ -235,7 +235,7 @@ struct Case {
   void place_on_device() {
     plan.placement.device = device;
     plan.placement.upload_bytes = 4 * kMiB;
-    plan.placement.result_bytes = 8 + Gradients::norm_bytes(layout);
+    plan.placement.result_bytes = static_cast<int64_t>(sizeof(LossSums)) + Gradients::norm_bytes(layout);
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return home != "none"; }
@@ -329,6 +329,7 @@ void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, O
     norms.push_back(static_cast<float>(result.grad_norm));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
+    output.add("token_accuracy", {1}, {static_cast<float>(result.token_accuracy)});
     if (c.off_device()) continue;
     dump(output, "grad.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
       return part_of(rank.gradients().unit(b), c.plan.numerics.gradient_dtype, place, part, staging);
@@ -336,7 +337,7 @@ void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, O
   }
   if (steps > 0) {
     double nll = 0;
-    for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch);
+    for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch).nll;
     losses.push_back(static_cast<float>(nll / static_cast<double>(c.batches.target_tokens)));
     dump_weights(c, rank, staging, output);
     output.add("norms", {static_cast<int64_t>(norms.size())}, norms);

@@ -47,6 +47,8 @@ def test_logits_agree(pair):
 def test_the_loss_agrees(pair):
     dtype, ours, theirs = pair
     assert ours["loss"].item() == pytest.approx(theirs["loss"].item(), rel=LOSS[dtype])
+    if dtype == "fp32":
+        assert ours["token_accuracy"].item() == pytest.approx(theirs["token_accuracy"].item(), abs=1e-6)
 
 
 def test_the_gradient_of_every_parameter_agrees(pair):

@@ -52,5 +52,5 @@ def run(model_dir, documents, work, **options):
     if "generated" in tensors:
         return tensors["generated"].long()
     of = lambda prefix: {k[len(prefix):]: v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"), "norms": tensors.get("norms"),
+    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "token_accuracy": tensors.get("token_accuracy"), "losses": tensors.get("losses"), "norms": tensors.get("norms"),
             "gradients": of("grad."), "weights": of("weight."), "masters": of("master."), "bytes": (work / "output.safetensors").read_bytes()}

@@ -184,6 +184,25 @@ TEST(TrainedTensors, TakeNoGradientAndNoStateOfTheOthers) {
                 !(op.kind == OperationKind::kBackward || op.kind == OperationKind::kRecompute));
 }
 
+// No backward reads the input of a block below the lowest trained one.
+TEST(TrainedTensors, HaveDiskSpaceForTheInputsOfBlocksWithABackward) {
+  const auto disk_inputs = [](std::vector<std::string> names) {
+    Case c = only(std::move(names));
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.offload.activations = OffloadHome::kNvme;
+    const Plan plan = c.plan();
+    const PoolPlan& pool = plan.placement.pool(Pool::kActivations);
+    EXPECT_GT(pool.off_device_bytes(Home::kNvme), 0);
+    EXPECT_EQ(array_name(plan.placement, c.layout(nullptr), Pool::kActivations,
+                         static_cast<int64_t>(pool.bytes.size()) - 1),
+              "input of head");
+    return static_cast<int64_t>(pool.bytes.size()) / plan.placement.group;
+  };
+  EXPECT_EQ(disk_inputs({}), 31);
+  EXPECT_EQ(disk_inputs({"model.layers"}), 31);
+  EXPECT_EQ(disk_inputs({"layers.29"}), 4);  // two places in turns, blocks 30 and 31
+}
+
 TEST(TrainedTensors, MoveFromDiskWhetherTheyAreTrainedOrFrozen) {
   Case c = only({"regex:layers[.]2[0-9][.]"});
   c.config.offload.weights = OffloadHome::kNvme;

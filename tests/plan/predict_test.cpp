@@ -203,5 +203,19 @@ TEST(Rates, FallBackToDocumentedDefaultsAndSaySo) {
   EXPECT_LT(h200.gemm_flops, h200.peak_flops);
 }
 
+// Data sheets: A100 156 TFLOP/s of TF32 beside 19.5 of fp32, RTX 3090 35.6 of both.
+TEST(Rates, OfTf32AreHalfOfThoseOfBf16) {
+  const auto of = [](const char* card, Products products, DType dtype = DType::kF32) {
+    return compute_rates(gpu_machine(card), DeviceType::kCuda, dtype, products);
+  };
+  EXPECT_DOUBLE_EQ(of("A100", Products::kF32).peak_flops, 19.5e12);
+  EXPECT_DOUBLE_EQ(of("A100", Products::kTF32).peak_flops, 156e12);
+  EXPECT_NEAR(of("3090", Products::kTF32).peak_flops, 35.6e12, 0.2e12);
+  // Of adapters in fp32 beside a bf16 model, whose own rate stays.
+  const ComputeRates mixed = of("A100", Products::kTF32, DType::kBF16);
+  EXPECT_DOUBLE_EQ(mixed.peak_flops, 312e12);
+  EXPECT_DOUBLE_EQ(mixed.fp32_gemm_flops, of("A100", Products::kTF32).gemm_flops);
+}
+
 }  // namespace
 }  // namespace lm

@@ -219,6 +219,7 @@ TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
     c.config.train.gradients = GradientDType::kBF16;
     c.config.train.recompute = Recompute::kBlock;
     c.config.run.threads = 5;
+    if (device == DeviceType::kCuda) c.config.model.products = Products::kTF32;
     const NumericsPlan planned = c.plan().numerics;
     const std::string text = numerics_json(planned);
     const NumericsPlan read = parse_numerics(text, "numerics.json");

@@ -102,6 +102,28 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
       "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
 }
 
+// Before the first trained block an input ends when the next one is there, so they take two places in turns.
+TEST(Transfers, TakeTwoPlacesForTheInputsOfFrozenBlocks) {
+  for (const int64_t group : {1, 2, 5}) {
+    for (const int64_t first : {0, 1, 2, 3, 5, 7}) {  // 7: the head alone is trained
+      SCOPED_TRACE("group " + std::to_string(group) + ", first " + std::to_string(first));
+      StepConfig run{.units = schedule_units(6), .micro_batches = 5, .recompute = true, .group = group};
+      run.first_trained = first;
+      const int64_t places = InputPlaces{first}.place(7) + 1;
+      EXPECT_EQ(places, first <= 3 ? 7 : first == 5 ? 5 : 3);
+      run.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>(places * group), 1), 3};
+      std::vector<char> alive(static_cast<size_t>(places * group), 0);
+      const StepSchedule step = make_schedule(run);
+      for (const ArrayUse& use : array_uses(step, Pool::kActivations, run)) {
+        char& one = alive.at(static_cast<size_t>(use.array));
+        EXPECT_EQ(one != 0, use.needs) << use.begin;
+        one = use.dies ? 0 : 1;
+      }
+      EXPECT_EQ(std::ranges::count(alive, 1), 0);
+    }
+  }
+}
+
 TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
   const StepConfig run{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
   StepConfig shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, run);

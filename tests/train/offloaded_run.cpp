@@ -411,7 +411,7 @@ Outcome Training::run(bool read_between) {
     out.skipped.push_back(result.skipped);
     // In the middle: an evaluation, which begins with a flush.
     if (s == 5)
-      out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]);
+      out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]).nll;
   }
   out.state = state();
   const IoCounters moved = rank_->off_device().counters();

@@ -123,7 +123,7 @@ Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_row
   batches.micro[1].target.assign(33, -1);  // learns nothing
   for (int32_t t = 0; t < 27; ++t) batches.micro[0].target[static_cast<size_t>(t)] = -1;
   out.result = f.rank->step().run(batches, 1, 1e-3);
-  out.evaluated = f.rank->step().evaluate(batches.micro[0]);
+  out.evaluated = f.rank->step().evaluate(batches.micro[0]).nll;
   struct Moments : StateSink {
     explicit Moments(std::vector<float>& to) : to_(to) {}
     void write(const StateEntry& entry, int64_t, std::span<const std::byte> bytes) override {
@@ -347,25 +347,34 @@ TEST(Step, AnEvaluationDividesByTheSumOfTheWeights) {
                                 batch_of(1, 30, spec.vocab)};
   for (size_t t = 0; t < 80; ++t) batches[0].weight.push_back(static_cast<float>(t % 7) * 0.25F);
   batches[2].weight.assign(30, 3.F);
-  double nll = 0, weights = 0;
+  double nll = 0, weights = 0, correct = 0;
   int64_t targets = 0;
-  for (const Batch& batch : batches) {
+  for (Batch& batch : batches) {
     std::vector<int32_t> rows;
     for (size_t t = 0; t < batch.target.size(); ++t) {
       if (batch.target[t] >= 0) rows.push_back(static_cast<int32_t>(t));
     }
-    const std::vector<float> logits = f.rank->step().logits(batch, rows);
+    std::vector<float> logits = f.rank->step().logits(batch, rows);
+    // Of every second row the model's own choice becomes the target.
+    for (size_t r = 0; r < rows.size(); r += 2) {
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      batch.target[static_cast<size_t>(rows[r])] =
+          static_cast<int32_t>(std::max_element(row, row + spec.vocab) - row);
+    }
     for (size_t r = 0; r < rows.size(); ++r) {
       const auto t = static_cast<size_t>(rows[r]);
       const double weight = batch.weight.empty() ? 1 : batch.weight[t];
       nll += weight *
              reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[t]);
       weights += weight;
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      correct += std::max_element(row, row + spec.vocab) - row == batch.target[t] ? 1 : 0;
     }
     targets += std::ssize(rows);
   }
   const EvalResult result = evaluate(*f.rank, {.set = "", .batches = batches});
   EXPECT_FALSE(result.choices);
+  EXPECT_EQ(result.token_accuracy, correct / static_cast<double>(targets));
   EXPECT_NEAR(result.loss, nll / weights, 1e-6 * nll / weights);
   EXPECT_EQ(result.target_tokens, targets);
   EXPECT_GT(std::abs(weights - static_cast<double>(targets)), 0.1 * weights);
@@ -382,7 +391,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
   const std::vector<std::vector<int32_t>> endings = {{2, 0}, {3}, {1}};
   std::vector<double> expected(4);
   double right = 0;
-  int64_t right_targets = 0;
+  int64_t right_targets = 0, right_first = 0;
   for (size_t b = 0; b < endings.size(); ++b) {
     Batch& batch = set.batches[b];
     const int64_t length = batch.tokens() / batch.documents();
@@ -395,6 +404,11 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
     }
     const std::vector<float> logits = f.rank->step().logits(batch, rows);
     for (size_t r = 0; r < rows.size(); ++r) {
+      // Of every second row the model's own choice is the target, of the others another token.
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      const auto argmax = static_cast<int32_t>(std::max_element(row, row + spec.vocab) - row);
+      int32_t& target = batch.target[static_cast<size_t>(rows[r])];
+      target = r % 2 == 0 ? argmax : static_cast<int32_t>((argmax + 1) % spec.vocab);
       const auto at = static_cast<size_t>(rows[r]);
       const double nll =
           reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[at]);
@@ -402,6 +416,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
       expected[static_cast<size_t>(ending)] -= nll;
       right += ending == 1 || ending == 2 ? nll : 0;
       right_targets += ending == 1 || ending == 2 ? 1 : 0;
+      right_first += (ending == 1 || ending == 2) && r % 2 == 0 ? 1 : 0;
     }
   }
   const EvalResult result = evaluate(*f.rank, set);
@@ -410,6 +425,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
     EXPECT_NEAR(result.choices->log_likelihoods[i], expected[i], -1e-6 * expected[i]) << i;
   EXPECT_NEAR(result.loss, right / static_cast<double>(right_targets), 1e-6 * result.loss);
   EXPECT_EQ(result.target_tokens, right_targets);
+  EXPECT_EQ(result.token_accuracy, static_cast<double>(right_first) / static_cast<double>(right_targets));
   const ChoiceScores scores = score_choices(set.groups, expected);
   EXPECT_EQ(result.choices->accuracy, scores.accuracy);
   EXPECT_EQ(result.choices->accuracy_norm, scores.accuracy_norm);

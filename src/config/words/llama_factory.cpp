@@ -78,7 +78,7 @@ constexpr Word kWords[] = {
     missing("asft_alpha", why::kLoss),
     missing("use_eaft_loss", why::kLoss),
     missing("eaft_alpha", why::kLoss),
-    missing("compute_accuracy", "evaluation reports loss and perplexity"),
+    unneeded("compute_accuracy", "metrics and evaluation always have token_accuracy"),
     missing("freeze_vision_tower", why::kVision),
     missing("freeze_multi_modal_projector", why::kVision),
     missing("freeze_language_model", why::kVision),

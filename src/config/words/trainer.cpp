@@ -16,7 +16,7 @@ constexpr Word kWords[] = {
     when_on("bf16", "model.dtype", "\"bf16\""),
     to("fp16", "model.dtype", How::kFp16,
        "fp16 needs loss scaling; bf16 and fp32, which are supported, do not"),
-    unneeded("tf32", "products of fp32 models are fp32: results are the same everywhere"),
+    when_on("tf32", "model.products", "\"tf32\"", "of fp32 models, on GPUs from compute capability 8.0 on"),
     unneeded("fp16_full_eval", "evaluation computes as training does"),
     unneeded("bf16_full_eval", "evaluation computes as training does"),
     unneeded("half_precision_backend", "set by model.dtype"),

@@ -5,9 +5,9 @@ import re
 
 MOST_READ = 8 << 20  # bytes at once
 
-# Transformers' names; every other number of a row is under run/.
+# Transformers' names, and a name of that kind for the token accuracy; every other number of a row is under run/.
 TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate", "epoch": "train/epoch",
-        "tokens_per_s": "train/train_tokens_per_second"}
+        "token_accuracy": "train/token_accuracy", "tokens_per_s": "train/train_tokens_per_second"}
 
 
 class Row:
