@@ -188,6 +188,20 @@ def kind_breaches(read):
                 yield f"{path}: a switch over {kind} has a default, which hides a kind that is missing"
 
 
+# A tier of memory is a row of src/base/tiers.inc: code asks its row or compares positions. The GPU's memory and the host's may be
+# named, where just that one is meant; the others only where the plan asks what a machine has of each.
+NAMED_TIER = re.compile(r"\b(?:Home|OffloadHome)::k(?!Device\b|Host\b|Auto\b|None\b)\w+|\bOffloadHome::kHost\b")
+NAMES_TIERS = {"src/plan/tier_space.cpp"}
+
+
+def tier_breaches(path, text):
+    if path in NAMES_TIERS:
+        return
+    text = blank_comments_and_strings(text)
+    for match in NAMED_TIER.finditer(text):
+        yield f"{path}:{text.count(chr(10), 0, match.start()) + 1}: names the tier {match[0]}: ask its row (src/base/tier.h)"
+
+
 def self_test():
     """The checks find what they are for, so that silence means something."""
     body = "  work();\n" * 90
@@ -210,6 +224,8 @@ def self_test():
              "src/kernels/activation_formula.h": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
     found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
     assert len(found) == 4 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
+    tiers = "if (a == Home::kNvme || b == OffloadHome::kHost) work(Home::kHost, OffloadHome::kAuto);  // Home::kNvme\n"
+    assert len(list(tier_breaches("src/plan/a.cpp", tiers))) == 2 and not list(tier_breaches("src/plan/tier_space.cpp", tiers))
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert list(cycle_breaches({"a.h": {"b.h"}, "b.h": {"a.h"}})) != []
@@ -228,6 +244,7 @@ def main():
             breaches += size_breaches(path, text)
             if top not in ("tests", "benchmarks"):
                 breaches += include_breaches(root, path, text)
+                breaches += tier_breaches(path, text)
                 ours = (resolve(root, path, match[2]) for match in INCLUDE.finditer(text) if match[1] == '"')
                 includes[path] = {target for target in ours if target}
     breaches += cycle_breaches(includes)
