@@ -63,7 +63,9 @@ TEST(Tiers, OfAPlanMakeItsPeak) {
   ASSERT_EQ(plan.tiers.size(), 3U);
   PeakBytes peak;
   for (size_t t = 0; t < plan.tiers.size(); ++t) {
-    if (t > 0) EXPECT_LT(plan.tiers[t - 1].home, plan.tiers[t].home);
+    if (t > 0) {
+      EXPECT_LT(plan.tiers[t - 1].home, plan.tiers[t].home);
+    }
     peak.of(tier_row(plan.tiers[t].home).medium) += plan.tiers[t].bytes;
   }
   EXPECT_GT(peak.disk, 0);
