@@ -195,20 +195,30 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
   }
 }
 
+// The parts of a run that make its checkpoints.
+struct Saving {
+  Rank& rank;
+  const Trainer& trainer;
+  MetricsFile& metrics;
+  Checkpoints& checkpoints;
+  const StopRequest& stop;
+
+  void save() const { checkpoints.save(rank, trainer, metrics); }
+};
+
 // Finishes the previous asynchronous save, and starts the next one if it is due. No save is pending after the
 // last step.
-void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, MetricsFile& metrics,
-                 Checkpoints& checkpoints) {
-  checkpoints.poll();
-  if (trainer.steps() == steps) return checkpoints.complete();
-  if (checkpoints.due(trainer, best)) checkpoints.begin(rank, trainer, metrics);
+void save_beside(const Saving& run, int64_t steps, bool best) {
+  run.checkpoints.poll();
+  if (run.trainer.steps() == steps) return run.checkpoints.complete();
+  if (run.checkpoints.due(run.trainer, best)) run.checkpoints.begin(run.rank, run.trainer, run.metrics);
 }
 
 // Saves a checkpoint to resume from.
-void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const Trainer& trainer,
-           int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
-  if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics);
-  log_line(fmt::format("stopped after step {} of {}; to resume: {}", trainer.steps(), steps, typed(line)));
+void leave(const CommandLine& line, const Saving& run, int64_t steps) {
+  if (run.trainer.steps() > 0 && run.stop.time_to_save()) run.save();
+  log_line(
+      fmt::format("stopped after step {} of {}; to resume: {}", run.trainer.steps(), steps, typed(line)));
 }
 
 // Logs why early stopping ended the run, and which step's weights are the result. Returns the checkpoint that
@@ -233,13 +243,12 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
 }
 
 // Returns the checkpoint that a sharded model is written from. `early`: early stopping has ended the run.
-std::string result_source(const Job& job, bool early, const StopRequest& stop, Rank& rank,
-                          const Trainer& trainer, MetricsFile& metrics, Checkpoints& checkpoints) {
-  if (stop.time_to_save()) checkpoints.finish(rank, trainer, metrics);
-  const std::string best = early ? end_early(job.config, rank, trainer, checkpoints) : "";
+std::string result_source(const Job& job, bool early, const Saving& run) {
+  if (run.stop.time_to_save()) run.checkpoints.finish(run.rank, run.trainer, run.metrics);
+  const std::string best = early ? end_early(job.config, run.rank, run.trainer, run.checkpoints) : "";
   if (!best.empty()) return best;
-  if (trains_in_shards(job)) checkpoints.save(rank, trainer, metrics);
-  return checkpoints.newest();
+  if (trains_in_shards(job)) run.save();
+  return run.checkpoints.newest();
 }
 
 // Progress records for the CLI process that supervises this rank, if it has one.
@@ -380,6 +389,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
   const DoorNews door{ranks, control, trainer, checkpoints, stop};
+  const Saving saving{*rank, trainer, metrics, checkpoints, stop};
   TrainerHooks hooks;  // all ranks leave after the same step: they agree on it
   hooks.stop_requested = stopped;
   hooks.before_row = [&] { checkpoints.settle(); };
@@ -390,7 +400,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
     files.running(row.step);
   };
   hooks.after_step = [&](bool best) {
-    save_beside(*rank, trainer, steps, best, metrics, checkpoints);
+    save_beside(saving, steps, best);
     door.publish();
   };
   judge.set(hooks);
@@ -404,11 +414,11 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   });
   finish_loop(result, ranks, progress, limit, trace);
   if (result.stopped) {
-    leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
+    leave(line, saving, steps);
     return door.end(Exit::kStopped);
   }
   // The trained model appears atomically. It comes first, because it is worth more than what follows.
-  const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
+  const std::string source = result_source(*job, result.early, saving);
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) judge.at(result.steps);  // early stopping has just evaluated
   show_result(job->plan, job->model.adapter.has_value(), result, directory);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tier.h"
 #include "optim/rules/rules.h"
 
 namespace lm {
@@ -56,7 +57,6 @@ enum class LrSchedule : uint8_t {
   kReduceLrOnPlateau,
 };
 
-enum class OffloadHome : uint8_t { kAuto, kNone, kHost, kNvme };
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
 enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
 

@@ -263,23 +263,21 @@ class Checks {
                                                          {"offload.weights", offload.weights},
                                                          {"offload.activations", offload.activations}};
     for (const auto& [key, home] : homes) {
-      require(home != OffloadHome::kNvme || !offload.paths.empty(), key, "offload.paths",
-              std::string(key) + " = \"nvme\" needs offload.paths: a directory on a fast disk");
+      require(
+          !names_disk(home) || !offload.paths.empty(), key, "offload.paths",
+          std::string(key) + " = " + value_text(home) + " needs offload.paths: a directory on a fast disk");
     }
     if (const auto& block = config_.io.block) {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct I/O requires");
     }
-    const bool gradients = offload.gradients == OffloadHome::kHost || offload.gradients == OffloadHome::kNvme;
-    require(!gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients",
-            "train.update",
+    require(!names_tier(offload.gradients) || config_.train.update != UpdateTime::kInBackward,
+            "offload.gradients", "train.update",
             "offload.gradients = " + value_text(offload.gradients) +
                 " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
                 "leave one of them out");
-    const bool off_device =
-        offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
-    require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
-            "train.recompute",
+    require(!names_tier(offload.activations) || config_.train.recompute != Recompute::kNone,
+            "offload.activations", "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
                 " offloads block inputs, and train.recompute = \"none\" keeps all other activations: set "
                 "train.recompute = \"block\"");

@@ -163,10 +163,12 @@ struct EnumNames<Rounding> {
 };
 template <>
 struct EnumNames<OffloadHome> {
-  static constexpr EnumName<OffloadHome> kAll[] = {{OffloadHome::kAuto, "auto"},
-                                                   {OffloadHome::kNone, "none"},
-                                                   {OffloadHome::kHost, "host"},
-                                                   {OffloadHome::kNvme, "nvme"}};
+  static constexpr EnumName<OffloadHome> kAll[] = {
+      {OffloadHome::kAuto, "auto"},
+#define LM_NEAREST_TIER(tier, ...) {OffloadHome::kNone, "none"},
+#define LM_TIER(tier, ...) {OffloadHome::tier, tier_row(Home::tier).name},
+#include "base/tiers.inc"
+  };
 };
 template <>
 struct EnumNames<LogTarget> {

@@ -347,8 +347,14 @@ void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const R
 
 OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  return {streams_,       form_,      layout_.blocks[static_cast<size_t>(block)], range(block, tile),
-          own_[i].data(), on_host(i), through_slots(i) ? tiles_.store : nullptr,  static_cast<int64_t>(i)};
+  return OpenTile({.streams = streams_,
+                   .form = form_,
+                   .block = layout_.blocks[static_cast<size_t>(block)],
+                   .range = range(block, tile),
+                   .data = own_[i].data(),
+                   .host = on_host(i),
+                   .store = through_slots(i) ? tiles_.store : nullptr,
+                   .array = static_cast<int64_t>(i)});
 }
 
 void ShardedOptimizer::show(int64_t block, int64_t tile, const TakeStream& take) const {

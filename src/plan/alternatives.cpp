@@ -89,8 +89,7 @@ bool takes_rule(const Config& written, const Config& chosen, size_t number) {
 
 // The other time of updates; gradients that are told to live off the device are of updates after.
 std::optional<Setting> other_update(const Config& config) {
-  const OffloadHome gradients = config.offload.gradients;
-  if (gradients == OffloadHome::kHost || gradients == OffloadHome::kNvme) return std::nullopt;
+  if (names_tier(config.offload.gradients)) return std::nullopt;
   if (config.train.update == UpdateTime::kInBackward)
     return Setting{{"train.update=after"}, [](Config& c) { c.train.update = UpdateTime::kAfter; }};
   return Setting{{"train.update=in_backward"}, [](Config& c) { c.train.update = UpdateTime::kInBackward; }};

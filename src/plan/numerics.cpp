@@ -84,7 +84,7 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
   const Recompute wanted = in.config.train.recompute;
   // Block inputs off the device are of use only where nothing else is saved.
-  const bool off_device = homes.activations != asked_home(OffloadHome::kNone, in.device);
+  const bool off_device = homes.activations != nearest_tier(in.device);
   const int64_t none =
       wanted == Recompute::kBlock || off_device ? 0 : largest_micro_batch(in, plan, homes, false);
   const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);

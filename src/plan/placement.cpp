@@ -230,8 +230,8 @@ void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
   if (pool.shards > 1) return;
   const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
-  const int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device)) +
-                       (slots_on_device ? pool.slots * pool.slot_bytes : 0);
+  const int64_t room =
+      spare(plan, nearest_tier(in.device)) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
   for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
   size_t end = pool.bytes.size();  // arrays before it stay
@@ -247,19 +247,23 @@ void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   size_plan(in, plan);
 }
 
-// With a GPU and a disk: of what is off the device, the earliest arrays live in host memory, as many as fit.
-void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
+// Of what is off the device, the earliest arrays live in tiers that are nearer than the pool's farthest, as
+// many as fit.
+void keep_nearer(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
-  if (in.device != DeviceType::kCuda || pool.home != Home::kNvme || pool.slots == 0) return;
-  int64_t room = spare(plan, Home::kHost);
-  for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
-    if (bytes > room) break;
-    room -= bytes;
-    pool.kept_in_host = static_cast<int64_t>(a) + 1;
+  size_t a = 0;
+  for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < tier_index(pool.home); ++t) {
+    if (pool.slots == 0) return;
+    int64_t room = spare(plan, static_cast<Home>(t));
+    for (; a < pool.bytes.size(); ++a) {
+      const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
+      if (bytes > room) break;
+      room -= bytes;
+    }
+    pool.kept[t] = static_cast<int64_t>(a);
+    limit_slots(plan.placement, which);
+    size_plan(in, plan);
   }
-  limit_slots(plan.placement, which);
-  size_plan(in, plan);
 }
 
 void keep_what_fits(const PlanInput& in, Plan& plan) {
@@ -272,9 +276,9 @@ void keep_what_fits(const PlanInput& in, Plan& plan) {
     plan.placement.embedding_in_host = 0;
     size_plan(in, plan);
   }
-  if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
-  if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kOptimizer);
 }
 
 }  // namespace
@@ -347,12 +351,15 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
-    const int64_t host = pool.home == Home::kNvme ? pool.off_device_bytes(Home::kHost) : 0;
+    std::string nearer;
+    for (size_t t = 0; t < tier_index(pool.home); ++t) {
+      if (const int64_t there = pool.off_device_bytes(static_cast<Home>(t)); there > 0)
+        nearer += ", " + format_bytes(there) + " of them fit in " + kTiers[t].memory;
+    }
     plan.choices.push_back(
-        {key, home_name(pool.home),
+        {key, tier_row(pool.home).name,
          fmt::format(
-             "{} of {} arrays do not fit on the device{}{}", count, all,
-             host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "",
+             "{} of {} arrays do not fit on the device{}{}", count, all, nearer,
              pool.slots > 0 ? fmt::format("; {} slots, fetched {} ahead", pool.slots, pool.slots - 1) : "")});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
@@ -417,7 +424,7 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t mo
 int64_t missing_memory(const Plan& plan) {
   int64_t sum = 0;
   for (const Tier& tier : plan.tiers)
-    sum += tier.home == Home::kNvme ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
+    sum += tier_row(tier.home).medium == Medium::kDisk ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
   return sum;
 }
 

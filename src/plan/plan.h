@@ -45,6 +45,9 @@ struct PeakBytes {
   int64_t device = 0;  // GPU; 0 on the CPU
   int64_t host = 0;    // resident memory of the rank's process, libraries included
   int64_t disk = 0;
+  int64_t& of(Medium medium) {
+    return medium == Medium::kDevice ? device : medium == Medium::kMemory ? host : disk;
+  }
 };
 
 struct LinkTime {

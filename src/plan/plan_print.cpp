@@ -46,14 +46,13 @@ bool known(int64_t bytes) {
 }
 
 std::string tier_table(const Plan& plan, const Tier& tier) {
-  constexpr const char* kTitles[] = {"GPU memory", "host memory", "disk"};
-  std::string out = std::string(kTitles[static_cast<size_t>(tier.home)]) + "\n";
+  const TierRow& words = tier_row(tier.home);
+  std::string out = std::string(words.title) + "\n";
   for (const ClassBytes& entry : plan.classes) {
     if (entry.home == tier.home && entry.bytes > 0)
       out += row(entry.name, format_bytes(entry.bytes), entry.note);
   }
-  constexpr const char* kNotes[] = {"of the GPU", "resident memory of the rank's process", "of all paths"};
-  std::string note = kNotes[static_cast<size_t>(tier.home)];
+  std::string note = words.note;
   if (known(tier.usable)) note += "; " + format_bytes(tier.usable) + " may be used";
   if (tier.bytes > tier.usable) note += ": DOES NOT FIT";
   return out + row("peak", format_bytes(tier.bytes), note);
@@ -111,14 +110,14 @@ std::string step_lines(const Plan& plan) {
 Json placement_json(const PlacementPlan& placement) {
   Json homes = Json::object();
   for (int i = 0; i < kStateClasses; ++i) {
-    homes[state_class_name(static_cast<StateClass>(i))] = home_name(placement.home[i]);
+    homes[state_class_name(static_cast<StateClass>(i))] = tier_row(placement.home[i]).name;
   }
   Json pools = Json::object();
   for (int i = 0; i < kPools; ++i) {
     const PoolPlan& pool = placement.pools[static_cast<size_t>(i)];
     if (pool.slots == 0) continue;
     pools[pool_name(static_cast<Pool>(i))] = {
-        {"home", home_name(pool.home)},
+        {"home", tier_row(pool.home).name},
         {"arrays", pool.bytes.size()},
         {"off_device", std::count(pool.off_device.begin(), pool.off_device.end(), 1)},
         {"off_device_bytes", pool.off_device_bytes()},
@@ -141,7 +140,7 @@ Json tier_json(const Plan& plan, const Tier& tier) {
     if (entry.home != tier.home) continue;
     classes.push_back({{"name", entry.name}, {"bytes", entry.bytes}, {"note", entry.note}});
   }
-  Json out = {{"name", home_name(tier.home)}, {"bytes", tier.bytes}};
+  Json out = {{"name", tier_row(tier.home).name}, {"bytes", tier.bytes}};
   out["capacity_bytes"] = tier.capacity > 0 ? Json(tier.capacity) : Json();
   out["usable_bytes"] = known(tier.usable) ? Json(tier.usable) : Json();
   out["classes"] = std::move(classes);

@@ -186,7 +186,7 @@ std::string disk_advice(const PlanInput& in, const Tier& tier) {
 }
 
 std::string have(const PlanInput& in, const Tier& tier) {
-  if (tier.home == Home::kNvme) return disk_have(in);
+  if (tier_row(tier.home).medium == Medium::kDisk) return disk_have(in);
   const std::string usable = format_bytes(tier.usable);
   if (tier.capacity <= 0) return usable + " are free";
   return usable + " of " + format_bytes(tier.capacity) + " may be used";
@@ -215,16 +215,15 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
     table += "\n    " + row.name + ": " + format_bytes(row.bytes) +
              (row.note.empty() ? "" : " (" + row.note + ")");
   }
-  constexpr const char* kAreas[] = {"MEM-15", "MEM-16", "DISK-33"};
-  constexpr const char* kKinds[] = {"GPU memory", "host memory", "disk space"};
-  const auto kind = static_cast<size_t>(full->home);
-  return {.area = kAreas[kind],
-          .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
-                  format_bytes(full->bytes) + " of " + kKinds[kind] + ", " + have(in, *full) + table,
-          .place = "",
-          .next = (full->home == Home::kNvme ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
-                  other_ways(in),
-          .kept = "nothing was started or written"};
+  const TierRow& words = tier_row(full->home);
+  return {
+      .area = words.area,
+      .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
+              format_bytes(full->bytes) + " of " + words.memory + ", " + have(in, *full) + table,
+      .place = "",
+      .next = (words.medium == Medium::kDisk ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
+              other_ways(in),
+      .kept = "nothing was started or written"};
 }
 
 }  // namespace lm

@@ -15,6 +15,7 @@
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/state_catalogue.h"
+#include "plan/tier_space.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -129,7 +130,7 @@ struct Share {
   void add(int64_t n, bool off_device, Home home) {
     all += n;
     if (!off_device) return;
-    (home == Home::kHost ? off.host : off.disk) += n;
+    off.at[tier_index(home)] += n;
     off.whole += n;
   }
 };
@@ -149,8 +150,9 @@ void each_tile(const PlacementPlan& p, const Body& body) {
 Share stream_bytes(const PlanInput& in, const Plan& plan, const StateStream& stream, const Share& elements) {
   const auto of = [&](int64_t n) { return stream.bytes(Elements{n}); };
   if (stream.of == StreamOf::kAll) {
-    const OffDeviceBytes& off = elements.off;
-    return {of(elements.all), {of(off.host), of(off.disk), of(off.whole)}};
+    Share out{.all = of(elements.all), .off = {.whole = of(elements.off.whole)}};
+    for (size_t t = 0; t < kTierCount; ++t) out.off.at[t] = of(elements.off.at[t]);
+    return out;
   }
   Share out;
   each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, Home home) {
@@ -183,7 +185,8 @@ void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
   for (size_t s = 0; s < streams.size(); ++s) {
     const Share bytes = stream_bytes(in, plan, streams[s], elements);
     sum.all += bytes.all;
-    sum.off = {sum.off.host + bytes.off.host, sum.off.disk + bytes.off.disk, sum.off.whole + bytes.off.whole};
+    sum.off.whole += bytes.off.whole;
+    for (size_t t = 0; t < kTierCount; ++t) sum.off.at[t] += bytes.off.at[t];
     if (s + 1 < streams.size() && streams[s + 1].title == streams[s].title) continue;
     table.add(streams[s].title, sum.all, sum.off, kept_as(streams[s]));
     sum = {};
@@ -312,32 +315,18 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   return table.take();
 }
 
-int64_t spend(const Budget& budget, int64_t capacity) {
-  if (budget.share <= 0) return capacity > 0 ? std::min(budget.bytes, capacity) : budget.bytes;
-  if (capacity <= 0) return std::numeric_limits<int64_t>::max();
-  return static_cast<int64_t>(budget.share * static_cast<double>(capacity));
-}
-
-Tier make_tier(Home home, const std::vector<ClassBytes>& classes, const Budget& budget, int64_t capacity,
-               int64_t free_now) {
-  Tier tier{.home = home, .bytes = 0, .capacity = capacity, .allowed = spend(budget, capacity), .usable = 0};
+Tier make_tier(const PlanInput& in, const std::vector<ClassBytes>& classes, Home home) {
+  const TierSpace space = tier_space(in, home);
+  Tier tier{.home = home, .capacity = space.capacity, .allowed = spend(space.budget, space.capacity)};
   for (const ClassBytes& row : classes) {
     if (row.home == home) tier.bytes += row.bytes;
   }
-  tier.usable = free_now > 0 ? std::min(tier.allowed, free_now) : tier.allowed;
+  tier.usable = space.free_now > 0 ? std::min(tier.allowed, space.free_now) : tier.allowed;
   return tier;
 }
 
-// All paths together: what one has no room for goes to the others.
-Tier disk_tier(const PlanInput& in, const std::vector<ClassBytes>& classes) {
-  int64_t room = 0;
-  for (const Disk& disk : in.machine.disks) room += path_room(in.config.offload, disk);
-  return make_tier(Home::kNvme, classes, {0, 1}, room, room);
-}
-
 // Only where room is left: no plan is refused for it.
-void spare_disk(const PlanInput& in, Plan& plan) {
-  Tier& disk = plan.tiers.back();
+void spare_disk(const PlanInput& in, Plan& plan, Tier& disk) {
   int64_t& spare = plan.placement.swap_spare;
   const int64_t blocks = std::min(kSpareBlocks * plan.placement.io_block, kLeastSpare);
   spare = round_up(std::max(disk.bytes / kSpareShare, blocks), kSlotAlignment);
@@ -346,13 +335,14 @@ void spare_disk(const PlanInput& in, Plan& plan) {
     spare = 0;
     return;
   }
-  plan.classes.push_back({"spare room", all, "for writes that their place refuses", Home::kNvme});
+  plan.classes.push_back({"spare room", all, "for writes that their place refuses", disk.home});
   disk.bytes += all;
 }
 
 bool all_memory(const Plan& plan, int64_t Tier::*limit) {
-  return std::all_of(plan.tiers.begin(), plan.tiers.end(),
-                     [&](const Tier& tier) { return tier.home == Home::kNvme || tier.bytes <= tier.*limit; });
+  return std::all_of(plan.tiers.begin(), plan.tiers.end(), [&](const Tier& tier) {
+    return tier_row(tier.home).medium == Medium::kDisk || tier.bytes <= tier.*limit;
+  });
 }
 
 }  // namespace
@@ -459,29 +449,15 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};
-  const OffloadConfig& offload = in.config.offload;
-  if (in.device == DeviceType::kCuda) {
-    const Gpu& gpu = in.machine.gpus.front();
-    plan.tiers.push_back(
-        make_tier(Home::kDevice, plan.classes, offload.device_memory, gpu.memory_bytes, gpu.free_bytes));
-    plan.peak.device = plan.tiers.back().bytes;
-  }
-  plan.tiers.push_back(make_tier(Home::kHost, plan.classes, offload.host_memory, in.machine.host_capacity(),
-                                 in.machine.host_available));
-  plan.peak.host = plan.tiers.back().bytes;
-  if (plan.placement.on_disk()) {
-    plan.tiers.push_back(disk_tier(in, plan.classes));
-    spare_disk(in, plan);
-    plan.peak.disk = plan.tiers.back().bytes;
+  for (size_t t = tier_index(nearest_tier(in.device)); t < kTierCount; ++t) {
+    const auto home = static_cast<Home>(t);
+    if (home > Home::kHost && !plan.placement.uses(home)) continue;
+    Tier& tier = plan.tiers.emplace_back(make_tier(in, plan.classes, home));
+    if (tier_row(home).medium == Medium::kDisk) spare_disk(in, plan, tier);
+    plan.peak.of(tier_row(home).medium) += tier.bytes;
   }
   plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),
                           [](const Tier& tier) { return tier.bytes <= tier.usable; });
-}
-
-int64_t path_room(const OffloadConfig& offload, const Disk& disk) {
-  if (!offload.disk_limit) return disk.free_bytes;
-  if (disk.free_bytes <= 0) return offload.disk_limit->bytes;
-  return spend(*offload.disk_limit, disk.free_bytes);
 }
 
 bool fits_capacity(const Plan& plan) {

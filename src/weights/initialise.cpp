@@ -76,21 +76,21 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
 
 }  // namespace
 
-void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
-                         std::byte* memory, int64_t first, int64_t elements) {
-  const uint64_t key = philox_key(seed, Purpose::kInit, 0, tensor);
+void initialise_elements(const FreshTensor& tensor, std::byte* memory, int64_t first, int64_t elements) {
+  const Parameter& parameter = tensor.parameter;
+  const uint64_t key = philox_key(tensor.seed, Purpose::kInit, 0, tensor.number);
   const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
   Numbers one(key, 0), two(key, 1);
   for (int64_t i = 0; i < elements; ++i)
-    store(dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));
+    store(tensor.dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));
 }
 
-void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
-                int64_t first_row, int64_t rows, int threads) {
+void initialise(const FreshTensor& tensor, std::byte* memory, int64_t first_row, int64_t rows, int threads) {
   constexpr int64_t kGrain = 16384;  // elements: most of a millisecond
-  const int64_t first = first_row * parameter.columns, size = static_cast<int64_t>(dtype_size(dtype));
-  parallel_for(threads, rows * parameter.columns, kGrain, [&](int64_t begin, int64_t end) {
-    initialise_elements(parameter, seed, tensor, dtype, memory + begin * size, first + begin, end - begin);
+  const int64_t columns = tensor.parameter.columns, first = first_row * columns;
+  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
+  parallel_for(threads, rows * columns, kGrain, [&](int64_t begin, int64_t end) {
+    initialise_elements(tensor, memory + begin * size, first + begin, end - begin);
   });
 }
 

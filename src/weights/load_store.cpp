@@ -21,7 +21,7 @@ namespace {
 MatrixElements drawn(const TensorPlace& place, size_t part, uint64_t seed, DType dtype) {
   const int64_t before = place.parameter.parts[part].first * place.parameter.columns;
   return [&place, seed, dtype, before](int64_t first, int64_t n, std::byte* to) {
-    initialise_elements(place.parameter, seed, place.number, dtype, to, before + first, n);
+    initialise_elements({place.parameter, seed, place.number, dtype}, to, before + first, n);
   };
 }
 
@@ -45,7 +45,7 @@ class Filling {
   void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
     if (target.encoded != nullptr) return initialise_encoded(place, seed, target);
     by_rows(place.parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
-      lm::initialise(place.parameter, seed, place.number, setup_.dtype, here, row, rows, setup_.threads);
+      lm::initialise({place.parameter, seed, place.number, setup_.dtype}, here, row, rows, setup_.threads);
     });
   }
 
@@ -189,7 +189,7 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
                         &b = *block.beside(weight, entry.part, TrainableRole::kLoraB);
       std::vector<float> of_a(static_cast<size_t>(a.parameter.elements())),
           of_b(static_cast<size_t>(b.parameter.elements()));
-      lm::initialise(a.parameter, seed, a.number, DType::kF32, reinterpret_cast<std::byte*>(of_a.data()), 0,
+      lm::initialise({a.parameter, seed, a.number, DType::kF32}, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
       loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(unit, a));

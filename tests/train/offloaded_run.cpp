@@ -341,7 +341,7 @@ void Training::set_pools() {
   }
   for (PoolPlan& pool : p.pools) {
     if (run_.host == 1) pool.home = Home::kHost;
-    if (run_.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
+    if (run_.host == 2) pool.kept[tier_index(Home::kHost)] = std::ssize(pool.bytes) / 2;
   }
 }
 

@@ -291,7 +291,7 @@ TEST(Initialise, NormsAndBuffersBeginNeutral) {
     for (const ParameterKind kind : {ParameterKind::kNorm, ParameterKind::kBuffer, ParameterKind::kBias}) {
       const Parameter parameter{.name = "x", .kind = kind, .rows = 3, .parts = {}, .neutral = neutral};
       std::vector<float> values(3, 9);
-      initialise(parameter, 7, 1, DType::kF32, reinterpret_cast<std::byte*>(values.data()), 0, 3);
+      initialise({parameter, 7, 1, DType::kF32}, reinterpret_cast<std::byte*>(values.data()), 0, 3);
       EXPECT_EQ(values, std::vector<float>(3, kind == ParameterKind::kBias ? 0 : neutral));
     }
   }
