@@ -177,6 +177,10 @@ const std::vector<CommandRow>& commands() {
         {"--gguf", Takes::kText, "TYPE",
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
         {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
+        {"--patterns", Takes::kNothing, "",
+         "with lora.ranks or lora.alphas: keep them, as PEFT's rank_pattern and alpha_pattern; without it "
+         "the "
+         "adapter is written with one rank and alpha, since servers ignore the patterns"},
         {"--merge", Takes::kNothing, "",
          "merge the adapter into the weights that it was trained on; the result is read again and "
          "compared, unless --gguf"},

@@ -18,9 +18,9 @@
 namespace lm {
 namespace {
 
-AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
-  if (lora.init.empty()) return configured_adapter(names, lora);
-  return continued_adapter(names, lora, read_adapter_config(lora.init, &names).spec, lora.init);
+AdapterSpec make_adapter(const ModelSpec& model, const LoraConfig& lora) {
+  if (lora.init.empty()) return configured_adapter(model, lora);
+  return continued_adapter(model, lora, read_adapter_config(lora.init, &model).spec, lora.init);
 }
 
 // LoftQ needs the original weights: files with quantized weights do not tell the quantization error.
@@ -127,7 +127,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   }
   require_positions(config, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
-  if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
+  if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),

@@ -8,7 +8,7 @@
 
 #include "config/config_print.h"
 #include "plan/numerics.h"
-#include "spec/name_map.h"
+#include "spec/model_spec.h"
 
 namespace lm {
 
@@ -36,13 +36,14 @@ std::string run_of(const std::string& directory);
 std::string require_run(const std::string& path);
 
 // config_difference between a run's recorded configuration and the requested one, with adapters spelt the
-// same: "all-linear" becomes the modules that it stands for in a model with these names, and settings that
-// lora.init decided are not compared.
-std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked, const NameMap& names);
+// same: "all-linear", patterns and excluded modules become the modules that have adapters in this model, and
+// settings that lora.init decided are not compared.
+std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked,
+                                           const ModelSpec& model);
 
 // The numerics recorded in `directory`; empty if it ("": none) holds no run, or one of another configuration
 // or device. Throws Error(14) for a damaged file.
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
-                                              const NameMap& names, DeviceType device);
+                                              const ModelSpec& model, DeviceType device);
 
 }  // namespace lm

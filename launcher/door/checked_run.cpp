@@ -63,9 +63,9 @@ bool computes_on_gpu(const std::string& program) {
 
 namespace {
 
-// Names of the modules that an adapter's targets stand for; a full fine-tune does not need them.
-NameMap module_names(const Config& config, const std::string& model) {
-  return config.train.method == Method::kLora ? read_model_spec(model).names : llama_names();
+// The model whose modules an adapter's targets stand for; a full fine-tune does not need it.
+ModelSpec adapted_model(const Config& config, const std::string& model) {
+  return config.train.method == Method::kLora ? read_model_spec(model) : ModelSpec();
 }
 
 // Throws Error(10) if train.only or optimizer.groups names what the model does not have: the worker would
@@ -105,12 +105,12 @@ CheckedRun check_run(const CommandLine& line) {
   raise_descriptor_limit();
   const std::string model = resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
   if (run.config.model.init == ModelInit::kPretrained) require_weights(model);
-  run.names = module_names(run.config, model);
+  run.model = adapted_model(run.config, model);
   check_disks(run.config, PlanPurpose::kTrain);
   run.program = rank_program(line, run.config.run.device);
   run.directory = run_directory(run.config, config_path);
   run.overridden = line.list("--override");
-  check_run_directory(run.directory, run.config, run.names, run.overridden);
+  check_run_directory(run.directory, run.config, run.model, run.overridden);
   require_names(run.config);
   require_trackers(run.config.log);
   return run;
@@ -130,7 +130,7 @@ CheckedRun check_run_of_leader(const CommandLine& line) {
 RunLock take_directory(const CheckedRun& run) {
   RunLock lock(run.directory);
   // Another run may have used the directory in the meantime.
-  for (const KeyDifference& one : check_run_directory(run.directory, run.config, run.names, run.overridden))
+  for (const KeyDifference& one : check_run_directory(run.directory, run.config, run.model, run.overridden))
     log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());

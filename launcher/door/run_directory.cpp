@@ -261,7 +261,7 @@ std::string run_directory(const Config& config, const std::string& config_path) 
 }
 
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
-                                               const NameMap& names,
+                                               const ModelSpec& model,
                                                const std::vector<std::string>& overridden) {
   std::error_code error;
   if (!fs::exists(directory, error)) return {};
@@ -277,7 +277,7 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   if (nothing_to_lose(directory)) return {};
   std::vector<KeyDifference> refused;
   try {
-    refused = run_differences(load_config(recorded), config, names);
+    refused = run_differences(load_config(recorded), config, model);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");

@@ -91,6 +91,9 @@ void check_request(const CommandLine& line, bool lora) {
   if (adapter && !lora)
     throw usage_error("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
                       "leave --adapter out");
+  if (line.has("--patterns") && (!lora || merge))
+    throw usage_error("--patterns is a form of an adapter, and this writes a model",
+                      lora ? "leave --merge or --patterns out" : "leave --patterns out");
   if (adapter && merge)
     throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
   if (lora && !merge && line.has("--gguf"))
@@ -198,7 +201,12 @@ Exit export_command(const CommandLine& line) {
   if (gguf) {
     write_gguf(*job, view, *output, *gguf);
   } else {
-    write_export(*job, view, {.output = *output, .dtype = dtype, .adapter = lora && !merge});
+    write_export(*job, view,
+                 {.output = *output,
+                  .dtype = dtype,
+                  .adapter = lora && !merge,
+                  .replace = false,
+                  .patterns = line.has("--patterns")});
     if (!subject.run.empty()) write_model_card(*output, subject.run, lora && !merge);
   }
   report(line, subject, *output, *job, into, dtype);

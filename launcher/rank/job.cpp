@@ -200,7 +200,7 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
     out.machine = survey_machine(out.gpus);
     out.machine.libraries = library_versions(at.device);
     out.machine.disks = survey_disks(at.config, at.environment.cache_dir, DiskRates::kKnown);
-    out.recorded = saved ? saved : recorded_numerics(run, at.config, out.model.spec.names, at.device);
+    out.recorded = saved ? saved : recorded_numerics(run, at.config, out.model.spec, at.device);
   });
   return out;
 }
@@ -364,7 +364,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const bool drawn = job.config.model.init == ModelInit::kRandom;
   log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
   initialise_loftq(setup, seed, {drawn ? "" : job.model.directory, job.plan.numerics.dtype},
-                   job.model.adapter->scale(), rank.weights());
+                   *job.model.adapter, rank.weights());
 }
 
 }  // namespace

@@ -170,12 +170,15 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
   }
   const DType dtype = job.plan.numerics.dtype;
   StoreSource source(rank.weights(), job.plan.numerics.trained_dtype(), job.stream, masters);
-  write_export(
-      job,
-      [&source](size_t block, const TensorPlace& place, int64_t row) {
-        return source.view(block, place, row);
-      },
-      {.output = output, .dtype = dtype, .adapter = job.model.adapter.has_value(), .replace = replace});
+  write_export(job,
+               [&source](size_t block, const TensorPlace& place, int64_t row) {
+                 return source.view(block, place, row);
+               },
+               {.output = output,
+                .dtype = dtype,
+                .adapter = job.model.adapter.has_value(),
+                .replace = replace,
+                .patterns = true});  // a run's own files are read again as they are
 }
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
@@ -190,7 +193,8 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
       base.name = hub->repository();
       base.revision = hub->revision;
     }
-    return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, request.replace);
+    return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source,
+                         {.replace = request.replace, .patterns = request.patterns});
   }
   ExportOptions options;
   options.dtype = request.dtype;

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/tier.h"
@@ -193,6 +194,14 @@ struct OptimizerConfig {
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
 
+// Values of modules, by the end of their paths or "regex:...", in the order of the file: the first that
+// matches a module decides.
+template <class T>
+struct ModuleValues {
+  std::vector<std::pair<std::string, T>> all = {};
+  bool empty() const { return all.empty(); }
+};
+
 struct LoraConfig {
   int64_t r = 8;
   double alpha = 16.0;   // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
@@ -201,7 +210,12 @@ struct LoraConfig {
   // over a bf16 model takes no more memory than bf16 with master weights, some percent of a step, and fp32
   // copies of the activations that an adapter reads, while it reads them.
   LoraDType dtype = LoraDType::kAuto;
-  std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
+  // Modules by the end of their paths (q_proj, layers.3.mlp.up_proj) or "regex:...", or "all-linear".
+  std::vector<std::string> targets = {"all-linear"};
+  std::vector<std::string> exclude;  // of these, by the same rules
+  std::vector<int64_t> layers;       // in which targets without a whole path have adapters; empty: all
+  ModuleValues<int64_t> ranks;       // in place of r, by module
+  ModuleValues<double> alphas;       // in place of alpha, by module
   bool rslora = false;
   // Initialization of new adapters on a quantized model. zero: they change nothing at first. loftq: the
   // rank-r approximation of the quantization error (weights/loftq.h); valid with the quantized model alone.

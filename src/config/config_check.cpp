@@ -186,7 +186,25 @@ class Checks {
         "the whole model: set train.method = \"full\", or choose by lora.targets");
   }
 
+  void patterns(const char* key, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      const std::string mistake = NamePattern::mistake(name);
+      require(mistake.empty(), key, key,
+              std::string(key) + ": " + value_text(name) + " is no regular expression: " + mistake);
+    }
+  }
+  template <class T>
+  void patterns(const char* key, const ModuleValues<T>& values) {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : values.all) names.push_back(name);
+    patterns(key, names);
+  }
+
   void adapter() {
+    patterns("lora.targets", config_.lora.targets);
+    patterns("lora.exclude", config_.lora.exclude);
+    patterns("lora.ranks", config_.lora.ranks);
+    patterns("lora.alphas", config_.lora.alphas);
     require(
         config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +

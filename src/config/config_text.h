@@ -53,6 +53,13 @@ inline std::string value_text(const ColumnNames& names) {
   for (const auto& [ours, theirs] : names) out += (out.size() > 1 ? ", " : "") + ours + " = " + quote(theirs);
   return out + "}";
 }
+template <class T>
+std::string value_text(const ModuleValues<T>& values) {
+  std::string out = "{";
+  for (const auto& [name, value] : values.all)
+    out += (out.size() > 1 ? ", " : "") + quote(name) + " = " + value_text(value);
+  return out + "}";
+}
 std::string value_text(const EvalSets& sets);
 std::string value_text(const OptimizerGroup& group);
 template <class E>
@@ -100,6 +107,17 @@ inline std::string expected_text(const std::string*, const KeyInfo& info) {
 }
 inline std::string expected_text(const std::vector<std::string>*, const KeyInfo& info) {
   return std::string("a list of ") + (info.required ? "one or more " : "") + "strings";
+}
+inline std::string expected_text(const std::vector<int64_t>*, const KeyInfo& info) {
+  return "a list of integers, each" + range_text(info.range);
+}
+inline std::string expected_text(const ModuleValues<int64_t>*, const KeyInfo& info) {
+  return "a table such as {q_proj = 16, \"layers.0.mlp.up_proj\" = 4}, each an integer" +
+         range_text(info.range);
+}
+inline std::string expected_text(const ModuleValues<double>*, const KeyInfo& info) {
+  return "a table such as {q_proj = 16, \"layers.0.mlp.up_proj\" = 4}, each a number" +
+         range_text(info.range);
 }
 inline std::string expected_text(const std::vector<double>*, const KeyInfo& info) {
   const std::string count = info.range.count == 0 ? "" : std::to_string(info.range.count) + " ";

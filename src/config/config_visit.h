@@ -246,7 +246,22 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "dtype", lora.dtype,
         {kState, "dtype of the adapters; auto: model.dtype; fp32 over a bf16 model is peft's default"});
   v.key("lora", "targets", lora.targets,
-        {kState, "layers that get adapters: \"all-linear\", or names such as q_proj, v_proj", {}, true});
+        {kState,
+         "layers that get adapters: \"all-linear\", names such as q_proj or layers.3.mlp.up_proj, or "
+         "\"regex:...\", which is found anywhere in a module's path",
+         {},
+         true});
+  v.key("lora", "exclude", lora.exclude,
+        {kState, "layers of lora.targets that get no adapter; the same names"});
+  v.key("lora", "layers", lora.layers,
+        {kState, "numbers of the transformer layers that get adapters; []: all", {.low = 0, .high = 1e6}});
+  v.key("lora", "ranks", lora.ranks,
+        {kState,
+         "ranks in place of lora.r, by names as in lora.targets; the first match decides",
+         {.low = 1, .high = 65536}});
+  v.key("lora", "alphas", lora.alphas,
+        {kNumerics, "values in place of lora.alpha, by names as in lora.targets; the first match decides",
+         kPositive});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
   v.key(
       "lora", "start", lora.start,

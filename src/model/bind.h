@@ -64,6 +64,7 @@ class ModelBinding {
     int64_t first = 0, rows = 0;  // of the projection's output
     Place a, b;
     uint32_t key = 0;  // of its dropout: layer and module
+    float scale = 1;
   };
   struct LinearPlace {
     Place weight, bias;
@@ -93,7 +94,7 @@ class ModelBinding {
                    const BindOptions& options);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
-  float scale_ = 1, dropout_ = 0;  // of the adapters
+  float dropout_ = 0;  // of the adapters
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
   Place embedding_, positions_, input_table_, input_projection_, head_;

@@ -2,12 +2,13 @@
 
 #include <vector>
 
+#include "spec/adapter_sites.h"
+
 namespace lm {
 
 void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const AdapterSpec& adapter,
                     const MergeTarget& target) {
   const Parameter& parameter = place.parameter;
-  const auto scale = static_cast<float>(adapter.scale());
   const auto matrix = [&](const TensorPlace& of) {
     // A view is of memory that may be written; these are only read.
     auto* const begin = const_cast<std::byte*>(target.trainable) + of.offset * int64_t{sizeof(float)};
@@ -18,6 +19,7 @@ void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const A
     const TensorPlace* const b = layout.beside(place, p, TrainableRole::kLoraB);
     if (a == nullptr || b == nullptr) continue;
     const ParameterPart& part = parameter.parts[p];
+    const auto scale = static_cast<float>(adapter.scale_of(module_of(part.name)));
     std::vector<float> delta(static_cast<size_t>(part.rows * parameter.columns));
     target.kernels.gemm({.a = matrix(*b),
                          .b = matrix(*a),

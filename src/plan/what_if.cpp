@@ -27,7 +27,7 @@ Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold
   const bool lora = config.train.method == Method::kLora, had = in.adapter != nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   AdapterSpec fresh;
-  if (lora && !had) fresh = configured_adapter(in.spec.names, config.lora);
+  if (lora && !had) fresh = configured_adapter(in.spec, config.lora);
   const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;
   const bool same = lora == had && config.model.dtype == in.config.model.dtype &&
                     config.model.quantize == in.config.model.quantize;

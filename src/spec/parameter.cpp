@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -133,28 +132,23 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
   for (const LinearModule& module : linear_modules(spec, i)) {
-    const auto& targets = adapter.targets;
-    if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
-    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
+    if (!adapter.adapts(i, hf)) continue;
+    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
+    const int64_t rank = adapter.rank_of(hf);
     const auto add = [&](TrainableRole role, const char* name, int64_t rows, int64_t columns) {
       out.push_back(single(ours + name, ParameterKind::kMatrix, "base_model.model." + hf + name + ".weight",
                            rows, columns));
       out.back().role = role;
       out.back().owner = hf + ".weight";
     };
-    add(TrainableRole::kLoraA, ".lora_A", adapter.r, module.columns);
-    add(TrainableRole::kLoraB, ".lora_B", module.rows, adapter.r);
+    add(TrainableRole::kLoraA, ".lora_A", rank, module.columns);
+    add(TrainableRole::kLoraB, ".lora_B", module.rows, rank);
   }
   return out;
 }
 
 }  // namespace
-
-double AdapterSpec::scale() const {
-  const double rank = static_cast<double>(r);
-  return rslora ? alpha / std::sqrt(rank) : alpha / rank;
-}
 
 std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
   std::vector<MatrixSpec> out;

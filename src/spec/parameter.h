@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "spec/model_spec.h"
@@ -50,15 +52,26 @@ struct Parameter {
   }
 };
 
-// LoRA as the parameter list needs it.
+// LoRA as the parameter list needs it. Modules are named by LinearModule::name ("q_proj"), or by whole paths
+// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
 struct AdapterSpec {
   int64_t r = 0;
   double alpha = 0;
   bool rslora = false;
   double dropout = 0;
-  // Names of adapted HF modules within a block, e.g. {"q_proj", "k_proj", ..., "down_proj"}; resolved.
-  std::vector<std::string> targets;
-  double scale() const;  // alpha / r, or alpha / sqrt(r)
+  std::vector<std::string> targets;  // the adapted modules, e.g. {"q_proj", "k_proj", ..., "down_proj"}
+  std::vector<int64_t> layers = {};  // in which targets without a path are adapted; empty: in all
+  // Modules whose rank is not `r`, or whose alpha is not `alpha`.
+  std::vector<std::pair<std::string, int64_t>> ranks = {};
+  std::vector<std::pair<std::string, double>> alphas = {};
+
+  bool operator==(const AdapterSpec&) const = default;
+  // Of the module with this path.
+  bool adapts(int64_t layer, std::string_view path) const;
+  int64_t rank_of(std::string_view path) const;
+  double alpha_of(std::string_view path) const;
+  double scale_of(std::string_view path) const;
+  double scale() const;  // alpha / r, or alpha / sqrt(r): of modules that have both
 };
 
 // The matrices of a layer, in the order of its sublayers.
@@ -92,7 +105,8 @@ struct BlockParameters {
 //                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
 //   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
-// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
+// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
+// being that module's rank.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

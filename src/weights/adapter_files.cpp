@@ -1,22 +1,23 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "weights/adapter_files.h"
+#include "weights/peft_modules.h"
+#include "weights/tensor_names.h"
 
 namespace lm {
 namespace {
 
-constexpr int64_t kMostRank = 1 << 16;
+const std::string kPrefix = "base_model.model.", kEnd = ".lora_A.weight";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
-  throw Error(Exit::kInput, {.area = "FILE-23",
-                             .what = key + " " + what,
-                             .place = place,
-                             .next = "use a plain LoRA adapter of linear layers"});
+  refuse_adapter(key, what, place);
 }
 
 bool is_neutral(const Json& value) {
@@ -32,14 +33,18 @@ bool is_harmless(const std::string& key) {
       "inference_mode", "init_lora_weights",   "lora_alpha",
       "lora_dropout",   "megatron_core",       "peft_type",
       "peft_version",   "qalora_group_size",   "r",
-      "revision",       "runtime_config",      "target_modules",
-      "task_type",      "use_rslora"};
+      "revision",       "runtime_config",      "task_type",
+      "use_rslora"};
+  // Read by PeftChoice.
+  static const std::set<std::string> kModules = {"alpha_pattern",       "exclude_modules", "layers_pattern",
+                                                 "layers_to_transform", "rank_pattern",    "target_modules"};
+  if (kModules.contains(key)) return true;
   return kHarmless.contains(key);
 }
 
 // fan_in_fan_out: the base stores W as [in, out], as GPT-2 does, or is unknown.
-bool stored_transposed(const NameMap* base) {
-  return base == nullptr || std::ranges::any_of(base->modules, &ModuleName::transposed);
+bool stored_transposed(const ModelSpec* base) {
+  return base == nullptr || std::ranges::any_of(base->names.modules, &ModuleName::transposed);
 }
 
 double number(const Json& config, const char* key, double missing, const std::string& place) {
@@ -56,55 +61,65 @@ std::string text(const Json& config, const char* key, const std::string& missing
   return it->get<std::string>();
 }
 
-// "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Loading
-// checks that every layer has its tensors.
-std::string without_layer(const std::string& module) {
-  std::string path = canonical_name(module + ".").text;  // a wrapper's names, and GPT-2's
-  path.pop_back();
-  for (const std::string prefix : {"base_model.model.", "model.", "transformer.", "layers.", "h."}) {
-    if (path.starts_with(prefix)) path.erase(0, prefix.size());
+// The paths of the base's modules in the class that the adapter was trained in, by its tensors: a text model
+// or its wrapper. `files` null: they do not matter.
+std::vector<std::string> paths_in_file(const std::vector<AdapterModule>& modules, const ModelFiles* files,
+                                       bool wrapped) {
+  std::vector<std::string> out;
+  for (const AdapterModule& module : modules) {
+    std::string name = kPrefix + module.path + kEnd;
+    const auto tensor = files == nullptr ? std::nullopt : files->find(name);
+    name = tensor ? tensor->entry->name : wrapped ? wrapped_name(name) : name;
+    out.push_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kEnd.size()));
   }
-  const size_t digits = path.find_first_not_of("0123456789");
-  if (digits > 0 && digits != std::string::npos && path[digits] == '.') path.erase(0, digits + 1);
-  return path;
+  return out;
 }
 
-std::vector<std::string> read_targets(const Json& config, const NameMap* model, const std::string& directory,
-                                      const std::string& place) {
-  const auto it = config.find("target_modules");
-  std::vector<std::string> names;
-  if (it != config.end() && it->is_array()) {
-    for (const Json& name : *it) {
-      if (!name.is_string()) fail("target_modules", "must be a list of strings", place);
-      names.push_back(without_layer(name.get<std::string>()));
-    }
-  } else if (it != config.end() && it->is_string()) {
-    // A pattern: the modules that it matched are those in the file.
-    constexpr std::string_view kEnd = ".lora_A.weight";
-    const ModelFiles files(directory, kAdapterWeights);
-    for (const ModelFiles::Tensor& tensor : files.tensors()) {
-      const std::string& name = tensor.name;
-      if (name.ends_with(kEnd)) names.push_back(without_layer(name.substr(0, name.size() - kEnd.size())));
-    }
-  } else {
-    fail("target_modules", "must be a list of module names or a pattern", place);
+// The modules that PEFT would adapt. Where target_modules is one expression they are those of the file, and
+// the expression, if it can be read here, must choose the same.
+std::vector<AdapterSite> find_sites(const PeftChoice& choice, const PeftModules& of, const ModelFiles* files,
+                                    const AdapterSpec& other) {
+  std::vector<AdapterSite> out;
+  for (size_t m = 0; m < of.modules.size(); ++m) {
+    const std::string& path = of.modules[m].path;
+    const std::optional<bool> chosen = choice.chooses(of, m);
+    const bool there = choice.by_pattern() && files->find(kPrefix + path + kEnd).has_value();
+    if (choice.by_pattern() && chosen && *chosen != there)
+      fail("target_modules",
+           "and the adapter's tensors disagree about " + path + (there ? ", which has" : ", which has no") +
+               " adapter there",
+           files->directory());
+    if (choice.by_pattern() ? there : *chosen) out.push_back(choice.site(of, m, other));
   }
-  if (model == nullptr) return names;
+  return out;
+}
+
+void read_modules(const Json& config, const std::string& directory, const std::string& text,
+                  const ModelSpec& base, AdapterSpec& out) {
+  const std::string place = directory + "/" + kAdapterConfig;
+  const PeftChoice choice(config, text, place);
+  std::optional<ModelFiles> files;
+  if (choice.needs_paths()) files.emplace(directory, kAdapterWeights);
+  const ModelFiles* const from = files ? &*files : nullptr;
+  PeftModules of{.modules = adapter_modules(base), .paths = {}};
+  of.paths = paths_in_file(of.modules, from, !base.wrapper.empty());
   try {
-    return resolve_targets(*model, names, place);
+    choice.require_known(of, base.names);
   } catch (const Error& error) {
-    ErrorText text = error.text();  // the file's fault, not the configuration's
-    text.area = "FILE-23";
-    text.next = "use the base model that the adapter was trained on";
-    throw Error(Exit::kInput, text);
+    ErrorText message = error.text();  // the file's fault, not the configuration's
+    message.area = "FILE-23";
+    message.next = "use the base model that the adapter was trained on";
+    throw Error(Exit::kInput, message);
   }
+  const std::vector<AdapterSite> sites = find_sites(choice, of, from, out);
+  if (sites.empty()) fail("target_modules", "and the keys beside it choose no module of the model", place);
+  set_sites(of.modules, sites, out);
 }
 
-void refuse_what_is_set(const Json& config, const NameMap* base, const std::string& place) {
+void refuse_what_is_set(const Json& config, const ModelSpec* base, const std::string& place) {
   for (const auto& [key, value] : config.items()) {
     if (is_neutral(value) || is_harmless(key)) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
-    // The default pattern of layers only matters together with layers_to_transform.
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
   const std::string type = text(config, "peft_type", "", place);
@@ -125,11 +140,13 @@ void refuse_what_is_set(const Json& config, const NameMap* base, const std::stri
 
 }  // namespace
 
-AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names) {
+AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec* base) {
+  constexpr JsonLimits kLimits = {.bytes = int64_t{4} << 20, .depth = 32};
   const std::string place = directory + "/" + kAdapterConfig;
-  const Json config = read_json_file(place, {.bytes = int64_t{4} << 20, .depth = 32});
+  const std::string contents = read_small_file(place, kLimits.bytes);
+  const Json config = parse_json(contents, place, kLimits);
   if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
-  refuse_what_is_set(config, names, place);
+  refuse_what_is_set(config, base, place);
   AdapterConfig out;
   out.base_model = text(config, "base_model_name_or_path", "", place);
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
@@ -149,7 +166,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
     fail("use_rslora", "must be true or false", place);
   }
   out.spec.rslora = rslora != config.end() && *rslora == true;
-  out.spec.targets = read_targets(config, names, directory, place);
+  if (base != nullptr) read_modules(config, directory, contents, *base, out.spec);
   return out;
 }
 
@@ -159,7 +176,7 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout, co
 }
 
 void check_adapter(const std::string& directory, const ModelSpec& base) {
-  const AdapterSpec spec = read_adapter_config(directory, &base.names).spec;
+  const AdapterSpec spec = read_adapter_config(directory, &base).spec;
   const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
   load_adapter(directory, make_layout(base, &spec, DType::kF32), unread, {});
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/staging.h"
+#include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/encode.h"
@@ -165,19 +166,19 @@ void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store
   initialise_where(setup, seed, store, true);
 }
 
-void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBase& base, double scale,
-                      WeightStore& store) {
+void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBase& base,
+                      const AdapterSpec& adapter, WeightStore& store) {
   const auto seed = static_cast<uint64_t>(signed_seed);
   std::optional<ModelFiles> files;
   if (!base.directory.empty()) files.emplace(base.directory);
-  const LoftqSetup with{.spec = setup.spec,
-                        .scale = scale,
-                        .dtype = base.dtype,
-                        .threads = setup.threads,
-                        .elements = [&](const TensorPlace& place, size_t part) {
-                          if (!files) return drawn(place, part, seed, base.dtype);
-                          return elements_of(*files, place.parameter, part, base.dtype);
-                        }};
+  LoftqSetup with{.spec = setup.spec,
+                  .scale = 1,
+                  .dtype = base.dtype,
+                  .threads = setup.threads,
+                  .elements = [&](const TensorPlace& place, size_t part) {
+                    if (!files) return drawn(place, part, seed, base.dtype);
+                    return elements_of(*files, place.parameter, part, base.dtype);
+                  }};
   Filling filling(setup, store);
   for (int64_t layer = 0; layer < setup.spec.layer_count(); ++layer) {
     const int64_t unit = layer + 1;
@@ -191,6 +192,7 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
           of_b(static_cast<size_t>(b.parameter.elements()));
       lm::initialise({a.parameter, seed, a.number, DType::kF32}, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
+      with.scale = adapter.scale_of(module_of(weight.parameter.parts[entry.part].name));
       loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(unit, a));
       filling.put(b.parameter, of_b, filling.target(unit, b));

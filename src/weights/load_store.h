@@ -31,7 +31,7 @@ struct LoftqBase {
   std::string directory;
   DType dtype;  // of the values to quantize
 };
-void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, double scale,
+void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, const AdapterSpec& adapter,
                       WeightStore& store);
 
 }  // namespace lm

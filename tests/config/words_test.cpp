@@ -236,6 +236,18 @@ TEST(Translate, NamesWhatAConfigurationRefusesWithItsReason) {
   EXPECT_EQ(value_of(done, "lora.r"), "");
 }
 
+TEST(Translate, ReadsWhichModulesAnAdapterIsOn) {
+  const Translated done = translated(R"({"peft_type": "LORA", "base_model_name_or_path": "m", "r": 4,
+    "target_modules": ".*\\.(q|v)_proj", "exclude_modules": ["k_proj"], "layers_to_transform": 0,
+    "rank_pattern": {"q_proj": 8, "layers\\.[01]\\..*": 2}, "alpha_pattern": {"(?P<x>q)_proj": 1}})",
+                                     "", {"a.jsonl"});
+  EXPECT_EQ(value_of(done, "lora.targets"), R"(["regex:^(?:.*\\.(q|v)_proj)$"])");
+  EXPECT_EQ(value_of(done, "lora.exclude"), R"(["k_proj"])");
+  EXPECT_EQ(value_of(done, "lora.layers"), "[0]");
+  EXPECT_EQ(value_of(done, "lora.ranks"), R"({"regex:(?:^|[.])(?:layers\\.[01]\\..*)$" = 2, "q_proj" = 8})");
+  EXPECT_HAS(why(done.missing, "alpha_pattern"), "lora.alphas takes names");
+}
+
 TEST(Translate, ReadsTheDataOfSeveralEntries) {
   const Translated one = translated(R"({"base_model": "m", "datasets": [
     {"path": "org/a", "type": "chat_template", "field_messages": "dialogue"}, {"path": "json", "data_files": ["b.json", "c.json"]}]})");

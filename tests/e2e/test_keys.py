@@ -174,6 +174,36 @@ def test_written_keys_that_disagree_are_refused_with_both_values(work, adapter, 
     assert planned.returncode == 10 and words[0] in planned.stderr
 
 
+def test_modules_of_their_own_ranks_and_alphas_are_trained_and_exported(work):
+    """By peft the plain export, the patterns and the merged model are one model."""
+    from peft import PeftModel
+    keys = ["lora.r=4", "lora.exclude=k_proj", "lora.layers=[1]", 'lora.ranks={q_proj=2, "regex:mlp"=6}', 'lora.alphas={"mlp.up_proj"=3}']
+    name = config(work, "sites", train__method="lora", train__steps=3, optimizer__lr=0.05)
+    lmlaunch(name, *keys, cwd=work)
+    lora = resolved(work, "sites")["lora"]
+    assert (lora["layers"], lora["exclude"]) == ([1], [])
+    assert lora["targets"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert lora["ranks"] == {"q_proj": 2, "gate_proj": 6, "up_proj": 6, "down_proj": 6} and lora["alphas"] == {"up_proj": 3.0}
+    tensors = load_file(work / "runs/sites/model/adapter_model.safetensors")
+    assert {n.split(".")[-3]: len(t) for n, t in tensors.items() if "lora_A" in n} == {"v_proj": 4, "o_proj": 4, **lora["ranks"]}
+    other = lmlaunch(name, *keys[:2], "lora.layers=[0]", *keys[3:], cwd=work, check=False)
+    assert other.returncode == 14 and "lora.layers" in other.stderr, other.stderr
+    lmlaunch(name, *keys, "train.steps=4", cwd=work)  # the same modules: it resumes
+    for out, options in {"sites_plain": [], "sites_own": ["--patterns"]}.items():
+        lmlaunch("export", "runs/sites", *options, "-o", out, cwd=work)
+    merged = json.loads(lmlaunch("export", "runs/sites", "--merge", "--json", "-o", "sites_merged", cwd=work).stdout)
+    assert merged["logits_differ_by"] < 1e-4
+    read = lambda out: json.loads((work / out / "adapter_config.json").read_text())
+    assert read("sites_own")["rank_pattern"] == lora["ranks"] and read("sites_own")["layers_to_transform"] == [1]
+    assert (read("sites_plain")["r"], read("sites_plain")["rank_pattern"], read("sites_plain")["alpha_pattern"]) == (6, {}, {})
+    ids = torch.arange(3, 40)[None]
+    logits = [PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(work / "model"), work / out)(ids).logits for out in ("sites_own", "sites_plain")]
+    logits.append(LlamaForCausalLM.from_pretrained(work / "sites_merged")(ids).logits)
+    for theirs in logits[1:]:
+        torch.testing.assert_close(theirs, logits[0], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[0], LlamaForCausalLM.from_pretrained(work / "model")(ids).logits, atol=1e-3)
+
+
 def test_an_adapter_to_continue_needs_lora(work, adapter):
     done = lmlaunch(config(work, "full_init", lora__init=adapter), cwd=work, check=False)
     assert done.returncode == 10 and "lora.init" in done.stderr and 'train.method = "lora"' in done.stderr

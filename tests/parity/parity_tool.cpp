@@ -184,7 +184,7 @@ struct Case {
         max_length(std::stoll(arguments.get("max-length", "0"))),
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
-    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
+    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec).spec;
     const TrainConfig train = parsed(arguments, "only", "train.only").train;
     layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)),
                          trained_filter(train, spec));

@@ -25,6 +25,10 @@ ADAPTERS = {
     "all_linear_of_qwen2": ("qwen2_untied", dict(r=8, lora_alpha=32, target_modules=ATTENTION + MLP, use_rslora=True)),
     "all_linear_of_smollm3":
         ("smollm3_every_second_layer_without_positions", dict(r=4, lora_alpha=8, target_modules=ATTENTION + MLP)),
+    "ranks_and_alphas_by_pattern":
+        ("qwen3_untied", dict(r=4, lora_alpha=8, target_modules=ATTENTION + MLP, exclude_modules=["k_proj"], layers_to_transform=[1, 2],
+                              rank_pattern={"q_proj": 2, r"layers\.2\.mlp\..*": 6}, alpha_pattern={"down_proj": 3, "layers.1.self_attn.v_proj": 16},
+                              use_rslora=True)),
     "up_of_mistral": ("mistral_window_shorter_than_documents", dict(r=2, lora_alpha=2, target_modules=["up_proj", "k_proj"])),
 }
 

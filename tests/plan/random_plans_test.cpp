@@ -153,6 +153,11 @@ class DrawKeys {
   std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
+  std::string value(const std::vector<int64_t>&, const KeyInfo&) { return ""; }
+  template <class T>
+  std::string value(const ModuleValues<T>&, const KeyInfo&) {
+    return "";
+  }
   std::string value(const std::vector<double>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<std::string>&, const KeyInfo& info) {
     const bool directories = std::string_view(info.help).starts_with("directories");
@@ -223,7 +228,7 @@ void plan_once(Draw& draw, const Config& config, bool* planned) {
   const auto purpose = draw.one_in(4) ? static_cast<PlanPurpose>(draw.below(4)) : PlanPurpose::kTrain;
   const bool compare = draw.one_in(10);
   std::optional<AdapterSpec> adapter;
-  if (config.train.method == Method::kLora) adapter = configured_adapter(spec.names, config.lora);
+  if (config.train.method == Method::kLora) adapter = configured_adapter(spec, config.lora);
   const AdapterSpec* const lora = adapter ? &*adapter : nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const ModelLayout layout =
