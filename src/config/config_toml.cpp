@@ -262,7 +262,7 @@ class Loader {
               "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantized model: "
               "set train.method = \"lora\" or leave model.quantize out");
     }
-    for (const char* key : {"r", "alpha", "rslora", "targets"}) {
+    for (const char* key : {"r", "alpha", "rslora", "dora", "targets"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
     let_overrides_win();

@@ -65,10 +65,12 @@ class ModelBinding::Finder {
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
-                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB));
+                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
+                  magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude));
       ++part;
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, dropout_place(layer_, module.part)});
+      linear.adapters.push_back(
+          {module.first, module.rows, a, b, magnitude, dropout_place(layer_, module.part)});
     }
   }
 
@@ -181,6 +183,7 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.rows = place.rows;
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
+    adapter.magnitude = bind(place.magnitude, memory, options);
     adapter.scale = scale_;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }

@@ -19,6 +19,7 @@ AdapterSpec configured_adapter(const NameMap& names, const LoraConfig& lora) {
   return {.r = lora.r,
           .alpha = lora.alpha,
           .rslora = lora.rslora,
+          .dora = lora.dora,
           .dropout = lora.dropout,
           .targets = resolve_targets(names, lora.targets, "lora.targets")};
 }
@@ -50,6 +51,8 @@ AdapterSpec continued_adapter(const NameMap& names, const LoraConfig& lora, cons
     if (asked != given.targets)
       differs("lora.targets = " + value_text(asked), "targets " + value_text(given.targets));
   }
+  if (written(lora, "dora") && lora.dora != given.dora)
+    differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw Error(Exit::kConfig, {.area = "CONF-20",
@@ -64,6 +67,7 @@ LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   out.r = adapter.r;
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
+  out.dora = adapter.dora;
   out.targets = adapter.targets;
   return out;
 }

@@ -26,14 +26,27 @@ bool is_neutral(const Json& value) {
 
 // Settings that do not change y = Wx + s·B(A x) once the weights are stored; everything else must be off.
 bool is_harmless(const std::string& key) {
-  static const std::set<std::string> kHarmless = {
-      "alpha",          "auto_mapping",        "base_model_name_or_path",
-      "bias",           "ensure_weight_tying", "eva_config",
-      "inference_mode", "init_lora_weights",   "lora_alpha",
-      "lora_dropout",   "megatron_core",       "peft_type",
-      "peft_version",   "qalora_group_size",   "r",
-      "revision",       "runtime_config",      "target_modules",
-      "task_type",      "use_rslora"};
+  static const std::set<std::string> kHarmless = {"alpha",
+                                                  "auto_mapping",
+                                                  "base_model_name_or_path",
+                                                  "bias",
+                                                  "ensure_weight_tying",
+                                                  "eva_config",
+                                                  "inference_mode",
+                                                  "init_lora_weights",
+                                                  "lora_alpha",
+                                                  "lora_dropout",
+                                                  "megatron_core",
+                                                  "peft_type",
+                                                  "peft_version",
+                                                  "qalora_group_size",
+                                                  "r",
+                                                  "revision",
+                                                  "runtime_config",
+                                                  "target_modules",
+                                                  "task_type",
+                                                  "use_dora",
+                                                  "use_rslora"};
   return kHarmless.contains(key);
 }
 
@@ -54,6 +67,14 @@ std::string text(const Json& config, const char* key, const std::string& missing
   if (it == config.end() || it->is_null()) return missing;
   if (!it->is_string()) fail(key, "must be a string", place);
   return it->get<std::string>();
+}
+
+// False where it is missing.
+bool flag(const Json& config, const char* key, const std::string& place) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return false;
+  if (!it->is_boolean()) fail(key, "must be true or false", place);
+  return it->get<bool>();
 }
 
 // "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Loading
@@ -144,11 +165,8 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   out.spec.alpha = number(config, "lora_alpha", 8, place);
   out.spec.dropout = number(config, "lora_dropout", 0, place);
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
-  const auto rslora = config.find("use_rslora");
-  if (rslora != config.end() && !rslora->is_null() && !rslora->is_boolean()) {
-    fail("use_rslora", "must be true or false", place);
-  }
-  out.spec.rslora = rslora != config.end() && *rslora == true;
+  out.spec.rslora = flag(config, "use_rslora", place);
+  out.spec.dora = flag(config, "use_dora", place);
   out.spec.targets = read_targets(config, names, directory, place);
   return out;
 }
