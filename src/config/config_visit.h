@@ -243,10 +243,8 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "targets", lora.targets,
         {kState, "layers that get adapters: \"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
-  v.key(
-      "lora", "dora", lora.dora,
-      {kState,
-       "DoRA: also train the length of each row of the adapted matrices, W' = m (W + s B A) / |W + s B A|"});
+  v.key("lora", "dora", lora.dora,
+        {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
   v.key("lora", "b_lr_ratio", lora.b_lr_ratio,
         {kNumerics, "LoRA+: B and DoRA's magnitudes learn at this times optimizer.lr, A at optimizer.lr",
          kPositive});

@@ -5,12 +5,11 @@
 namespace lm {
 namespace {
 
-// Calls body(first, rows, adapter) for each adapter's rows with a magnitude, and with null for those between.
+// Calls body(first, rows, adapter) for each adapter's rows, and with null for those between.
 template <class Body>
 void each_run(const Linear& linear, const Body& body) {
   int64_t row = 0;
   for (const Adapter& adapter : linear.adapters) {
-    if (!adapter.magnitude.weight.defined()) continue;
     if (row < adapter.first) body(row, adapter.first - row, nullptr);
     body(adapter.first, adapter.rows, &adapter);
     row = adapter.first + adapter.rows;
@@ -51,8 +50,7 @@ void norms_of(const Context& context, const Adapter& adapter, const View& produc
 }  // namespace
 
 bool scales_rows(const Linear& linear) {
-  return std::ranges::any_of(linear.adapters,
-                             [](const Adapter& adapter) { return adapter.magnitude.weight.defined(); });
+  return !linear.adapters.empty() && linear.adapters.front().magnitude.weight.defined();
 }
 
 std::vector<View> adapter_products(const Context& context, const Linear& linear) {
@@ -71,7 +69,6 @@ void save_norms(const Context& context, const Linear& linear, const std::vector<
   const int64_t most = std::max<int64_t>(tile_elements(DeviceType::kCpu) / weight.columns, 1);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const Adapter& adapter = linear.adapters[i];
-    if (!adapter.magnitude.weight.defined()) continue;
     const int64_t end = std::min(first + weight.rows, adapter.first + adapter.rows);
     const int64_t each = adapter.a.weight.dtype == weight.dtype ? weight.rows : most;
     for (int64_t row = std::max(first, adapter.first); row < end; row += each) {

@@ -9,7 +9,7 @@
 
 namespace lm {
 
-// Whether an adapter of the projection has a magnitude. Those without have m / n = 1.
+// Whether the projection's adapters have magnitudes: all or none. Rows without an adapter have m / n = 1.
 bool scales_rows(const Linear& linear);
 
 // A Aᵀ [r, r] of each adapter, in the arena: what the lengths of all tiles of rows need.

@@ -138,12 +138,12 @@ def test_the_hash_does_not_depend_on_the_parts(tmp_path):
     assert one["weights_hash"] == many["weights_hash"]
 
 
-@pytest.mark.parametrize("targets,rslora", [("all-linear", False), (["q_proj", "v_proj"], False), (["o_proj"], True)])
-def test_an_adapter_goes_both_ways(targets, rslora, tmp_path):
+@pytest.mark.parametrize("targets,rslora,dora", [("all-linear", False, False), (["q_proj", "v_proj"], False, True), (["o_proj"], True, False)])
+def test_an_adapter_goes_both_ways(targets, rslora, dora, tmp_path):
     base = make("qwen3")
     base.save_pretrained(tmp_path / "base")
     ids = torch.arange(20).reshape(2, 10)
-    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=targets, use_rslora=rslora, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=targets, use_rslora=rslora, use_dora=dora, task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, config)
     for name, p in model.named_parameters():
         if "lora_" in name:

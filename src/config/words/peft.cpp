@@ -13,7 +13,7 @@ constexpr Word kPeft[] = {
     to("use_rslora", "lora.rslora"),
     to("init_lora_weights", "lora.start", How::kLoraStart,
        "\"loftq\", or the default; other starts are not there"),
-    missing("use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    to("use_dora", "lora.dora"),
     missing("use_qalora", why::kLora),
     missing("modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
     missing("trainable_token_indices", "adapters alone are trained; the embedding stays as it is"),
