@@ -132,7 +132,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
                            trained_filter(config.train, out.spec));
-  set_groups(config.optimizer, out.layout);
+  set_groups(config.optimizer, out.layout, config.lora.b_lr_ratio);
   return out;
 }
 

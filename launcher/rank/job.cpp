@@ -360,11 +360,14 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
 
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
-  if (job.config.lora.start == LoraStart::kZero) return initialise_adapter(setup, seed, rank.weights());
+  const bool loftq = job.config.lora.start == LoraStart::kLoftq;
+  if (!loftq && !job.model.adapter->dora) return initialise_adapter(setup, seed, rank.weights());
   const bool drawn = job.config.model.init == ModelInit::kRandom;
-  log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
-  initialise_loftq(setup, seed, {drawn ? "" : job.model.directory, job.plan.numerics.dtype},
-                   *job.model.adapter, rank.weights());
+  if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
+  initialise_from_base(
+      setup, seed,
+      {.directory = drawn ? "" : job.model.directory, .dtype = job.plan.numerics.dtype, .loftq = loftq},
+      *job.model.adapter, rank.weights());
 }
 
 }  // namespace

@@ -217,6 +217,11 @@ struct LoraConfig {
   ModuleValues<int64_t> ranks;       // in place of r, by module
   ModuleValues<double> alphas;       // in place of alpha, by module
   bool rslora = false;
+  // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
+  // frozen weights and the outputs of adapted layers as saved activations.
+  bool dora = false;
+  // LoRA+: the learning rate of B (and of DoRA's magnitudes) is this times that of A.
+  double b_lr_ratio = 1.0;
   // Initialization of new adapters on a quantized model. zero: they change nothing at first. loftq: the
   // rank-r approximation of the quantization error (weights/loftq.h); valid with the quantized model alone.
   LoraStart start = LoraStart::kZero;

@@ -263,6 +263,11 @@ void visit_lora(LoraT& lora, V& v) {
         {kNumerics, "values in place of lora.alpha, by names as in lora.targets; the first match decides",
          kPositive});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
+  v.key("lora", "dora", lora.dora,
+        {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
+  v.key("lora", "b_lr_ratio", lora.b_lr_ratio,
+        {kNumerics, "LoRA+: B and DoRA's magnitudes learn at this times optimizer.lr, A at optimizer.lr",
+         kPositive});
   v.key(
       "lora", "start", lora.start,
       {kNumerics, "loftq: initialize the adapters with the rank-r approximation of the quantization error"});

@@ -19,7 +19,7 @@ namespace {
 std::string card(const AdapterSpec& spec, const std::string& base_model) {
   std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
                     "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
-  out += fmt::format("LoRA adapter, r = {}, target modules:", spec.r);
+  out += fmt::format("{} adapter, r = {}, target modules:", spec.dora ? "DoRA" : "LoRA", spec.r);
   for (const std::string& target : spec.targets) out += " " + target;
   return out + ".\n";
 }
@@ -160,7 +160,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                  {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
                  {"target_modules", targets},
                  {"task_type", "CAUSAL_LM"},
-                 {"use_dora", false},
+                 {"use_dora", spec.dora},
                  {"use_rslora", spec.rslora}};
   // As an integer if it is one: PEFT declares lora_alpha as int.
   if (spec.alpha == std::floor(spec.alpha) && std::abs(spec.alpha) < 1e15) {

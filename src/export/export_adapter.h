@@ -1,4 +1,4 @@
-// Writes a PEFT adapter directory, plain LoRA only, which other programs load too. Weights are borrowed from
+// Writes a PEFT adapter directory, LoRA or DoRA, which other programs load too. Weights are borrowed from
 // the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
 #pragma once
 

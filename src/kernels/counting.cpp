@@ -120,6 +120,16 @@ void sum_columns(const SumColumns& a, StreamView stream) {
 void add_bias(const AddBias& a, StreamView stream) {
   move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
 }
+void adapted_norms(const AdaptedNorms& a, StreamView stream) {
+  move(stream, product(a.weight.rows, a.weight.columns) * size(a.weight.dtype));
+}
+void scale_columns(const ScaleColumns& a, StreamView stream) {
+  const int arrays = 2 + (a.addend.defined() ? 1 : 0) + (a.subtrahend.defined() ? 1 : 0);
+  pass(stream, arrays * product(a.x.rows, a.x.columns), a.x.dtype);
+}
+void scale_columns_backward(const ScaleColumnsBackward& a, StreamView stream) {
+  pass(stream, (a.rest.defined() ? 4 : 3) * product(a.dy.rows, a.dy.columns), a.dy.dtype);
+}
 void dropout(const Dropout& a, StreamView stream) {
   pass(stream, kDropout * (a.accumulate ? 3 : 2) * product(a.rows, a.width), a.dtype);
 }

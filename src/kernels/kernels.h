@@ -18,6 +18,7 @@
 #include "base/encoding_kind.h"
 #include "base/view.h"
 #include "kernels/attention_arguments.h"
+#include "kernels/dora_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {

@@ -68,10 +68,12 @@ class ModelBinding::Finder {
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
-                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB));
+                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
+                  magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude));
       const std::string_view path = module_of(weight->parameter.parts[part++].name);
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, dropout_place(layer_, module.part),
+      linear.adapters.push_back({module.first, module.rows, a, b, magnitude,
+                                 dropout_place(layer_, module.part),
                                  static_cast<float>(adapter_->scale_of(path))});
     }
   }
@@ -184,6 +186,7 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.rows = place.rows;
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
+    adapter.magnitude = bind(place.magnitude, memory, options);
     adapter.scale = place.scale;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }

@@ -1,10 +1,25 @@
 #include "model/merge.h"
 
+#include <cmath>
 #include <vector>
 
 #include "spec/adapter_sites.h"
 
 namespace lm {
+namespace {
+
+// Scales each row to its length in `magnitude` (DoRA).
+void set_lengths(const float* magnitude, float* weight, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const row = weight + i * columns;
+    double squares = 0;
+    for (int64_t j = 0; j < columns; ++j) squares += double{row[j]} * row[j];
+    const double factor = magnitude[i] / std::sqrt(squares);
+    for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(row[j] * factor);
+  }
+}
+
+}  // namespace
 
 void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const AdapterSpec& adapter,
                     const MergeTarget& target) {
@@ -27,6 +42,8 @@ void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const A
                         {DeviceType::kCpu, nullptr, target.threads});
     float* const weight = reinterpret_cast<float*>(target.weight) + part.first * parameter.columns;
     for (size_t i = 0; i < delta.size(); ++i) weight[i] += delta[i] * scale;
+    const TensorPlace* const magnitude = layout.beside(place, p, TrainableRole::kMagnitude);
+    if (magnitude != nullptr) set_lengths(matrix(*magnitude).floats(), weight, part.rows, parameter.columns);
   }
 }
 

@@ -164,8 +164,12 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
 }  // namespace
 
 AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
-  AdapterSpec out{
-      .r = lora.r, .alpha = lora.alpha, .rslora = lora.rslora, .dropout = lora.dropout, .targets = {}};
+  AdapterSpec out{.r = lora.r,
+                  .alpha = lora.alpha,
+                  .rslora = lora.rslora,
+                  .dora = lora.dora,
+                  .dropout = lora.dropout,
+                  .targets = {}};
   const std::vector<AdapterModule> modules = adapter_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
@@ -213,6 +217,8 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     differs("lora.alphas = " + value_text(lora.alphas),
             "alpha = " + value_text(out.alpha) + " and alphas " + value_text(values_of(out.alphas)));
   }
+  if (written(lora, "dora") && lora.dora != given.dora)
+    differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw Error(Exit::kConfig, {.area = "CONF-20",
@@ -227,6 +233,7 @@ LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   out.r = adapter.r;
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
+  out.dora = adapter.dora;
   out.targets = adapter.targets;
   out.exclude.clear();
   out.layers = adapter.layers;

@@ -92,8 +92,8 @@ int64_t export_bytes(const ModelLayout& layout) {
   return adapter + 2 * tensor;
 }
 
-// What adapters that begin with what quantising lost need for it (weights/loftq.h): the largest matrix of the
-// files in fp32, and its codes.
+// What adapters that begin with what quantising lost, or with the lengths of quantised rows, need for it
+// (weights/loftq.h, row_lengths.h): the largest matrix of the files in fp32, and its codes.
 int64_t loftq_bytes(const ModelLayout& layout) {
   int64_t most = 0;
   for (const BlockLayout& block : layout.blocks) {
@@ -293,7 +293,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
-  if (in.trains() && in.config.lora.start == LoraStart::kLoftq) {
+  const LoraConfig& lora = in.config.lora;
+  if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
     // On a CPU this memory is the temporaries' afterwards.
     const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
     if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");

@@ -130,21 +130,28 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
 }
 
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
-  std::vector<Parameter> out;
+  std::vector<Parameter> out, magnitudes;
   for (const LinearModule& module : linear_modules(spec, i)) {
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
     if (!adapter.adapts(i, hf)) continue;
     const std::string ours = fmt::format("layers.{}.{}", i, module.name);
     const int64_t rank = adapter.rank_of(hf);
-    const auto add = [&](TrainableRole role, const char* name, int64_t rows, int64_t columns) {
-      out.push_back(single(ours + name, ParameterKind::kMatrix, "base_model.model." + hf + name + ".weight",
-                           rows, columns));
-      out.back().role = role;
-      out.back().owner = hf + ".weight";
+    // `name` in our names and in the files, where `end` follows.
+    const auto make = [&](TrainableRole role, const std::string& name, const char* end, int64_t rows,
+                          int64_t columns) {
+      const bool vector = role == TrainableRole::kMagnitude;
+      Parameter made = single(ours + name, vector ? ParameterKind::kMagnitude : ParameterKind::kMatrix,
+                              "base_model.model." + hf + name + end, rows, columns);
+      made.role = role;
+      made.owner = hf + ".weight";
+      return made;
     };
-    add(TrainableRole::kLoraA, ".lora_A", rank, module.columns);
-    add(TrainableRole::kLoraB, ".lora_B", module.rows, rank);
+    out.push_back(make(TrainableRole::kLoraA, ".lora_A", ".weight", rank, module.columns));
+    out.push_back(make(TrainableRole::kLoraB, ".lora_B", ".weight", module.rows, rank));
+    if (adapter.dora)
+      magnitudes.push_back(make(TrainableRole::kMagnitude, ".lora_magnitude_vector", "", module.rows, 1));
   }
+  std::ranges::move(magnitudes, std::back_inserter(out));  // what has no decay comes last
   return out;
 }
 

@@ -19,7 +19,8 @@ enum class ParameterKind : uint8_t {
   kMatrix,
   kBias,
   kNorm,
-  kBuffer,  // a vector of the files that nobody trains: frozen in every run, and written back
+  kBuffer,     // a vector of the files that nobody trains: frozen in every run, and written back
+  kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows
 };
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
@@ -42,7 +43,8 @@ struct Parameter {
   float neutral = 1;       // of a norm's weight: the fresh value
   int64_t elements() const { return rows * columns; }
   bool vector() const {
-    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer;
+    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
+           kind == ParameterKind::kMagnitude;
   }
   // Of that part, in the files.
   std::vector<int64_t> shape(const ParameterPart& part) const {
@@ -58,6 +60,7 @@ struct AdapterSpec {
   int64_t r = 0;
   double alpha = 0;
   bool rslora = false;
+  bool dora = false;  // the lengths of the rows are trained, too
   double dropout = 0;
   std::vector<std::string> targets;  // the adapted modules, e.g. {"q_proj", "k_proj", ..., "down_proj"}
   std::vector<int64_t> layers = {};  // in which targets without a path are adapted; empty: in all
@@ -106,7 +109,7 @@ struct BlockParameters {
 //   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
-// being that module's rank.
+// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of these.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

@@ -14,6 +14,7 @@ enum class TrainableRole : uint8_t {
   kWeight,  // the model's own tensor: it owns itself
   kLoraA,   // W' = W + s B A of a matrix of the files
   kLoraB,
+  kMagnitude,  // DoRA: the lengths of the rows of W', W' = m (W + s B A) / |W + s B A|
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -23,6 +24,7 @@ constexpr bool in_adapter(TrainableRole role) {
       return false;
     case TrainableRole::kLoraA:
     case TrainableRole::kLoraB:
+    case TrainableRole::kMagnitude:
       return true;
   }
   return false;

@@ -34,7 +34,7 @@ bool is_harmless(const std::string& key) {
       "lora_dropout",   "megatron_core",       "peft_type",
       "peft_version",   "qalora_group_size",   "r",
       "revision",       "runtime_config",      "task_type",
-      "use_rslora"};
+      "use_dora",       "use_rslora"};
   // Read by PeftChoice.
   static const std::set<std::string> kModules = {"alpha_pattern",       "exclude_modules", "layers_pattern",
                                                  "layers_to_transform", "rank_pattern",    "target_modules"};
@@ -59,6 +59,14 @@ std::string text(const Json& config, const char* key, const std::string& missing
   if (it == config.end() || it->is_null()) return missing;
   if (!it->is_string()) fail(key, "must be a string", place);
   return it->get<std::string>();
+}
+
+// False where it is missing.
+bool flag(const Json& config, const char* key, const std::string& place) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return false;
+  if (!it->is_boolean()) fail(key, "must be true or false", place);
+  return it->get<bool>();
 }
 
 // The paths of the base's modules in the class that the adapter was trained in, by its tensors: a text model
@@ -161,11 +169,8 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   out.spec.alpha = number(config, "lora_alpha", 8, place);
   out.spec.dropout = number(config, "lora_dropout", 0, place);
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
-  const auto rslora = config.find("use_rslora");
-  if (rslora != config.end() && !rslora->is_null() && !rslora->is_boolean()) {
-    fail("use_rslora", "must be true or false", place);
-  }
-  out.spec.rslora = rslora != config.end() && *rslora == true;
+  out.spec.rslora = flag(config, "use_rslora", place);
+  out.spec.dora = flag(config, "use_dora", place);
   if (base != nullptr) read_modules(config, directory, contents, *base, out.spec);
   return out;
 }

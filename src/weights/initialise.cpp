@@ -55,6 +55,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kLoraA:
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
+    case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
       return 0;
     case TrainableRole::kWeight:
       break;
@@ -64,6 +65,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case ParameterKind::kBuffer:
       return parameter.neutral;
     case ParameterKind::kBias:
+    case ParameterKind::kMagnitude:
       return 0;
     case ParameterKind::kEmbedding:
     case ParameterKind::kMatrix:

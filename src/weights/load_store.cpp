@@ -14,6 +14,7 @@
 #include "weights/initialise.h"
 #include "weights/loader.h"
 #include "weights/loftq.h"
+#include "weights/row_lengths.h"
 
 namespace lm {
 namespace {
@@ -166,8 +167,8 @@ void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store
   initialise_where(setup, seed, store, true);
 }
 
-void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBase& base,
-                      const AdapterSpec& adapter, WeightStore& store) {
+void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const AdapterBase& base,
+                          const AdapterSpec& adapter, WeightStore& store) {
   const auto seed = static_cast<uint64_t>(signed_seed);
   std::optional<ModelFiles> files;
   if (!base.directory.empty()) files.emplace(base.directory);
@@ -193,9 +194,22 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
       lm::initialise({a.parameter, seed, a.number, DType::kF32}, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
       with.scale = adapter.scale_of(module_of(weight.parameter.parts[entry.part].name));
-      loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
+      if (base.loftq)
+        loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(unit, a));
       filling.put(b.parameter, of_b, filling.target(unit, b));
+      const TensorPlace* const magnitude = block.beside(weight, entry.part, TrainableRole::kMagnitude);
+      if (magnitude == nullptr) continue;
+      const AdaptedMatrix adapted{
+          .weight = rows_of_base(weight, entry.part, files ? &*files : nullptr,
+                                 drawn(weight, entry.part, seed, base.dtype), base.dtype, setup.threads),
+          .rows = magnitude->parameter.rows,
+          .columns = weight.parameter.columns,
+          .a = of_a,
+          .b = of_b,
+          .scale = with.scale};
+      filling.put(magnitude->parameter, row_lengths(adapted, setup.threads),
+                  filling.target(unit, *magnitude));
     }
     filling.close();
   }

@@ -156,9 +156,10 @@ TEST(Words, EachGetsAnAnswerInAConfiguration) {
 }
 
 TEST(Words, AnAnswerIsTheWordsOwnAndNotTheNearestKey) {
-  const std::string dora = report_of(std::string(kLeast) + "[lora]\nuse_dora = true\n");
-  EXPECT_HAS(dora, "unknown key `use_dora` in [lora]; not in lmlaunch: DoRA");
-  EXPECT_EQ(dora.find("did you mean"), std::string::npos) << dora;
+  const std::string qalora = report_of(std::string(kLeast) + "[lora]\nuse_qalora = true\n");
+  EXPECT_HAS(qalora, "unknown key `use_qalora` in [lora]; not in lmlaunch: ");
+  EXPECT_EQ(qalora.find("did you mean"), std::string::npos) << qalora;
+  EXPECT_HAS(report_of(std::string(kLeast) + "[lora]\nuse_dora = true\n"), "did you mean `lora.dora`?");
   EXPECT_HAS(report_of("[model]\ntf32 = true\n"), "did you mean `model.products = \"tf32\"`?");
   EXPECT_HAS(report_of(std::string(kLeast) + "[train]\ngradient_checkpointing = true\n"),
              "did you mean `train.recompute`?");

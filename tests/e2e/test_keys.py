@@ -12,7 +12,7 @@ import pytest
 import torch
 from counts import some_of
 from safetensors.torch import load_file
-from test_run import BIN, config, filled, lmlaunch, rows, work  # noqa: F401
+from test_run import BIN, config, eval_losses, filled, lmlaunch, loss_by_transformers, rows, work  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LR, STEPS, WARMUP = 0.5, 20, 4
@@ -202,6 +202,34 @@ def test_modules_of_their_own_ranks_and_alphas_are_trained_and_exported(work):
     for theirs in logits[1:]:
         torch.testing.assert_close(theirs, logits[0], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(logits[0], LlamaForCausalLM.from_pretrained(work / "model")(ids).logits, atol=1e-3)
+
+
+def test_dora_begins_as_the_base_and_is_merged_and_continued_with_its_lengths(work):
+    """lora.dora and lora.b_lr_ratio."""
+    from peft import PeftModel
+
+    changes = {"train__method": "lora", "lora__r": 4, "lora__alpha": 8, "optimizer__lr": 1e-2}
+    lmlaunch(config(work, "not_dora", **changes, train__steps=1), cwd=work)
+    lmlaunch(config(work, "dora", **changes, lora__dora=True, lora__b_lr_ratio=2.0), cwd=work)
+    first = [[row["loss"] for row in rows(work, name) if "loss" in row][0] for name in ("dora", "not_dora")]
+    assert first[0] == pytest.approx(first[1], rel=1e-5)
+    lengths = {k: v for k, v in load_file(work / "runs/dora/model/adapter_model.safetensors").items() if k.endswith(".lora_magnitude_vector")}
+    base = LlamaForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    assert len(lengths) == 7 * len(base.model.layers)
+    own = base.model.layers[0].mlp.up_proj.weight.norm(dim=1)
+    trained = lengths["base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"]
+    assert 0 < (trained - own).abs().max() < 12.5 * 2e-2  # of twelve steps of Adam at twice the rate
+    adapted = PeftModel.from_pretrained(base, work / "runs/dora/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, "dora")[-1], rel=1e-4)
+    lmlaunch("export", "runs/dora", "-o", "merged_dora", "--merge", cwd=work)
+    merged = LlamaForCausalLM.from_pretrained(work / "merged_dora", dtype=torch.float32)
+    for (name, ours), theirs in zip(merged.named_parameters(), adapted.merge_and_unload().parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+    continue_it(work, "runs/dora/model", "more_dora")
+    assert resolved(work, "more_dora")["lora"]["dora"] is True
+    assert eval_losses(work, "more_dora")[0] == pytest.approx(eval_losses(work, "dora")[-1], rel=1e-6)
+    refused = continue_it(work, "runs/dora/model", "less_dora", check=False, lora__dora=False)
+    assert refused.returncode == 10 and "lora.dora = false is written, and the adapter has magnitudes" in refused.stderr
 
 
 def test_an_adapter_to_continue_needs_lora(work, adapter):

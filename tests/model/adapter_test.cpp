@@ -49,9 +49,10 @@ std::vector<Expected> expected(bool joined) {
 
 // The second layer of a LoRA model in fp32, with a context to compute in.
 struct Fixture {
-  explicit Fixture(bool joined)
+  explicit Fixture(bool joined, bool dora = false)
       : spec(small(joined)),
-        adapter{.r = 4, .alpha = 6, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
+        adapter{
+            .r = 4, .alpha = 6, .dora = dora, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
         layout(make_layout(spec, &adapter, DType::kF32)),
         stream(start_torch(DeviceType::kCpu, 1, true)),
         rope(spec, kRows, DType::kF32, DeviceType::kCpu, stream) {
@@ -123,13 +124,22 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
   const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
   const at::Tensor input = leaf(x);
   const at::Tensor base = at::mm(input, f.find(f.frozen, e.projection).to(at::kDouble).t());
+  const at::Tensor weight = f.find(f.frozen, e.projection).to(at::kDouble);
   at::Tensor loss = base.mul(dy.to(at::kDouble)).sum(), want = base.detach().clone();
-  std::vector<at::Tensor> factors;
+  std::vector<at::Tensor> factors, lengths;
   for (const Rows& rows : e.modules) {
     const std::string name = rows.module;
     const at::Tensor a = leaf(f.find(f.trainable, name + ".lora_A")),
                      b = leaf(f.find(f.trainable, name + ".lora_B"));
-    const at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    if (f.adapter.dora) {  // what it adds to the base's output; the norms are constants
+      const at::Tensor of_base = base.narrow(1, rows.first, rows.rows);
+      const at::Tensor sum = weight.narrow(0, rows.first, rows.rows).add(at::mm(b, a).mul(f.adapter.scale()));
+      const at::Tensor magnitude = leaf(f.find(f.trainable, name + ".lora_magnitude_vector"));
+      const at::Tensor factor = magnitude.flatten().div(sum.detach().square().sum(1).sqrt());
+      part = part.add(of_base).mul(factor).sub(of_base);
+      lengths.push_back(magnitude);
+    }
     loss = loss.add(part.mul(dy.to(at::kDouble).narrow(1, rows.first, rows.rows)).sum());
     want.narrow(1, rows.first, rows.rows).add_(part.detach());
     factors.push_back(a), factors.push_back(b);
@@ -141,13 +151,17 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
     const std::string name = e.modules[m].module;
     expect_near(f.find(f.gradients, name + ".lora_A"), factors[2 * m].grad(), name + " A");
     expect_near(f.find(f.gradients, name + ".lora_B"), factors[2 * m + 1].grad(), name + " B");
+    if (f.adapter.dora)
+      expect_near(f.find(f.gradients, name + ".lora_magnitude_vector"), lengths[m].grad(), name + " m");
   }
 }
 
 TEST(Adapters, OfAFamilysModulesComputeWhatTorchDoes) {
   for (const bool joined : {false, true}) {
-    const Fixture f(joined);
-    for (const Expected& e : expected(joined)) expect_as_torch(f, e);
+    for (const bool dora : {false, true}) {
+      const Fixture f(joined, dora);
+      for (const Expected& e : expected(joined)) expect_as_torch(f, e);
+    }
   }
 }
 

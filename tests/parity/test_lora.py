@@ -33,9 +33,20 @@ ADAPTERS = {
 }
 
 
+# The same with trained lengths of rows, whose reference is a product slower: a test of its own, and one in test_qlora.py.
+DORA = {
+    "all_linear_dora":
+        ("llama_three_heads_per_key_tied_with_pad_token", dict(r=8, lora_alpha=16, target_modules=ATTENTION + MLP, use_dora=True)),
+    "biased_dora_rslora":
+        ("qwen2_untied", dict(r=5, lora_alpha=7, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True, use_dora=True)),
+    "mlp_dora_of_qwen3": ("qwen3_untied", dict(r=3, lora_alpha=12, target_modules=MLP, use_dora=True)),
+}
+
+
 def file_name(parameter):
     """The name that peft gives a parameter of the adapter "default" in its files."""
-    return parameter.replace(".default.", ".")
+    name = parameter.replace(".default.", ".")
+    return name.removesuffix(".weight") if "magnitude" in name else name
 
 
 def randomise(model, config):
@@ -45,7 +56,9 @@ def randomise(model, config):
     scale = config["lora_alpha"] / (r ** 0.5 if config.get("use_rslora") else r)
     std = {"lora_A": MATRIX_STD, "lora_B": 1 / 3 / (scale * r ** 0.5)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if "magnitude" in name:  # of DoRA: lengths that are not the rows' own
+            parameter.data.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+        elif parameter.requires_grad:
             parameter.data.copy_(std[name.split(".")[-3]] * torch.randn(parameter.shape, generator=generator))
 
 
@@ -180,11 +193,12 @@ class Now:
         self.calls += 1
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("recompute", ["none", "block"])
-@pytest.mark.parametrize("name", ["all_linear", "mlp_of_qwen3"])
+DROPOUTS = [(name, p, recompute) for name in ("all_linear", "mlp_of_qwen3") for p in (0.1, 0.5) for recompute in ("none", "block")]
+
+
+@pytest.mark.parametrize("name,p,recompute", DROPOUTS + [("all_linear_dora", 0.5, "none"), ("biased_dora_rslora", 0.1, "block")])
 def test_dropout_backward_has_the_mask_of_its_forward(tmp_path, name, p, recompute):
-    base, arguments = ADAPTERS[name]
+    base, arguments = (ADAPTERS | DORA)[name]
     model = adapted(base, tmp_path, arguments, dropout=p)
     documents = reference.random_documents(model.config.vocab_size)
     now = Now(len(documents))
@@ -200,3 +214,31 @@ def test_dropout_backward_has_the_mask_of_its_forward(tmp_path, name, p, recompu
     assert ours["losses"][:-1].tolist() == pytest.approx(theirs["losses"][:-1].tolist(), rel=1e-5)  # the last one has no dropout
     check_all("fp32", ours["gradients"], theirs["gradients"])
     check_changes("fp32", ours["masters"], theirs)
+
+
+@pytest.mark.parametrize("name,recompute", [("all_linear_dora", "none"), ("biased_dora_rslora", "none"), ("mlp_dora_of_qwen3", "block")])
+def test_dora_trains_as_pefts_does(tmp_path, name, recompute):
+    base, arguments = DORA[name]
+    model = adapted(base, tmp_path, arguments)
+    documents = reference.random_documents(model.config.vocab_size)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    assert sum("magnitude" in n for n in theirs["gradients"]) == len(arguments["target_modules"]) * tiny_models.LAYERS
+    ours = tool.run(tmp_path / "base", documents, tmp_path / "run", adapter=tmp_path / "adapter", recompute=recompute, steps=STEPS, lr=LR,
+                    weight_decay=WEIGHT_DECAY)
+    check("fp32", ours["logits"], theirs["logits"])
+    errors = reference.worst(ours["gradients"], theirs["gradients"], reference.relative)
+    assert errors[0][0] <= 2e-5, errors[:5]
+    check_all("fp32", ours["weights"], theirs["weights"])
+    check_changes("fp32", ours["masters"], theirs)
+
+
+def test_dora_with_the_base_s_own_lengths_is_the_base(tmp_path):
+    """B = 0 and lengths as they are: nothing changes."""
+    base, arguments = DORA["all_linear_dora"]
+    model = tiny_models.make(base, tmp_path / "base")
+    documents = reference.random_documents(model.config.vocab_size)
+    plain = tool.run(tmp_path / "base", documents, tmp_path / "plain")["logits"]
+    peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **arguments)).save_pretrained(tmp_path / "adapter")
+    assert reference.relative(tool.run(tmp_path / "base", documents, tmp_path / "dora", adapter=tmp_path / "adapter")["logits"], plain) <= 1e-5

@@ -32,6 +32,32 @@ std::string refusal(const std::function<void()>& body) {
   return "";
 }
 
+TEST(ParameterGroups, OfBAndMagnitudesMultiplyWithTheirTensorsGroup) {
+  AdapterSpec adapter = adapter_r16();
+  adapter.dora = true;
+  ModelLayout layout = make_layout(smollm2_135m(), &adapter, DType::kBF16);
+  OptimizerConfig config;
+  config.groups = {{"layers.3.self_attn.q_proj", 0.5, 0.1}};
+  set_groups(config, layout, 16);
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Trainable& entry : block.trainables) {
+      const TensorPlace& place = block.tensors[entry.tensor];
+      const bool grouped = place.parameter.name.starts_with("layers.3.q_proj");
+      const bool faster = entry.role != TrainableRole::kLoraA;
+      double scale = 1;
+      bool decay = false;
+      for (const GroupRange& group : block.groups) {
+        if (place.offset < group.first || place.offset >= group.first + group.elements) continue;
+        EXPECT_LE(place.offset + place.parameter.elements(), group.first + group.elements);
+        scale = group.lr_scale;
+        decay = group.weight_decay.has_value();
+      }
+      EXPECT_EQ(scale, (faster ? 16 : 1) * (grouped ? 0.5 : 1)) << place.parameter.name;
+      EXPECT_EQ(decay, grouped) << place.parameter.name;
+    }
+  }
+}
+
 TEST(ParameterGroups, HaveThePartsOfATensorThatTheyName) {
   const ModelLayout layout =
       layout_with({{"layers.3.self_attn.k_proj", 0.1, 0.5}, {"self_attn", 2, {}}, {"norm", 3, 0.0}});

@@ -289,6 +289,23 @@ TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {
   EXPECT_EQ(blocks[1].trainable[2].columns, 132);
 }
 
+TEST(Parameters, MagnitudesStandBehindAllMatricesAndHaveNoDecay) {
+  AdapterSpec dora = adapter(4, {"self_attn.o_proj", "k_proj"});
+  dora.dora = true;
+  const ModelLayout layout = make_layout(odd(), &dora, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  ASSERT_EQ(block.trainables.size(), 6u);
+  const TensorPlace& last = block.tensors[5];
+  EXPECT_EQ(last.parameter.name, "layers.0.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(last.parameter.parts[0].name,
+            "base_model.model.model.layers.0.self_attn.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(last.parameter.shape(last.parameter.parts[0]), std::vector<int64_t>{77});
+  EXPECT_EQ(block.beside(*block.find("layers.0.attn.out"), 0, TrainableRole::kMagnitude), &last);
+  ASSERT_EQ(block.ranges.size(), 2u);
+  EXPECT_FALSE(block.ranges[1].decay);
+  EXPECT_EQ(block.ranges[1].first, block.tensors[4].offset);
+}
+
 TEST(Trainables, AreAllTrainedTensorsWithTheirOwners) {
   const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "k_proj"});
   const ModelLayout full = make_layout(odd(), nullptr, DType::kF32),

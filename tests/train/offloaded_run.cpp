@@ -128,7 +128,7 @@ std::string Variant::text() const {
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
   add("groups", groups), add("stateless", stateless);
-  add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
+  add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   add("two_phases", two_phases), add("weighed", weighed);
@@ -136,12 +136,26 @@ std::string Variant::text() const {
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value :
-       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
-        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
-        static_cast<int64_t>(base), int64_t{fp32_adapters}, r, int64_t{nodes}, int64_t{groups},
-        int64_t{stateless}, int64_t{weighed}})
+  for (const int64_t value : {vocab,
+                              int64_t{lora},
+                              int64_t{tied},
+                              static_cast<int64_t>(clip),
+                              micro_batches,
+                              static_cast<int64_t>(dtype),
+                              static_cast<int64_t>(rule),
+                              static_cast<int64_t>(master),
+                              static_cast<int64_t>(gradient_dtype),
+                              static_cast<int64_t>(family),
+                              layers,
+                              steps,
+                              static_cast<int64_t>(base),
+                              int64_t{fp32_adapters},
+                              r,
+                              int64_t{dora},
+                              int64_t{nodes},
+                              int64_t{groups},
+                              int64_t{stateless},
+                              int64_t{weighed}})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -203,6 +217,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       adapter_{.r = run.r,
                .alpha = 2.0 * static_cast<double>(run.r),
                .rslora = false,
+               .dora = run.dora,
                .dropout = 0.1,
                .targets = {"q_proj", "v_proj", "down_proj"}},
       spec_(small_spec(run)),
@@ -282,7 +297,11 @@ void Training::load() {
   const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1},
       adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  if (run_.lora) initialise_adapter(adapters, 1, rank_->weights());
+  const AdapterBase drawn{.directory = "", .dtype = run_.dtype, .scale = adapter_.scale()};
+  if (run_.lora && run_.dora)
+    initialise_from_base(adapters, 1, drawn, rank_->weights());
+  else if (run_.lora)
+    initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();
 }
 

@@ -40,12 +40,13 @@ std::vector<Row> rows() {
   return pairwise<kFactors>(kLevels, 15);
 }
 
-// Tied; not tied; a head in segments; adapters; adapters wider than the model; adapters of a quantised base.
+// Tied; not tied; a head in segments; adapters; DoRA with adapters wider than the model; adapters of a
+// quantised base.
 void set_model(size_t model, Variant& run) {
   run.tied = model != 1 && model != 2;
   if (model == 2) run.vocab = 17000;
   run.lora = model >= 3;
-  if (model == 4) run.r = 96;
+  if (model == 4) run.r = 96, run.dora = true;
   if (model == 5) run.base = EncodingKind::kNf4Double;
 }
 

@@ -147,7 +147,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
   write_tiny(directory / "out", tiny_adapter());
   const std::string path = directory / "out/adapter_config.json";
   const json good = json::parse(test::read_text(path));
-  const std::pair<const char*, json> kSets[] = {{"use_dora", true},
+  const std::pair<const char*, json> kSets[] = {{"use_dora", 1},
                                                 {"bias", "all"},
                                                 {"lora_bias", true},
                                                 {"modules_to_save", {"lm_head"}},

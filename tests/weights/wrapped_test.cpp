@@ -33,6 +33,8 @@ TEST(TensorNames, EveryLayoutHasOneNameHere) {
        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
       {"base_model.model.h.0.attn.c_attn.lora_A.weight",
        "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"},
+      {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector.weight",
+       "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"},
       {"wte.weight", "transformer.wte.weight"},
       {"wpe.weight", "transformer.wpe.weight"},
       {"ln_f.bias", "transformer.ln_f.bias"},

@@ -17,7 +17,7 @@ constexpr Word kPeft[] = {
     to("layers_to_transform", "lora.layers", How::kTargets),
     to("rank_pattern*", "lora.ranks", How::kTargets),
     to("alpha_pattern*", "lora.alphas", How::kTargets),
-    missing("use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    to("use_dora", "lora.dora"),
     missing("use_qalora", why::kLora),
     missing("modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
     missing("trainable_token_indices", "adapters alone are trained; the embedding stays as it is"),

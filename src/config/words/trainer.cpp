@@ -205,7 +205,7 @@ constexpr Word kWords[] = {
     missing("lora_modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
     unneeded("lora_task_type", "causal language models"),
     to("use_rslora", "lora.rslora"),
-    missing("use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    to("use_dora", "lora.dora"),
 };
 
 // Of other tasks, and of models that are not read.
