@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/host_device.h"
+
 namespace lm {
 
 OpenTile::OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
@@ -31,7 +33,7 @@ void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* we
   if (size == 0) return;
   if (data_ == nullptr) {
     std::vector<std::byte> zeros(static_cast<size_t>(size));
-    if (master(stream) && form_ == MasterForm::kF32)
+    if (master(stream) && has_fp32_master(form_))
       read_master(from, to, weights, reinterpret_cast<float*>(zeros.data()), staging);
     return take(0, zeros);
   }
@@ -57,10 +59,13 @@ void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, f
   };
   const size_t last = streams_.size() - 1;
   if (form_ == MasterForm::kWeight) return staging.read_into(out, weights, (to - from) * 4);
-  if (form_ == MasterForm::kF32 && data_ != nullptr)
-    return read(last, from, to, weights, staging, copy_to(out));
+  if (has_fp32_master(form_) && data_ != nullptr) return read(last, from, to, weights, staging, copy_to(out));
   std::vector<uint16_t> high(static_cast<size_t>(to - from)), low(high.size(), 0);
   staging.read_into(high.data(), weights, (to - from) * 2);
+  if (weight_type(form_) == DType::kF16) {
+    for (const uint16_t bits : high) *out++ = to_float(Fp16{bits});
+    return;
+  }
   if (form_ == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
   join_masters(high, low, out);
 }
