@@ -184,23 +184,31 @@ void Trainer::restore(const TrainerState& state) {
   data_.restore(state.data);
 }
 
+namespace {
+
+// What the state of every run has.
+Json common_json(const TrainerState& s) {
+  return {{"step", s.step},
+          {"skipped", s.skipped},
+          {"skipped_in_row", s.skipped_in_row},
+          {"tokens", s.tokens},
+          {"seconds", s.seconds},
+          {"best_eval", s.best_eval ? Json(*s.best_eval) : Json()},
+          {"best_step", s.best_step},
+          {"no_lower", s.no_lower},
+          {"plateau",
+           {{"best", s.plateau.best},
+            {"factor", s.plateau.factor},
+            {"bad", s.plateau.bad},
+            {"seen", s.plateau.seen}}},
+          {"data", {{"epoch", s.data.epoch}, {"step", s.data.step}, {"fingerprint", s.data.fingerprint}}}};
+}
+
+}  // namespace
+
 Json state_json(const TrainerState& s) {
-  Json json = {
-      {"step", s.step},
-      {"skipped", s.skipped},
-      {"skipped_in_row", s.skipped_in_row},
-      {"tokens", s.tokens},
-      {"seconds", s.seconds},
-      {"best_eval", s.best_eval ? Json(*s.best_eval) : Json()},
-      {"best_step", s.best_step},
-      {"no_lower", s.no_lower},
-      {"plateau",
-       {{"best", s.plateau.best},
-        {"factor", s.plateau.factor},
-        {"bad", s.plateau.bad},
-        {"seen", s.plateau.seen}}},
-      {"data", {{"epoch", s.data.epoch}, {"step", s.data.step}, {"fingerprint", s.data.fingerprint}}}};
-  // Checkpoints of other types have no such key.
+  Json json = common_json(s);
+  // Checkpoints of models in other types have no such key.
   if (s.loss_scale) {
     json["loss_scale"] = {
         {"scale", s.loss_scale->scale}, {"good", s.loss_scale->good}, {"overflows", s.loss_scale->overflows}};
