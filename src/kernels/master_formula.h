@@ -9,6 +9,10 @@
 
 namespace lm {
 
+// As values, which code for GPUs may ask.
+template <MasterForm form>
+inline constexpr bool kHasFp32Master = has_fp32_master(form);
+
 // Calls body(form) with the form of the weights as a constant, if rule R takes it (takes_form; the launchers
 // refuse others).
 template <class R, class Body>

@@ -13,7 +13,7 @@ namespace lm::gpu {
 template <MasterForm form, int n>
 __device__ __forceinline__ Pack<float, n> load_weights(const RuleUpdate& a, int64_t i) {
   if constexpr (form == MasterForm::kWeight) return load_pack<n>(static_cast<const float*>(a.weight) + i);
-  if constexpr (has_fp32_master(form)) return load_pack<n>(static_cast<const float*>(a.master) + i);
+  if constexpr (kHasFp32Master<form>) return load_pack<n>(static_cast<const float*>(a.master) + i);
   Pack<float, n> p{};
   const Pack<uint16_t, n> high = load_pack<n>(static_cast<const uint16_t*>(a.weight) + i);
   if constexpr (form == MasterForm::kStochastic || form == MasterForm::kNearest) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_weights(const RuleUpdate& a, int64_t i, co
       low.at[k] = static_cast<uint16_t>(split_low(bits));
     }
     store_pack<n>(static_cast<uint16_t*>(a.weight) + i, high);
-    if constexpr (has_fp32_master(form)) store_pack<n>(static_cast<float*>(a.master) + i, p);
+    if constexpr (kHasFp32Master<form>) store_pack<n>(static_cast<float*>(a.master) + i, p);
     if constexpr (form == MasterForm::kSplit) store_pack<n>(static_cast<uint16_t*>(a.master) + i, low);
   }
 }

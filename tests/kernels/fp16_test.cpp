@@ -48,7 +48,8 @@ TEST(Fp16, NumbersAreTheNearestOnEveryInstructionSet) {
   });
   EXPECT_TRUE(got[0] == want);
   for (int64_t i = 0; i < numbers.size(); ++i) {
-    if (!std::isnan(want[i])) ASSERT_EQ(got[1][i], want[i]) << numbers[i];
+    if (std::isnan(want[i])) continue;
+    ASSERT_EQ(got[1][i], want[i]) << numbers[i];
   }
 }
 
