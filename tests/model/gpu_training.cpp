@@ -1,6 +1,5 @@
 #include "gpu_training.h"
 
-
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -170,7 +169,8 @@ class Trainee {
     out.logits = rank_->step().logits(first.micro[0], rows);
     out.continued = continued(first.micro[0]);
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const StepResult result = rank_->step().run(batches_of(t_, step), step, 3e-3, t_.dtype == DType::kF16 ? 1024 : 1);
+      const StepResult result =
+          rank_->step().run(batches_of(t_, step), step, 3e-3, t_.dtype == DType::kF16 ? 1024 : 1);
       out.losses.push_back(result.loss);
       out.norms.push_back(result.grad_norm);
       if (step == 1) out.gradients = gradients();

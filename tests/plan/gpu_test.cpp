@@ -9,7 +9,7 @@
 namespace lm {
 namespace {
 
-constexpr const char* kRelease = "80-real,86-real,89-real,90-real,100-real,120";
+constexpr const char* kRelease = "75-real,80-real,86-real,89-real,90-real,100-real,120";
 
 TEST(Gpu, OfAnUnknownNameHasThePeaksOfItsArchitecture) {
   struct Card {
