@@ -104,6 +104,7 @@ TEST_F(Offload, AModelInFp16GivesTheSameBitsAndSkipsOverflowsEverywhere) {
     Variant resident;
     resident.dtype = DType::kF16, resident.master = lora ? Master::kNone : Master::kF32;
     resident.lora = lora, resident.micro_batches = 2, resident.group = 2, resident.steps = 5;
+    if (lora) resident.base = EncodingKind::kNf4Double;
     std::vector<Variant> runs = everywhere(resident);
     if (!test::full_counts()) runs.resize(3);
     if (!lora) {
