@@ -128,7 +128,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   require_positions(config, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec, config.lora);
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(config.model.dtype);
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
                            trained_filter(config.train, out.spec));

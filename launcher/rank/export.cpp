@@ -168,7 +168,7 @@ Exit export_command(const CommandLine& line) {
   if (!output) throw usage_error("export needs -o DIR", "lmlaunch export " + line.positional[0] + " -o DIR");
   const std::optional<GgufType> gguf = gguf_type(line);
   Subject subject = open_subject(line.positional[0]);
-  const DType dtype = subject.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(subject.config.model.dtype);
   // In fp32 nothing is lost before the single rounding of the export: an adapter is stored in fp32, and W + s
   // B A is computed in it.
   subject.config.model.dtype = ModelDType::kF32;

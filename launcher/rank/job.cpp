@@ -66,7 +66,7 @@ void measure_rates(const RateSubject& subject, StreamView stream, int64_t planne
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     gemm_flops(machine, subject.dtype) = gemm.ceiling;
     machine.gemm_sustained = gemm.sustained / gemm.ceiling;
-    const DType other = subject.dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+    const DType other = subject.dtype == DType::kBF16 ? DType::kF32 : DType::kBF16;
     machine.fastest_flops = std::max(gemm.ceiling, measure_gemm_rate(other, stream).ceiling);
     const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
     machine.attention_flops = cpu.attention_flops;

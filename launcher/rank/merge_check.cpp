@@ -48,6 +48,7 @@ MergeCheck check_merged(const Subject& subject, const std::string& merged, DType
   Config config = subject.config;
   // A checkpoint has its arrays in the run's own type.
   if (subject.checkpoint && stored == DType::kBF16) config.model.dtype = ModelDType::kBF16;
+  if (subject.checkpoint && stored == DType::kF16) config.model.dtype = ModelDType::kF16;
   std::vector<float> apart, together;
   try {
     apart = logits_of(config, subject.trained, line);

@@ -16,7 +16,7 @@
 namespace lm {
 
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
-enum class ModelDType : uint8_t { kBF16, kF32 };
+enum class ModelDType : uint8_t { kBF16, kF32, kF16 };
 enum class Products : uint8_t { kF32, kTF32 };
 enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
 enum class LoraStart : uint8_t { kZero, kLoftq };
@@ -160,6 +160,11 @@ struct TrainConfig {
   // gradient lies beside that slot, or, if it does not fit there and the norm is not global, is computed
   // last, in that slot.
   UpdateTime update = UpdateTime::kAuto;
+  // Of model.dtype = "fp16", as torch.amp.GradScaler has them (train/loss_scale.h).
+  double loss_scale = 65536;
+  double loss_scale_growth = 2;
+  double loss_scale_backoff = 0.5;
+  int64_t loss_scale_interval = 2000;
   double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
   int64_t eval_every = 0;      // steps between evaluations; 0: before and after only
   // Early stopping: the run ends after this many evaluations without a lower eval loss; 0: never.
@@ -188,9 +193,10 @@ struct OptimizerConfig {
   std::vector<OptimizerGroup> groups;   // a tensor is in the first that matches one of its names
   Clip clip = Clip::kGlobal;            // by the global norm, by each block's norm, or none
   LrSchedule schedule = LrSchedule::kLinear;
-  double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;       // final lr of a decaying schedule, as a share of lr
-  Master master = Master::kSplit;  // bf16 only (MasterForm in optim/rules/rule.h). none: stochastic rounding
+  double warmup = 0.0;        // steps if >= 1, else a fraction of all steps
+  double min_lr_ratio = 0.0;  // final lr of a decaying schedule, as a share of lr
+  // Of bf16 and fp16 weights (MasterForm in optim/rules/rule.h); fp16 has no split. none: stochastic rounding
+  Master master = Master::kSplit;
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
 
@@ -287,9 +293,26 @@ struct Config {
   LogConfig log;
 };
 
-// Type of the adapters; "auto" is the model's type.
+// Of weights and activations.
+constexpr DType storage_type(ModelDType type) {
+  switch (type) {
+    case ModelDType::kBF16:
+      return DType::kBF16;
+    case ModelDType::kF32:
+      return DType::kF32;
+    case ModelDType::kF16:
+      return DType::kF16;
+  }
+  return DType::kF32;
+}
+// Whether losses are scaled: gradients of activations would be below fp16's smallest numbers.
+inline bool scales_loss(const Config& config) {
+  return config.model.dtype == ModelDType::kF16;
+}
+// Type of the adapters; "auto" is the model's type, and stays for an fp16 model.
 inline LoraDType adapter_type(const Config& config) {
   if (config.lora.dtype != LoraDType::kAuto) return config.lora.dtype;
+  if (config.model.dtype == ModelDType::kF16) return LoraDType::kAuto;
   return config.model.dtype == ModelDType::kF32 ? LoraDType::kF32 : LoraDType::kBF16;
 }
 // Whether adapters are fp32.

@@ -241,6 +241,12 @@ class Checks {
             "optimizer.name",
             "optimizer.master = " + value_text(optimizer.master) + " and " + name +
                 ", which has no master weights: leave optimizer.master out");
+    if (scales_loss(config_)) fp16();
+    for (const char* const key : {"train.loss_scale", "train.loss_scale_growth", "train.loss_scale_backoff",
+                                  "train.loss_scale_interval"})
+      require(!given_(key) || scales_loss(config_), key, "model.dtype",
+              std::string(key) + " is for model.dtype = \"fp16\", and model.dtype = " +
+                  value_text(config_.model.dtype) + " needs no loss scale: leave the key out");
     if (!trains_fp32(config_)) return;
     const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
     require(!no_master, "optimizer.name", key,
@@ -250,6 +256,30 @@ class Checks {
                 fp32 + "fp32 weights need no master weights (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are accumulated in fp32");
+  }
+
+  // What an fp16 model cannot have.
+  void fp16() {
+    const OptimizerConfig& optimizer = config_.optimizer;
+    const std::string key = "model.dtype", fp16 = "model.dtype = \"fp16\": ";
+    require(!has_no_master(optimizer.name), "optimizer.name", key,
+            "optimizer.name = " + value_text(optimizer.name) + " trains bf16 weights, and " + fp16 +
+                "set optimizer.name = \"adamw\"");
+    require(
+        !given_("optimizer.master") || optimizer.master != Master::kSplit, "optimizer.master", key,
+        "optimizer.master = \"split\" and " + fp16 +
+            "an fp16 weight is not the upper half of an fp32 number, so 16 more bits cannot hold its master: "
+            "set optimizer.master = \"fp32\" (2 bytes more per parameter)");
+    require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
+            "train.gradients = \"bf16\" and " + fp16 +
+                "gradients of fp16 weights are accumulated in fp32 (leave the key out)");
+    require(config_.train.method == Method::kFull || config_.lora.dtype != LoraDType::kBF16, "lora.dtype",
+            key,
+            "lora.dtype = \"bf16\" and " + fp16 + "adapters are fp16 or fp32 then (leave lora.dtype out)");
+    require(optimizer.clip == Clip::kGlobal, "optimizer.clip", key,
+            "optimizer.clip = " + value_text(optimizer.clip) + " and " + fp16 +
+                "layers would be updated before the step's gradients are checked for overflow: set "
+                "optimizer.clip = \"global\" or \"none\"");
   }
 
   void checkpoint() {

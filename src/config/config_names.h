@@ -25,7 +25,8 @@ struct EnumNames<DeviceChoice> {
 };
 template <>
 struct EnumNames<ModelDType> {
-  static constexpr EnumName<ModelDType> kAll[] = {{ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}};
+  static constexpr EnumName<ModelDType> kAll[] = {
+      {ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}, {ModelDType::kF16, "fp16"}};
 };
 template <>
 struct EnumNames<Products> {

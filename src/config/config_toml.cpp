@@ -248,7 +248,12 @@ class Loader {
     refuse_keys_of_other_rules();
     if (!given("optimizer.master")) {
       if (has_no_master(config_.optimizer.name)) config_.optimizer.master = Master::kNone;
-      if (trains_fp32(config_)) config_.optimizer.master = Master::kF32;
+      if (trains_fp32(config_) || scales_loss(config_)) config_.optimizer.master = Master::kF32;
+    }
+    // Two-pass global clipping finds overflows before any update, and with this threshold it clips nothing.
+    if (scales_loss(config_) && config_.optimizer.clip == Clip::kNone) {
+      config_.optimizer.clip = Clip::kGlobal;
+      config_.train.max_grad_norm = kPositive.high;
     }
     if (given("optimizer.name") && usable("optimizer.name")) {
       const std::string written = word(entries_["optimizer.name"].back()).value_or("");
@@ -299,6 +304,14 @@ class Loader {
     if (config_.model.dtype == ModelDType::kF32) {
       if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;
       if (wins("model.dtype", "optimizer.master")) config_.optimizer.master = Master::kF32;
+      if (wins("model.dtype", "train.gradients")) config_.train.gradients = GradientDType::kF32;
+    }
+    // An fp16 one has neither, and its master is no split.
+    if (scales_loss(config_)) {
+      if (wins("model.dtype", "lora.dtype") && config_.lora.dtype == LoraDType::kBF16)
+        config_.lora.dtype = LoraDType::kAuto;
+      if (wins("model.dtype", "optimizer.master") && config_.optimizer.master == Master::kSplit)
+        config_.optimizer.master = Master::kF32;
       if (wins("model.dtype", "train.gradients")) config_.train.gradients = GradientDType::kF32;
     }
   }

@@ -68,7 +68,8 @@ void visit_model(ModelT& model, V& v) {
          "adapter",
          {},
          true});
-  v.key("model", "dtype", model.dtype, {kState, "dtype of weights and activations"});
+  v.key("model", "dtype", model.dtype,
+        {kState, "dtype of weights and activations; fp16 has a dynamic loss scale, train.loss_scale"});
   v.key(
       "model", "products", model.products,
       {kNumerics,
@@ -174,6 +175,21 @@ void visit_train(TrainT& train, V& v) {
         {kPlacement,
          "in_backward: update each block right after its backward, so that only one block's gradients are in "
          "memory; auto: only if the whole model's gradients do not fit"});
+  v.key(
+      "train", "loss_scale", train.loss_scale,
+      {kNumerics,
+       "model.dtype = \"fp16\": the loss's factor at the start, which keeps small gradients in fp16's range",
+       {.low = 1, .high = 1e30}});
+  v.key("train", "loss_scale_growth", train.loss_scale_growth,
+        {kNumerics,
+         "what the loss scale is multiplied by after loss_scale_interval steps without overflow",
+         {.low = 1, .high = 1e6}});
+  v.key("train", "loss_scale_backoff", train.loss_scale_backoff,
+        {kNumerics,
+         "what it is multiplied by after a step whose gradients overflowed; the step is skipped",
+         {.low = 0, .high = 1, .low_open = true, .high_open = true}});
+  v.key("train", "loss_scale_interval", train.loss_scale_interval,
+        {kNumerics, "steps in a row without overflow after which the loss scale grows", kCountFromOne});
   v.key("train", "max_grad_norm", train.max_grad_norm,
         {kNumerics, "gradient clipping threshold; not used with optimizer.clip = \"none\"", kPositive});
   v.key("train", "eval_every", train.eval_every,
@@ -227,10 +243,12 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
         {kNumerics, "warmup steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
         {kNumerics, "final learning rate of a decaying schedule, as a share of lr", {.low = 0, .high = 1}});
-  v.key("optimizer", "master", optimizer.master,
-        {kState,
-         "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
-         "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none"});
+  v.key(
+      "optimizer", "master", optimizer.master,
+      {kState,
+       "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
+       "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none; those of "
+       "fp16 weights are fp32 or none"});
   v.key("optimizer", "threads", optimizer.threads,
         {kPlacement, "CPU threads of the optimizer update; auto: run.threads", kThreads});
 }

@@ -3,8 +3,9 @@
 // and `x.cu`; kernels.inc lists them. A rank asks `kernels(device)` once and calls through the table.
 //
 // Memory belongs to the caller; on the GPU every pointer is device memory and the call only enqueues. No
-// kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32 or kBF16
-// throughout; rounding to bf16 is to nearest even except where a formula says otherwise.
+// kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32, kBF16 or
+// kF16 throughout, of gradients kF32 or kBF16; rounding is to nearest even except where a formula says
+// otherwise.
 #pragma once
 
 #include <array>

@@ -42,7 +42,7 @@ std::vector<DocumentRun> split_documents(const Context& context, const Batch& ba
 RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device,
                      StreamView stream)
     : positions_(positions), memory_(device, bytes(spec, positions)) {
-  const auto rounded = [dtype](float x) { return dtype == DType::kBF16 ? to_float(to_bf16(x)) : x; };
+  const auto rounded = [dtype](float x) { return as_stored(dtype, x); };
   std::vector<float> table(static_cast<size_t>(memory_.size()) / sizeof(float));
   float* out = table.data();
   for (const RopeSpec& rope : spec.ropes) {

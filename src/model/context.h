@@ -12,6 +12,7 @@
 #include "base/arena.h"
 #include "base/batch.h"
 #include "base/cuda.h"
+#include "base/host_device.h"
 #include "base/view.h"
 #include "kernels/kernels.h"
 #include "model/key_value_cache.h"
@@ -19,6 +20,12 @@
 #include "spec/model_spec.h"
 
 namespace lm {
+
+// The value that a number of this type keeps of x.
+inline float as_stored(DType dtype, float x) {
+  if (dtype == DType::kBF16) return to_float(to_bf16(x));
+  return dtype == DType::kF16 ? to_float(to_fp16(x)) : x;
+}
 
 // cos and sin of every position a run can meet, of each of the model's RoPE tables: fp32 [positions, dim/2],
 // rounded to the activation type as the reference implementation does.

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/host_device.h"
+
 namespace lm {
 
 OpenTile::OpenTile(const TileSource& source) : at_(source) {
@@ -23,7 +25,7 @@ void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* we
   if (size == 0) return;
   if (at_.data == nullptr) {
     std::vector<std::byte> zeros(static_cast<size_t>(size));
-    if (master(stream) && at_.form == MasterForm::kF32)
+    if (master(stream) && has_fp32_master(at_.form))
       read_master(from, to, weights, reinterpret_cast<float*>(zeros.data()), staging);
     return take(0, zeros);
   }
@@ -50,10 +52,14 @@ void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, f
   };
   const size_t last = at_.streams.size() - 1;
   if (at_.form == MasterForm::kWeight) return staging.read_into(out, weights, (to - from) * 4);
-  if (at_.form == MasterForm::kF32 && at_.data != nullptr)
+  if (has_fp32_master(at_.form) && at_.data != nullptr)
     return read(last, from, to, weights, staging, copy_to(out));
   std::vector<uint16_t> high(static_cast<size_t>(to - from)), low(high.size(), 0);
   staging.read_into(high.data(), weights, (to - from) * 2);
+  if (weight_type(at_.form) == DType::kF16) {
+    for (const uint16_t bits : high) *out++ = to_float(Fp16{bits});
+    return;
+  }
   if (at_.form == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
   join_masters(high, low, out);
 }

@@ -94,7 +94,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(own, from, stream_);
-    } else if (form_ == MasterForm::kF32) {
+    } else if (has_fp32_master(form_)) {
       std::vector<std::byte> copy(static_cast<size_t>(own.elements * size));
       staging.read_into(copy.data(), from, std::ssize(copy));
       fill_master(own, copy.data(), host_stream_);
@@ -104,7 +104,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
 
 // `weights`: the tile's.
 void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
-  if (form_ != MasterForm::kF32) return;
+  if (!has_fp32_master(form_)) return;
   table(stream).accumulate({.to = part(tile, streams_.size() - 1),
                             .from = weights,
                             .elements = tile.elements,

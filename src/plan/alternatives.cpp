@@ -62,7 +62,7 @@ Settings masters(const Config& config) {
                        c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
                      }});
     }
-  } else if (!trains_fp32(config) && config.optimizer.master == Master::kF32) {
+  } else if (!trains_fp32(config) && !scales_loss(config) && config.optimizer.master == Master::kF32) {
     out.push_back({{"optimizer.master=split"}, [](Config& c) { c.optimizer.master = Master::kSplit; }});
   }
   if (!trains_fp32(config) && config.optimizer.master != Master::kNone)
@@ -84,7 +84,8 @@ Setting rule_setting(const Config& config, size_t number) {
 // A rule without master weights trains bf16 weights, and is listed once: with the master that is written.
 bool takes_rule(const Config& written, const Config& chosen, size_t number) {
   if (!has_no_master(RuleId{static_cast<uint8_t>(number)})) return true;
-  return !trains_fp32(written) && !trains_fp32(chosen) && chosen.optimizer.master == written.optimizer.master;
+  const bool bf16 = !trains_fp32(chosen) && !scales_loss(chosen);
+  return !trains_fp32(written) && bf16 && chosen.optimizer.master == written.optimizer.master;
 }
 
 // The other time of updates; gradients that are told to live off the device are of updates after.

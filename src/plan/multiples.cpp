@@ -54,7 +54,7 @@ std::string named(const std::vector<std::string>& names) {
 }  // namespace
 
 void note_multiples(const PlanInput& in, Plan& plan) {
-  if (in.device != DeviceType::kCuda || in.config.model.dtype != ModelDType::kBF16) return;
+  if (in.device != DeviceType::kCuda || in.config.model.dtype == ModelDType::kF32) return;
   const int64_t multiple = is_a100(in.machine) ? kMultipleOfA100 : kMultiple;
   const std::string key = fmt::format("multiples of {}", multiple);
   Products products;

@@ -120,7 +120,7 @@ int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
 NumericsPlan settled(const PlanInput& in) {
   const Config& config = in.config;
   NumericsPlan n;
-  n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  n.dtype = storage_type(config.model.dtype);
   n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
   if (in.device == DeviceType::kCuda) n.products = config.model.products;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
@@ -240,8 +240,36 @@ void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
                   : "")});
 }
 
+// Cards before 8.0 multiply fp16 and fp32, and no bf16.
+void refuse_bf16(const PlanInput& in) {
+  if (in.device != DeviceType::kCuda || in.machine.gpus.empty()) return;
+  const Gpu& gpu = in.machine.gpus.front();
+  if (!gpu.capability.known() || gpu.capability.major >= 8) return;
+  const Config& config = in.config;
+  const bool model = config.model.dtype == ModelDType::kBF16;
+  const bool rule = in.trains() && is_orthogonal(config.optimizer.name);
+  if (!model && !rule) return;
+  throw Error(
+      Exit::kDoesNotFit,
+      {.area = "GPU-34",
+       .what = gpu.name + " has compute capability " + gpu.capability.text() +
+               ", a card without bf16, which " +
+               (model ? "model.dtype = \"bf16\"" : "the products of optimizer.name = \"muon\"") + " needs",
+       .place = "",
+       .next = model ? "set model.dtype = \"fp16\", or --gpus 0 for the CPU"
+                     : "set optimizer.name = \"adamw\", or --gpus 0 for the CPU"});
+}
+
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
+  refuse_bf16(in);
+  if (in.trains() && scales_loss(in.config))
+    choices.push_back(
+        {"optimizer.master", in.config.optimizer.master == Master::kNone ? "none" : "fp32",
+         trains_fp32(in.config) ? "the adapters are fp32"
+         : in.config.optimizer.master == Master::kNone
+             ? "fp16 weights are rounded stochastically"
+             : "of fp16 weights: 2 B per parameter more than the split master of bf16 weights"});
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);

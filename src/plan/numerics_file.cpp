@@ -44,21 +44,23 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     };
     const auto type = [&](const char* key) {
       const std::string name = json.at(key);
-      if (name != dtype_name(DType::kF32) && name != dtype_name(DType::kBF16))
-        throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16");
-      return name == dtype_name(DType::kF32) ? DType::kF32 : DType::kBF16;
+      for (const DType one : {DType::kF32, DType::kBF16, DType::kF16}) {
+        if (name == dtype_name(one)) return one;
+      }
+      throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16 nor fp16");
     };
     NumericsPlan n;
     n.dtype = type("dtype");
     // A record without it is of a run with one type for both.
     n.fp32_adapters = json.contains("trained") && type("trained") != n.dtype;
-    if (n.fp32_adapters && n.dtype == DType::kF32)
-      throw std::runtime_error("trained is bf16, and dtype fp32");
+    if (n.fp32_adapters && type("trained") != DType::kF32)
+      throw std::runtime_error("trained is neither dtype nor fp32");
     const std::string products = json.value("products", "fp32");  // a record without it is older
     if (products != "fp32" && products != "tf32")
       throw std::runtime_error("products is neither fp32 nor tf32");
     n.products = products == "tf32" ? Products::kTF32 : Products::kF32;
     n.gradient_dtype = type("gradients");
+    if (n.gradient_dtype == DType::kF16) throw std::runtime_error("gradients is fp16");
     n.micro_batch = count("micro_batch", int64_t{1} << 30);
     n.row_chunk = count("row_chunk", int64_t{1} << 30);
     n.round_rows = json.at("round_rows").get<bool>();

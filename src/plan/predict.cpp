@@ -91,7 +91,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
 }
 
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype, Products products) {
-  const bool bf16 = dtype == DType::kBF16;
+  // GPUs multiply fp16 as fast as bf16; the CPU's products of fp16 are fp32's.
+  const bool bf16 = dtype == DType::kBF16 || (dtype == DType::kF16 && device == DeviceType::kCuda);
   ComputeRates rates;
   bool fp32_assumed = false;
   if (device == DeviceType::kCuda) {

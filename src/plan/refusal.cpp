@@ -45,14 +45,15 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
       [](Config& c) { c.train.gradients = GradientDType::kBF16; });
   add(bf16 && n.master == Master::kF32, "optimizer.master = \"split\"",
       [](Config& c) { c.optimizer.master = Master::kSplit; });
-  add(bf16 && n.master == Master::kSplit, "optimizer.master = \"none\"",
-      [](Config& c) { c.optimizer.master = Master::kNone; });
+  const bool fp16 = n.trained_dtype() == DType::kF16;
+  add((bf16 && n.master == Master::kSplit) || (fp16 && n.master == Master::kF32),
+      "optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; });
   // The largest power of two below.
   const auto shorter = static_cast<int64_t>(
       std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(in.config.data.max_length - 1, 1))));
   add(shorter >= kShortest, fmt::format("data.max_length = {}", shorter),
       [shorter](Config& c) { c.data.max_length = shorter; });
-  add(n.fp32_adapters, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
+  add(n.fp32_adapters && n.dtype == DType::kBF16, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
       [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; });
   add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
   add(full && all, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });

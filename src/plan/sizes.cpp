@@ -8,6 +8,7 @@
 #include "base/batch.h"
 #include "base/bytes.h"
 #include "base/staging.h"
+#include "kernels/attention_chunks.h"
 #include "model/embedding.h"
 #include "model/head_loss.h"
 #include "model/key_value_cache.h"
@@ -220,10 +221,10 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
   if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
     table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
   const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
-  if ((cpu && n.dtype == DType::kBF16) || host_products) {
-    if (const int64_t panels = gemm_panel_bytes(in.machine, n.threads); panels > 0)
-      table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
-  }
+  // Muon's products are of bf16 matrices.
+  const int64_t panels = std::max(cpu ? gemm_panel_bytes(n.dtype, in.machine, n.threads) : 0,
+                                  host_products ? gemm_panel_bytes(DType::kBF16, in.machine, n.threads) : 0);
+  if (panels > 0) table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
   table.host("libraries", host_library_bytes(in.machine, in.device),
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
@@ -437,10 +438,12 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // gradient.
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens) *
                                   (plan.step.measures() || plan.step.table_last ? 2 : 1);
+    const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
-                               .processors = in.machine.gpus.front().processors,
+                               .processors = gpu.processors,
                                .deterministic = in.config.run.deterministic,
-                               .dtype = plan.numerics.dtype};
+                               .dtype = plan.numerics.dtype,
+                               .flash = !gpu.capability.known() || gpu.capability.major >= kFlashCapability};
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
     // The loss, and the granules' norms.
     plan.placement.result_bytes =

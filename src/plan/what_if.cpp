@@ -25,7 +25,7 @@ const char* method_name(const PlanInput& in) {
 
 Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold) {
   const bool lora = config.train.method == Method::kLora, had = in.adapter != nullptr;
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(config.model.dtype);
   AdapterSpec fresh;
   if (lora && !had) fresh = configured_adapter(in.spec, config.lora);
   const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;

@@ -117,6 +117,8 @@ void MetricsFile::write(const StepRow& row) {
   for (const auto& [name, value] : row.columns) json[name] = value;
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
+  if (row.loss_scale) json["loss_scale"] = *row.loss_scale;
+  if (row.overflow) json["overflow"] = true;
   write_line(json.dump());
   if (events_ == nullptr) return;
   events_->write(row.step,

@@ -29,6 +29,10 @@ struct StepRow {
   double lr = 0;
   bool skipped = false;
   std::string fault;  // the reason of a skipped step, for the log
+  // Of a model in fp16: the step's loss scale, and whether gradients exceeded the range with it. Such a step
+  // is skipped and does not count as `skipped`.
+  std::optional<double> loss_scale = {};
+  bool overflow = false;
   int64_t target_tokens = 0;
   int64_t tokens = 0;
   double step_ms = 0;

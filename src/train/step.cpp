@@ -52,15 +52,17 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
 }
 
-StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
+StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, double loss_scale) {
+  LM_CHECK(loss_scale == 1 || config_.clip == Clip::kGlobal, "a block is updated before overflows are found");
   step_ = step;
   lr_ = lr;
+  loss_scale_ = loss_scale;
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
   if (pulse_ != nullptr) pulse_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
   const double divisor = batches.divisor();
-  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
+  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(loss_scale / divisor) : 0.0F);
   result_ = {};
   columns_.assign(objective_.columns.size(), 0);
   // Without global clipping nothing is deferred: updates belong to this step from the start.
@@ -274,7 +276,7 @@ void TrainStep::check() {
   result_.token_accuracy =
       batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
   gather_columns(divisor);
-  result_.grad_norm = std::sqrt(gradients_->total_square());
+  result_.grad_norm = std::sqrt(gradients_->total_square()) / loss_scale_;
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
   // Of two backwards the second has the block's gradient.
@@ -285,7 +287,7 @@ void TrainStep::check() {
     return;
   }
   update_ = {.lr = lr_,
-             .scale = clip_factor(result_.grad_norm, config_.max_grad_norm),
+             .scale = static_cast<float>(clip_factor(result_.grad_norm, config_.max_grad_norm) / loss_scale_),
              .step = step_,
              .skipped = result_.skipped};
   update_begun_ = false;

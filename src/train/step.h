@@ -48,7 +48,7 @@ struct StepParts {
 struct StepResult {
   double loss = 0;            // sum of nll / target tokens, over the whole step; or the objective's
   double token_accuracy = 0;  // share of target tokens that are the argmax of their logits
-  double grad_norm = 0;       // before clipping
+  double grad_norm = 0;       // before clipping, and without the loss scale
   bool skipped = false;       // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
@@ -65,8 +65,8 @@ class TrainStep : private PassMemory {
   TrainStep(const StepParts& parts, StepConfig config);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
-  // to the next call.
-  StepResult run(const StepBatches& batches, int64_t step, double lr);
+  // to the next call. Gradients are those of `loss_scale` times the loss; the updates divide by it.
+  StepResult run(const StepBatches& batches, int64_t step, double lr, double loss_scale = 1);
 
   // Completes what is deferred and empties the slots: afterwards every byte of state is at its home. Throws
   // what a store reports of a write (offload/store.h).
@@ -95,7 +95,7 @@ class TrainStep : private PassMemory {
   // What the check of a step hands to the updates that wait for it.
   struct Update {
     double lr = 0;
-    float scale = 1;  // clipping
+    float scale = 1;  // clipping, and the loss scale's inverse
     int64_t step = 0;
     bool skipped = false;
   };
@@ -169,7 +169,7 @@ class TrainStep : private PassMemory {
   // Of the step being walked.
   const StepBatches* batches_ = nullptr;
   int64_t step_ = 0;
-  double lr_ = 0;
+  double lr_ = 0, loss_scale_ = 1;
   StepResult result_;
   std::vector<double> columns_;  // the objective's, of this rank
   bool update_begun_ = false;

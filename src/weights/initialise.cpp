@@ -13,7 +13,7 @@ namespace {
 constexpr double kStddev = 0.02;  // initializer_range of the families we train
 
 void store(DType dtype, std::byte* memory, int64_t index, float value) {
-  const Bf16 rounded = to_bf16(value);
+  const uint16_t rounded = dtype == DType::kF16 ? to_fp16(value).bits : to_bf16(value).bits;
   dtype == DType::kF32 ? std::memcpy(memory + index * 4, &value, 4)
                        : std::memcpy(memory + index * 2, &rounded, 2);
 }

@@ -203,7 +203,7 @@ TEST(Translate, CarriesNumbersOverAsTheyAre) {
   EXPECT_EQ(value_of(done, "optimizer.clip"), "\"none\"");
   EXPECT_EQ(value_of(done, "checkpoint.every"), "");
   EXPECT_HAS(why(done.missing, "save_steps"), "a share of the run");
-  EXPECT_HAS(why(done.missing, "fp16"), "bf16");
+  EXPECT_EQ(value_of(done, "model.dtype"), "\"fp16\"");
   EXPECT_EQ(value_of(done, "log.to"), R"(["tensorboard", "wandb"])");
   EXPECT_EQ(value_of(done, "data.packing"), "true");
   EXPECT_EQ(value_of(done, "data.train"), "[\"org/data\"]");

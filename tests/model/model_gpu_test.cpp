@@ -83,7 +83,7 @@ class ModelOnDevice : public ::testing::Test {
 };
 
 std::string describe(const std::string& family, DType dtype, bool lora) {
-  return family + (lora ? " LoRA" : " full") + (dtype == DType::kF32 ? " fp32" : " bf16");
+  return family + (lora ? " LoRA" : " full") + " " + dtype_name(dtype);
 }
 
 Training make(const std::string& family, DType dtype, bool lora, const std::string& what = "") {
@@ -206,6 +206,11 @@ TEST_F(ModelOnDevice, MastersGradientTypesAndClippingAgree) {
   training.gradients = DType::kBF16;
   training.documents = {{30, 11}, {48}};
   expect_agreement(training);
+  for (const bool lora : {false, true}) {
+    training = make("llama", DType::kF16, lora, "fp16");
+    training.master = Master::kF32;
+    expect_agreement(training);
+  }
   training = make("llama", DType::kF32, false, "no clipping");
   training.clip = Clip::kNone;
   expect_agreement(training);

@@ -1,7 +1,7 @@
 // One batch through the model, its gradients and the optimizer, dumped for comparison with other people's
 // code:
 //
-//   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X]
+//   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16|fp16] [--steps N] [--lr X]
 //     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
@@ -46,6 +46,7 @@
 #include "train/rank.h"
 #include "train/sampling.h"
 #include "weights/adapter_files.h"
+#include "weights/convert.h"
 #include "weights/load_store.h"
 #include "weights/safetensors.h"
 
@@ -118,16 +119,7 @@ std::vector<float> to_floats(const std::byte* from, DType dtype, int64_t element
   std::vector<std::byte> host(out.size() * dtype_size(dtype));
   staging.read_into(host.data(), from, std::ssize(host));
   const std::byte* const memory = host.data();
-  if (dtype == DType::kF32) {
-    std::memcpy(out.data(), memory, out.size() * 4);
-  } else {
-    for (size_t i = 0; i < out.size(); ++i) {
-      uint16_t half = 0;
-      std::memcpy(&half, memory + i * 2, 2);
-      const uint32_t bits = static_cast<uint32_t>(half) << 16;
-      std::memcpy(&out[i], &bits, 4);
-    }
-  }
+  convert_elements(memory, dtype, reinterpret_cast<std::byte*>(out.data()), DType::kF32, elements);
   return out;
 }
 
@@ -179,7 +171,7 @@ struct Case {
         spec(read_model_spec(arguments.model)),
         adapter_directory(arguments.get("adapter", "")),
         home(arguments.get("off-device", "none")),
-        dtype(arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32),
+        dtype(storage_type(parse_name<ModelDType>(arguments.get("dtype", "fp32")).value())),
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         max_length(std::stoll(arguments.get("max-length", "0"))),
         batches(read_batches(arguments.input, micro_batches)),
@@ -249,7 +241,9 @@ struct Case {
     config.train.recompute = plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
     config.train.gradients =
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-    config.model.dtype = dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.model.dtype = dtype == DType::kF16    ? ModelDType::kF16
+                         : dtype == DType::kBF16 ? ModelDType::kBF16
+                                                 : ModelDType::kF32;
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
@@ -319,18 +313,21 @@ void dump_weights(const Case& c, Rank& rank, Staging& staging, Output& output) {
   });
 }
 
+constexpr double kLossScale = 1024;  // in fp16; gradients, which have it, are left out then
+
 // Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
 void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, Output& output) {
   Staging staging(stream);
   std::vector<float> losses, norms;
   for (int step = 1; step <= std::max(steps, 1); ++step) {
-    const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0);
+    const double scale = c.dtype == DType::kF16 ? kLossScale : 1;
+    const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0, scale);
     losses.push_back(static_cast<float>(result.loss));
     norms.push_back(static_cast<float>(result.grad_norm));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
     output.add("token_accuracy", {1}, {static_cast<float>(result.token_accuracy)});
-    if (c.off_device()) continue;
+    if (c.off_device() || scale != 1) continue;
     dump(output, "grad.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
       return part_of(rank.gradients().unit(b), c.plan.numerics.gradient_dtype, place, part, staging);
     });

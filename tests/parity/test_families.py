@@ -40,6 +40,23 @@ def test_elements_that_are_set_aside_have_no_gradient(name, tmp_path):
     assert found and max(found) < 1e-5, found
 
 
+FP16 = 2e-2  # relative
+
+
+@pytest.mark.parametrize("name", [*tiny_models.MODELS, *FAMILIES])
+def test_five_steps_in_fp16_are_near_those_in_fp32(name, tmp_path):
+    """Losses after each step, and what the masters have become."""
+    documents = tiny_models.documents(name, tiny_models.make(name, tmp_path))
+    train = lambda **more: tool.run(tmp_path, documents, tmp_path / "run", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY,
+                                    **tiny_models.options(name), **more)
+    exact, half = train(), train(dtype="fp16", master="fp32")
+    assert half["losses"].tolist() == pytest.approx(exact["losses"].tolist(), rel=FP16)
+    assert half["norms"].tolist() == pytest.approx(exact["norms"].tolist(), rel=FP16)
+    assert half["losses"].tolist() != exact["losses"].tolist()
+    together = lambda result: torch.cat([result["masters"][key].flatten() for key in sorted(exact["masters"])])
+    assert reference.relative(together(half), together(exact)) <= FP16
+
+
 # ---- dropouts of the model ------------------------------------------------------------------------------------------
 
 class Dropped:

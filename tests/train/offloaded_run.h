@@ -53,6 +53,7 @@ struct Variant {
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
   bool weighed = false;                      // by an objective that makes weights of the nll
+  int64_t overflows_at = 3;                  // of an fp16 model: the step whose loss scale is too large
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device

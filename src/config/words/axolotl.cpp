@@ -22,7 +22,7 @@ constexpr Word kWords[] = {
     missing("resize_token_embeddings_to_32x", "the vocabulary keeps its size"),
     unneeded("shrink_embeddings", "the vocabulary keeps its size"),
     unneeded("eot_tokens", "the chat template defines the end of an answer, which is trained"),
-    to("float16", "model.dtype", How::kFp16, "bf16 and fp32 are supported"),
+    to("float16", "model.dtype", How::kFp16, "\"fp16\", with a dynamic loss scale"),
     when_on("bfloat16", "model.dtype", "\"bf16\""),
     missing("fp8*", why::kFp8),
     unneeded("low_cpu_mem_usage", "weights are read tensor by tensor"),

@@ -44,8 +44,10 @@ void dtype(const Json& value, Draft& draft) {
   if (contains(name, "bf16") || contains(name, "bfloat16")) return draft.set("model.dtype", "\"bf16\"");
   if (name == "fp32" || contains(name, "float32") || name == "no")
     return draft.set("model.dtype", "\"fp32\"");
+  if (name == "fp16" || name == "half" || contains(name, "float16"))
+    return draft.set("model.dtype", "\"fp16\"");
   if (name == "auto" || is_off(value)) return;
-  draft.missing("\"" + name + "\": model.dtype has bf16 and fp32, and bf16 is taken");
+  draft.missing("\"" + name + "\": model.dtype has bf16, fp16 and fp32, and bf16 is taken");
 }
 
 void quant_type(const Json& value, Draft& draft) {
@@ -291,7 +293,7 @@ void when_on(const Word& word, const Json& value, Draft& draft) {
 }
 
 void fp16(const Json& value, Draft& draft) {
-  if (!is_off(value) && value != "auto") draft.missing("training is in bf16, which needs no loss scaling");
+  if (!is_off(value) && value != "auto") draft.set("model.dtype", "\"fp16\"");
 }
 
 void by_key(const Word& word, const Json& value, Draft& draft) {
