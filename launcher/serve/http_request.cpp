@@ -60,7 +60,7 @@ void read_request_line(std::string_view line, HttpRequest& out) {
     refuse("the request's target is no path");
   out.path = target.substr(0, target.find('?'));
   if (version == "HTTP/1.0") {
-    out.keep_alive = false;
+    out.keep_alive = out.takes_chunks = false;
   } else if (version != "HTTP/1.1") {
     throw HttpFault(505, "the server speaks HTTP/1.1");
   }
@@ -102,7 +102,7 @@ HttpRequest parse_http_head(std::string_view head) {
   read_request_line(take_line(head), out);
   while (!head.empty()) read_header(take_line(head), out);
   read_length(out);
-  if (out.keep_alive && !out.headers.contains("host")) refuse("the header host is missing");
+  if (out.takes_chunks && !out.headers.contains("host")) refuse("the header host is missing");
   const std::string connection = lower(out.header("connection"));
   if (connection.find("close") != std::string::npos) out.keep_alive = false;
   return out;

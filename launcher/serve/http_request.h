@@ -22,6 +22,7 @@ struct HttpRequest {
   std::map<std::string, std::string> headers;  // names in lower case
   int64_t body_bytes = 0;                      // Content-Length; 0: no body
   bool keep_alive = true;                      // the connection is used again
+  bool takes_chunks = true;                    // not with HTTP/1.0
   std::string body = {};                       // read by the server
 
   // "": not there.

@@ -91,16 +91,17 @@ void HttpReply::send(int status, const std::string& json) {
 
 void HttpReply::begin_stream() {
   begun_ = true;
-  write(head_of(200, "text/event-stream", keep_alive_) + "Transfer-Encoding: chunked\r\n\r\n");
+  write(head_of(200, "text/event-stream", keep_alive_) +
+        (chunks_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n"));
 }
 
 void HttpReply::event(const std::string& data) {
-  constexpr size_t kAround = 8;  // "data: " and two line ends
-  write(fmt::format("{:x}\r\ndata: {}\n\n\r\n", data.size() + kAround, data));
+  const std::string text = "data: " + data + "\n\n";
+  write(chunks_ ? fmt::format("{:x}\r\n{}\r\n", text.size(), text) : text);
 }
 
 void HttpReply::end_stream() {
-  write("0\r\n\r\n");
+  if (chunks_) write("0\r\n\r\n");
 }
 
 bool HttpReply::gone() {
@@ -267,7 +268,7 @@ bool HttpServer::serve_request(Reader& reader, int socket) {
   try {
     const std::optional<HttpRequest> request = reader.next();
     if (!request) return false;
-    HttpReply reply(socket, timeout_ms, request->keep_alive);
+    HttpReply reply(socket, timeout_ms, request->keep_alive, request->takes_chunks);
     try {
       handler_(*request, reply);
     } catch (const HttpFault& fault) {

@@ -24,11 +24,11 @@ struct HttpLimits {
 // The answer to one request: send, or begin_stream and events.
 class HttpReply {
  public:
-  HttpReply(int socket, int timeout_ms, bool keep_alive)
-      : socket_(socket), timeout_ms_(timeout_ms), keep_alive_(keep_alive) {}
+  HttpReply(int socket, int timeout_ms, bool keep_alive, bool chunks = true)
+      : socket_(socket), timeout_ms_(timeout_ms), keep_alive_(keep_alive), chunks_(chunks) {}
 
   void send(int status, const std::string& json);
-  // Server-sent events, as chunks. `data` has no line break.
+  // Server-sent events, as chunks; to HTTP/1.0 up to the end of the connection. `data` has no line break.
   void begin_stream();
   void event(const std::string& data);
   void end_stream();
@@ -42,7 +42,7 @@ class HttpReply {
   void write(const std::string& bytes);
 
   int socket_, timeout_ms_;
-  bool keep_alive_, begun_ = false, gone_ = false;
+  bool keep_alive_, chunks_, begun_ = false, gone_ = false;
 };
 
 class HttpServer {
