@@ -17,7 +17,7 @@ int64_t texts_together(const CommandLine& line) {
 }
 
 AnswerBatch::AnswerBatch(Rank& rank) : rank_(rank), places_(static_cast<size_t>(rank.decoder().texts())) {
-  LM_CHECK(rank.group().size() == 1, "answers are chosen by one rank");
+  LM_CHECK(rank.group().ranks() == 1, "answers are chosen by one rank");
 }
 
 int64_t AnswerBatch::running() const {
