@@ -268,13 +268,14 @@ def test_a_token_is_wanted_where_others_reach_the_server(work):  # noqa: F811
 
 
 def test_an_adapter_of_a_run_is_served_and_the_run_is_not_locked(work):  # noqa: F811
-    lmlaunch(config(work, "served", train__steps=4, train__method="lora"), cwd=work)
+    settings = dict(train__method="lora", checkpoint__every=2)
+    lmlaunch(config(work, "served", train__steps=4, **settings), cwd=work)
     server = Server(work, model="runs/served")
     expected = json.loads(lmlaunch("generate", "runs/served", "--prompt", "ab", "--max-tokens", "8", "--json", "--gpus", "0", "model.dtype=fp32",
                                    cwd=work).stdout)
     body = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 8, "temperature": 0, "model": "served"}
     assert server.good("/v1/chat/completions", body)["choices"][0]["message"]["content"] == expected["text"]
-    lmlaunch(config(work, "served", train__steps=4, train__method="lora"), cwd=work)  # takes the run's lock
+    lmlaunch(config(work, "served", train__steps=6, **settings), cwd=work)  # takes the run's lock
     server.end()
 
 
