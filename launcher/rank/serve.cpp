@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <map>
 
 #include "base/file.h"
 #include "base/log.h"
