@@ -132,6 +132,7 @@ CommandRow generating() {
             "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
             "for each, in this order"},
            kSystem,
+           {"--batch", Takes::kCount, "N", "rows of --prompts that are answered together; default: 8"},
            {"--max-tokens", Takes::kCount, "N", "maximum new tokens; default: 128"},
            kTemperature,
            kTopP,
@@ -157,6 +158,25 @@ CommandRow chatting() {
            kTopK,
            kSeed,
            kGpus}};
+}
+
+CommandRow serving() {
+  return {
+      "serve",
+      "RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
+      "answer OpenAI's completions and chat completions over HTTP",
+      1,
+      1,
+      true,
+      {{"--port", Takes::kCount, "N", "default: 8000; 0: one that is free"},
+       {"--host", Takes::kText, "ADDRESS",
+        "address to listen on; default: 127.0.0.1; any but loopback needs --token-file"},
+       {"--token-file", Takes::kText, "FILE",
+        "a file whose line is the bearer token that requests must bring; default: none"},
+       {"--context", Takes::kCount, "N",
+        "maximum tokens of a prompt and its answer; default: 4096, or the model's context length if less"},
+       {"--batch", Takes::kCount, "N", "answers that are computed together; default: 8"},
+       kGpus}};
 }
 
 }  // namespace
@@ -190,6 +210,7 @@ const std::vector<CommandRow>& commands() {
         kJson}},
       generating(),
       chatting(),
+      serving(),
       {"eval",
        "CONFIG|RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
        "loss and perplexity on the evaluation set, accuracy of choices; of a model: on "

@@ -99,7 +99,8 @@ int train_in_rank(const CommandLine& line) {
 
 int command_in_rank(const CommandLine& line) {
   DeviceChoice configured = DeviceChoice::kCpu;  // export, verify and diff only move bytes
-  if (line.command == "generate" || line.command == "chat") configured = DeviceChoice::kAuto;
+  if (line.command == "generate" || line.command == "chat" || line.command == "serve")
+    configured = DeviceChoice::kAuto;
   if (line.command == "eval") {
     const std::string& what = line.positional[0];
     const bool file = names_configuration(what);

@@ -26,17 +26,14 @@ Speaker::Speaker(const CommandLine& line)
                                                    recorded_date(subject_.run), subject_.config.data.render));
 }
 
-void Speaker::load(int64_t positions) {
+void Speaker::load(int64_t positions, int64_t texts) {
   subject_.config.data.max_length = std::max<int64_t>(positions, 2);
-  subject_.config.train.global_batch = 1;
-  subject_.config.train.micro_batch = 1;
+  subject_.config.data.packing = false;  // a text is one document
+  subject_.config.train.global_batch = texts;
+  subject_.config.train.micro_batch = texts;
   job_ = open_job(subject_.config, line_, PlanPurpose::kGenerate);
   rank_ = make_rank(*job_, false);
   load_rank(*job_, *rank_, subject_.trained);
-}
-
-void Speaker::forget() {
-  rank_->decoder().forget();
 }
 
 Speaker::Spoken Speaker::answer(std::span<const int32_t> prompt, AnswerOptions options,

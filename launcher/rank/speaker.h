@@ -24,14 +24,14 @@ class Speaker {
   TextSession& text() { return *text_; }
   const ModelSpec& spec() const { return spec_; }
   Render render() const { return subject_.config.data.render; }  // how its training rows were written
-  // Plans and loads, for texts of at most so many tokens. Throws Error(12) if that does not fit.
-  void load(int64_t positions);
+  // Plans and loads, for texts of at most so many tokens, `texts` of them together. Throws Error(12) if that
+  // does not fit.
+  void load(int64_t positions, int64_t texts = 1);
+  Rank& rank() { return *rank_; }
   // `on_text` gets whole characters as they are generated.
   struct Spoken : Answer {
     std::string text;
   };
-  // Clears the cache of earlier texts, so that the next answer does not depend on them in any bit.
-  void forget();
   Spoken answer(std::span<const int32_t> prompt, AnswerOptions options,
                 const std::function<void(const std::string&)>& on_text);
 

@@ -90,6 +90,7 @@ struct Plan {
   ArenaNeed arena;
   int64_t micro_tokens = 0;     // micro_batch x max_length; of generation, those of a prompt taken at once
   int64_t cache_positions = 0;  // tokens of a text that is generated; 0: none is
+  int64_t cache_texts = 1;      // that are generated together
   std::vector<ClassBytes> classes;
   std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;

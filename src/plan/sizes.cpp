@@ -15,6 +15,7 @@
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
+#include "plan/generation.h"
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
 #include "plan/update_work.h"
@@ -109,12 +110,6 @@ int64_t loftq_bytes(const ModelLayout& layout) {
     }
   }
   return most;
-}
-
-int64_t cache_positions(const PlanInput& in) {
-  if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
-  const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
-  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
 }
 
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
@@ -267,9 +262,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
   table.device("temporaries", plan.arena.bytes - plan.arena.saved - slot, temporaries_note(in, plan));
-  if (plan.cache_positions > 0)
-    table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
-                 fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
+  add_generation(in, plan, table);
   table.slots();
   const UpdatedRows rows = updated_rows(in);
   const int64_t row_elements = rows.all() * in.spec.hidden + rows.inputs * in.spec.embedding.inputs.all();
@@ -409,12 +402,14 @@ int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
 
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
   if (in.purpose != PlanPurpose::kGenerate) return numerics.micro_batch * in.config.data.max_length;
-  return std::clamp(in.config.data.max_length, kLeastPrompt, kPromptTokens);
+  // A batch of texts has a token, a document and three numbers of attention for each.
+  const int64_t least = std::max(kLeastPrompt, 4 * numerics.micro_batch);
+  return std::clamp(in.config.data.max_length, least, std::max(least, kPromptTokens));
 }
 
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = micro_tokens(in, plan.numerics);
-  plan.cache_positions = cache_positions(in);
+  size_generation(in, plan);
   plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
   plan.step.first_trained = in.first_trained();

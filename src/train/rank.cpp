@@ -134,7 +134,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   }
   make_step();
   if (setup_.plan.cache_positions > 0)
-    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions);
+    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions, setup_.plan.cache_texts);
 }
 
 void Rank::make_step() {

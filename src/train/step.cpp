@@ -374,10 +374,11 @@ void TrainStep::update(const Operation& operation) {
   if (tile + 1 == scheduled.end_tile) weights_.advance(u);
 }
 
-void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache) {
+void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
+                             std::span<const KeyValueCache* const> caches) {
   flush();
   const ArenaFrame frame(context_.arena);
-  ForwardPass pass(pass_, place_batch(context_, batch, cache));
+  ForwardPass pass(pass_, place_batch(context_, batch, caches));
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(pulse_);
   for (const Operation& operation : forward.list.operations) {
@@ -425,7 +426,7 @@ LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
 }
 
 void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
-                            const KeyValueCache* cache) {
+                            std::span<const KeyValueCache* const> caches) {
   View normed;
   context_.uploads.rewind();  // whoever came before has waited
   const auto head = [&](const Operation& operation, ForwardPass& pass) {
@@ -435,7 +436,7 @@ void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const Vie
     if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), rows, out);
     normed = head_normed(context_, pass.bind_norm(), rows);
   };
-  walk_forward(batch, head, cache);
+  walk_forward(batch, head, caches);
 }
 
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
@@ -474,17 +475,24 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   return floats;
 }
 
-void TrainStep::extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits) {
-  const auto count = static_cast<int64_t>(tokens.size());
+void TrainStep::extend(std::span<const Continuation> texts, const View& logits) {
   Batch batch;
-  batch.token.assign(tokens.begin(), tokens.end());
-  for (int64_t i = 0; i < count; ++i) batch.position.push_back(static_cast<int32_t>(cache.tokens() + i));
-  batch.target.assign(tokens.size(), -1);
-  batch.sample.assign(tokens.size(), 0);
-  batch.document_start = {0, static_cast<int32_t>(count)};
+  batch.document_start = {0};
+  std::vector<const KeyValueCache*> caches;
+  for (const Continuation& text : texts) {
+    caches.push_back(text.cache);
+    batch.token.insert(batch.token.end(), text.tokens.begin(), text.tokens.end());
+    for (int64_t i = 0; i < std::ssize(text.tokens); ++i)
+      batch.position.push_back(static_cast<int32_t>(text.cache->tokens() + i));
+    batch.document_start.push_back(static_cast<int32_t>(batch.tokens()));
+  }
+  batch.target.assign(batch.token.size(), -1);
+  batch.sample.assign(batch.token.size(), 0);
+  const int64_t first = batch.tokens() - logits.rows;
   walk_logits(
-      batch, [&](const View& x) { return x.row_range(count - 1, 1); }, logits, &cache);
-  cache.set_tokens(cache.tokens() + count);
+      batch, [&](const View& x) { return x.row_range(first, logits.rows); }, logits, caches);
+  for (const Continuation& text : texts)
+    text.cache->set_tokens(text.cache->tokens() + std::ssize(text.tokens));
 }
 
 }  // namespace lm

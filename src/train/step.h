@@ -84,9 +84,15 @@ class TrainStep : private PassMemory {
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
-  // The same after the last of some tokens that continue the text of `cache`, which they join: logits [1, V]
-  // in device memory, whole when the stream has been waited for.
-  void extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits);
+  // Tokens that continue the text of a cache, which they join.
+  struct Continuation {
+    KeyValueCache* cache;
+    std::span<const int32_t> tokens;
+  };
+  // The same after the last rows of the continuations together, as many as `logits` [rows, V] has: of one
+  // text its last tokens, of several with one token each the logits of each. In device memory, complete when
+  // the stream has been waited for.
+  void extend(std::span<const Continuation> texts, const View& logits);
 
   // An operation of a step, for people. Any thread.
   std::string name(const Operation& operation) const;
@@ -136,11 +142,12 @@ class TrainStep : private PassMemory {
   void wait_for_group();
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
-  void walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache = nullptr);
+  void walk_forward(const Batch& batch, const HeadVisitor& head,
+                    std::span<const KeyValueCache* const> caches = {});
   // Logits of the rows that `pick` takes of the last block's output [T, H].
   using RowPicker = std::function<View(const View& x)>;
   void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
-                   const KeyValueCache* cache = nullptr);
+                   std::span<const KeyValueCache* const> caches = {});
   bool first_update(const Operation& operation) const;
   void zero_loss();
   // Sums so far: sends them to the host, waits for the stream and so for everything before.

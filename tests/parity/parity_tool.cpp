@@ -6,7 +6,8 @@
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
-//     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N] [--groups TOML of optimizer.groups]
+//     yes|no] [--adapter-dtype auto|fp32] [--generate N [--together yes]] [--max-length N] [--groups TOML of
+//     optimizer.groups]
 //     [--only TOML of train.only]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
@@ -21,8 +22,9 @@
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
 // fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out. With --generate there is `generated`
-// alone, [documents, N]: the likeliest tokens after each of them. --max-length is data.max_length, on which
-// some kinds of RoPE depend; without it, as many as the model's positions.
+// alone, [documents, N]: the likeliest tokens after each of them; --together: of all of them, a token of each
+// in one pass. --max-length is data.max_length, on which some kinds of RoPE depend; without it, as many as
+// the model's positions.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -203,6 +205,7 @@ struct Case {
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
     plan.cache_positions = arguments.options.contains("generate") ? spec.max_positions : 0;
+    if (arguments.options.contains("together")) plan.cache_texts = whole.micro[0].documents();
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
     plan.step = step_config(spec, plan, optimizer.clip);
@@ -342,6 +345,35 @@ void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, O
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
 }
 
+// The likeliest tokens, [texts], of logits [texts, V].
+std::vector<int32_t> likeliest(std::span<const float> logits, int64_t texts) {
+  std::vector<int32_t> out;
+  const size_t vocab = logits.size() / static_cast<size_t>(texts);
+  for (size_t text = 0; text < static_cast<size_t>(texts); ++text)
+    out.push_back(choose_token({}, logits.subspan(text * vocab, vocab), 0));
+  return out;
+}
+
+void generate_together(const Batch& prompts, Rank& rank, int64_t tokens, Output& output) {
+  const int64_t texts = prompts.documents();
+  std::vector<Decoder::Next> next;
+  for (int64_t d = 0; d < texts; ++d) {
+    const auto at = static_cast<size_t>(d);
+    const std::span<const int32_t> prompt(prompts.token.data() + prompts.document_start[at],
+                                          prompts.token.data() + prompts.document_start[at + 1]);
+    next.push_back({d, likeliest(rank.decoder().begin(rank.step(), d, prompt), 1).front()});
+  }
+  std::vector<float> all(static_cast<size_t>(texts * tokens));
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (const Decoder::Next& one : next)
+      all[static_cast<size_t>(one.text * tokens + i)] = static_cast<float>(one.token);
+    if (i + 1 == tokens) break;
+    const std::vector<int32_t> chosen = likeliest(rank.decoder().next(rank.step(), next), texts);
+    for (Decoder::Next& one : next) one.token = chosen[static_cast<size_t>(one.text)];
+  }
+  output.add("generated", {texts, tokens}, all);
+}
+
 void generate(const Batch& prompts, Rank& rank, int64_t tokens, Output& output) {
   std::vector<float> all;
   for (size_t d = 0; d + 1 < prompts.document_start.size(); ++d) {
@@ -367,7 +399,8 @@ void run(const Arguments& arguments) {
 
   Output output;
   if (const int64_t tokens = std::stoll(arguments.get("generate", "0")); tokens > 0) {
-    generate(c.whole.micro[0], rank, tokens, output);
+    const bool together = arguments.options.contains("together");
+    (together ? generate_together : generate)(c.whole.micro[0], rank, tokens, output);
     return output.write(arguments.output);
   }
   std::vector<int32_t> rows(c.whole.micro[0].token.size());

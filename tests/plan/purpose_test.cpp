@@ -76,6 +76,18 @@ TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
   }
 }
 
+TEST(Purpose, TextsThatAreGeneratedTogetherHaveACacheEach) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = PlanPurpose::kGenerate};
+  c.config.data.max_length = 512;
+  for (const int64_t texts : {1, 4, 100}) {
+    c.config.train.global_batch = c.config.train.micro_batch.emplace(texts);
+    const Plan plan = c.plan();
+    EXPECT_EQ(plan.cache_texts, texts);
+    EXPECT_EQ(class_bytes(plan, "key-value cache"), texts * 16 * 512 * 2 * 8 * 64 * 2);
+    EXPECT_GE(plan.micro_tokens, texts);
+  }
+}
+
 // Of a prompt so many tokens pass at once; what grows with the text is its cache and the table of angles.
 TEST(Purpose, GenerationHasRoomForItsTextAndForAPartOfThePromptAtOnce) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = PlanPurpose::kGenerate};
