@@ -29,7 +29,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.run.device = job.stream.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   config.run.threads = job.plan.numerics.threads;
   config.train.micro_batch = job.plan.numerics.micro_batch;
-  config.train.recompute = job.plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.recompute = job.plan.numerics.recompute;
   config.train.update = job.plan.placement.in_backward() ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
   if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);

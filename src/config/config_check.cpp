@@ -278,11 +278,12 @@ class Checks {
                 "leave one of them out");
     const bool off_device =
         offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
-    require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
+    const RecomputeChoice& recompute = config_.train.recompute;
+    require(!off_device || recompute.chosen_by_plan() || recompute.whole(), "offload.activations",
             "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
-                " offloads block inputs, and train.recompute = \"none\" keeps all other activations: set "
-                "train.recompute = \"block\"");
+                " offloads block inputs, and train.recompute = " + value_text(recompute) +
+                " keeps other activations: set train.recompute = \"block\"");
   }
 
   const Config& config_;

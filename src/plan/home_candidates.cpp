@@ -46,12 +46,13 @@ std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) 
     home = to;
     out.push_back(homes);
   };
-  const bool may_recompute = in.config.train.recompute != Recompute::kNone;
+  const RecomputeChoice& recompute = in.config.train.recompute;
+  const bool inputs_alone = recompute.chosen_by_plan() || recompute.whole();
   const auto move_all = [&](Home to) {
     move(offload.optimizer, homes.optimizer, to);
     if (in.adapter == nullptr && !in_backward) move(offload.gradients, homes.gradients, to);
     move(offload.weights, homes.weights, to);
-    if (may_recompute) move(offload.activations, homes.activations, to);
+    if (inputs_alone) move(offload.activations, homes.activations, to);
   };
   if (in.device == DeviceType::kCuda) move_all(Home::kHost);
   if (!offload.paths.empty()) move_all(Home::kNvme);

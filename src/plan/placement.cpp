@@ -90,7 +90,7 @@ bool shards_weights(const PlanInput& in, Home home) {
 // together.
 bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numerics) {
   return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute) &&
+         !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute.whole()) &&
          numerics.micro_batches <= kMostInGroup && !is_off_device(home, in.device);
 }
 
@@ -187,8 +187,8 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
   const int64_t each =
       plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
-  const bool off_device =
-      is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
+  const bool off_device = is_off_device(home, in.device) && plan.numerics.recompute.whole() &&
+                          plan.placement.group <= kMostInGroup;
   const int64_t arrays = last_block(in) * plan.placement.group;
   std::vector<int64_t> bytes;
   // Their sum stays a number, however far it is from any memory.
@@ -293,7 +293,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   // inputs fit.
   const bool off_device =
       is_off_device(homes.weights, in.device) || is_off_device(homes.gradients, in.device);
-  p.group = off_device && plan.numerics.recompute && in.trains()
+  p.group = off_device && plan.numerics.recompute.whole() && in.trains()
                 ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
                 : 1;
   p.gradients_in_slot.clear();

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "plan/forecast.h"
 #include "plan/plan.h"
+#include "plan/recompute_level.h"
 #include "plan/step_lanes.h"
 
 namespace lm {
@@ -86,7 +87,7 @@ std::string step_lines(const Plan& plan) {
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
       fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
-                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
+                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(n.recompute),
                   plan.placement.in_backward() ? ", updates inside backward" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");

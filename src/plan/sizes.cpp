@@ -13,6 +13,7 @@
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
+#include "plan/recompute_level.h"
 #include "plan/state_catalogue.h"
 #include "plan/update_work.h"
 
@@ -257,7 +258,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
-              off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
+              off_device_bytes(inputs), saved_text(n.recompute));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
