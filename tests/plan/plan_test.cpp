@@ -478,9 +478,15 @@ TEST(Plan, OfEightBillionParametersWalksThreeSteps) {
   c.config.train.global_batch = 16;
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  c.config.train.recompute = Recompute::kBlock;
   forecasts = 0;
   c.plan();
   EXPECT_EQ(forecasts, 3);
+  // The levels of recomputation that fit are compared: each with its update there and there, and as planned.
+  c.config.train.recompute = Recompute::kAuto;
+  forecasts = 0;
+  c.plan();
+  EXPECT_LE(forecasts, 3 + 3 * 6);
 }
 
 }  // namespace

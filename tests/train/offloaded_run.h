@@ -54,6 +54,7 @@ struct Variant {
   bool weighed = false;                      // by an objective that makes weights of the nll
 
   bool recompute = false;
+  RecomputeChoice level = Recompute::kBlock;                                        // where it recomputes
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
   bool mixed = false;    // the earlier half of each pool stays on the device
   int64_t granules = 1;  // of a tile
@@ -94,6 +95,8 @@ struct Outcome {
 };
 
 DeviceType device();
+// What else blocks may keep where their inputs are not offloaded, by turns.
+RecomputeChoice drawn_level(int i);
 // A draw from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x threads x
 // engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x masters x
 // gradients in fp32/bf16 x biases, norms of heads, windows; the rules take turns with `i`.

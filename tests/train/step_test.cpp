@@ -106,7 +106,6 @@ struct Fixture {
   std::unique_ptr<Rank> rank;
 };
 
-// Of two layers.
 const RecomputeChoice kLevels[] = {
     Recompute::kNone, Recompute::kAttention, {Recompute::kBlock, 2}, Recompute::kBlock};
 
@@ -223,6 +222,20 @@ std::vector<ModelSpec> other_shapes(bool tied) {
   like_granite(out[3]);
   like_gemma4(out[4]);
   return out;
+}
+
+TEST(Step, LevelsOfRecomputationChangeNoBit) {
+  bool lora = false;
+  for (const ModelSpec& spec : other_shapes(true)) {
+    const Outcome none = step_on(spec, lora, Recompute::kNone, false, 0);
+    for (const RecomputeChoice level : kLevels) {
+      const Outcome other = step_on(spec, lora, level, false, 255);
+      EXPECT_EQ(other.result.loss, none.result.loss) << recompute_name(level);
+      EXPECT_EQ(other.result.grad_norm, none.result.grad_norm) << recompute_name(level);
+      EXPECT_EQ(other.moments, none.moments) << recompute_name(level);
+    }
+    lora = !lora;
+  }
 }
 
 TEST(Step, TakesFromTheArenaWhatThePlanSaidOfOtherShapes) {
