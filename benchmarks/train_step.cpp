@@ -170,7 +170,7 @@ void run(int argc, char** argv) {
                                        {"planned",
                                         {{"rss", run.planned_host_bytes()},
                                          {"peak", plan.peak.host},
-                                         {"recompute", recompute_name(plan.numerics.recompute)},
+                                         {"recompute", recompute_name(plan.recompute())},
                                          {"libraries", run.class_bytes("libraries")},
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},

@@ -79,6 +79,8 @@ struct RecomputeChoice {
   Recompute level = Recompute::kAuto;
   int64_t every = 1;
 
+  // A level alone is that of every block.
+  // NOLINTNEXTLINE(google-explicit-constructor)
   constexpr RecomputeChoice(Recompute of_all = Recompute::kAuto, int64_t every_block = 1)
       : level(of_all), every(every_block) {}
   auto operator<=>(const RecomputeChoice&) const = default;

@@ -1,7 +1,7 @@
 // The half of a plan that decides the bits of a result. It depends on config, spec and the machine's
 // capacities alone, not on what a run is for, on what is free now or on how fast anything is; it is recorded
 // with the run, and a later start of the run adopts it, whatever the machine then looks like. The level of
-// recomputation is recorded here, too, and changes no bit: recompute_level.h may replace it.
+// recomputation changes no bit: a placement may have another one (Plan::recompute), which is recorded then.
 #pragma once
 
 #include <cstdint>

@@ -87,7 +87,7 @@ std::string step_lines(const Plan& plan) {
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
       fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
-                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(n.recompute),
+                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(plan.recompute()),
                   plan.placement.in_backward() ? ", updates inside backward" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
@@ -221,7 +221,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
       {"nodes", plan.world.nodes},
       {"traffic", traffic_json(plan)},
       {"phases", phases_json(plan.prediction)},
-      {"numerics", Json::parse(numerics_json(plan.numerics))},
+      {"numerics", Json::parse(numerics_json(plan.recorded_numerics()))},
       {"placement", placement_json(plan.placement)},
       {"choices", choices}};
   if (!lanes.empty()) out["timeline"] = timeline_json(lanes);

@@ -21,7 +21,7 @@ struct Candidate {
 };
 Candidate with_level(const PlanInput& in, const Plan& base, RecomputeChoice level) {
   Candidate out{base};
-  out.plan.numerics.recompute = level;
+  out.plan.placement.recompute = level;
   choose_placement(in, out.plan);
   if (!out.plan.fits) return out;
   Plan timed = out.plan;
@@ -51,8 +51,10 @@ std::vector<RecomputeChoice> recompute_levels() {
 
 void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan) {
   if (!in.trains() || in.recorded != nullptr || !in.config.train.recompute.chosen_by_plan()) return;
-  if (!plan.fits || (plan.numerics.recompute == Recompute::kNone && !moves_anything(plan))) return;
-  const RecomputeChoice first = plan.numerics.recompute;
+  // Offloaded block inputs need the level "block".
+  if (is_off_device(asked_home(in.config.offload.activations, in.device), in.device)) return;
+  if (!plan.fits || (plan.recompute() == Recompute::kNone && !moves_anything(plan))) return;
+  const RecomputeChoice first = plan.recompute();
   std::optional<Candidate> best;
   double first_seconds = 0;
   for (const RecomputeChoice level : recompute_levels()) {
@@ -63,11 +65,11 @@ void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan) {
     if (level == first) first_seconds = candidate.seconds;
     if (!best || candidate.seconds < best->seconds) best = std::move(candidate);
   }
-  if (!best || best->plan.numerics.recompute == first) return;
+  if (!best || best->plan.recompute() == first) return;
   plan = std::move(best->plan);
   for (Choice& choice : plan.choices) {
     if (choice.key != "train.recompute") continue;
-    choice.value = recompute_name(plan.numerics.recompute);
+    choice.value = recompute_name(plan.recompute());
     choice.reason = fmt::format("the shortest step of the levels that fit: {:.3g} s, {:.3g} s with \"{}\"",
                                 best->seconds, first_seconds, recompute_name(first));
   }

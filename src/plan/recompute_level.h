@@ -1,6 +1,6 @@
 // Which level of recomputation (RecomputeChoice) a plan takes where train.recompute = "auto". Numerics have
-// chosen the micro-batch, and with it whether saved activations fit as a whole; no level changes a bit, so
-// the level may also depend on how fast the machine is and on what is free. Pure.
+// chosen the micro-batch, and with it whether saved activations fit as a whole. No level changes a bit: it is
+// part of the placement, and may depend on how fast the machine is and on what is free. Pure.
 #pragma once
 
 #include <string>

@@ -258,7 +258,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
-              off_device_bytes(inputs), saved_text(n.recompute));
+              off_device_bytes(inputs), saved_text(plan.recompute()));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
@@ -368,7 +368,7 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
   return {.units = p.units(),
           .micro_batches = n.micro_batches,
           .tied = spec.tied,
-          .recompute = n.recompute,
+          .recompute = plan.recompute(),
           .clip = clip,
           .group = p.group,
           .ranks = p.ranks,

@@ -146,7 +146,7 @@ TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
       EXPECT_TRUE(plan.fits);
     }
     planned += plan.fits;
-    if (!plan.fits || n.recompute != Recompute::kNone) continue;
+    if (!plan.fits || plan.recompute() != Recompute::kNone) continue;
     // The next larger divisor would break the cap or the memory.
     for (int64_t m = n.micro_batch + 1; m <= c.config.train.global_batch; ++m) {
       if (c.config.train.global_batch % m != 0) continue;
@@ -163,13 +163,13 @@ TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
 TEST(Plan, RecomputesOnlyWhereItMust) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
   stay_near(c.config);
-  EXPECT_EQ(c.plan().numerics.recompute, Recompute::kNone);
+  EXPECT_EQ(c.plan().recompute(), Recompute::kNone);
   int recomputed = 0;
   for (int64_t bytes = 34LL << 30; bytes > 18LL << 30; bytes -= 1LL << 28) {
     c.config.train.recompute = Recompute::kAuto;
     c.machine.gpus[0].memory_bytes = bytes;
     const Plan plan = c.draft();
-    if (plan.numerics.recompute == Recompute::kNone || !plan.fits) continue;
+    if (plan.recompute() == Recompute::kNone || !plan.fits) continue;
     ++recomputed;
     c.config.train.recompute = Recompute::kNone;
     EXPECT_FALSE(c.draft().fits);

@@ -41,7 +41,7 @@ TEST(RecomputeLevel, IsTheOneWithTheShortestStepOfThoseThatFit) {
   for (Case c : machines()) {
     const Plan plan = c.draft();
     if (!plan.fits) continue;
-    chosen.insert(recompute_name(plan.numerics.recompute));
+    chosen.insert(recompute_name(plan.recompute()));
     c.config.train.micro_batch = plan.numerics.micro_batch;
     double shortest = 1e300;
     for (const RecomputeChoice level : recompute_levels()) {
@@ -49,11 +49,11 @@ TEST(RecomputeLevel, IsTheOneWithTheShortestStepOfThoseThatFit) {
       const Plan other = c.draft();
       if (!other.fits) continue;
       shortest = std::min(shortest, other.step_seconds);
-      if (level == plan.numerics.recompute) {
+      if (level == plan.recompute()) {
         EXPECT_NEAR(other.step_seconds, plan.step_seconds, 1e-9 * plan.step_seconds);
       }
     }
-    EXPECT_LE(plan.step_seconds, shortest * (1 + 1e-9)) << recompute_name(plan.numerics.recompute);
+    EXPECT_LE(plan.step_seconds, shortest * (1 + 1e-9)) << recompute_name(plan.recompute());
   }
   EXPECT_TRUE(chosen.contains("none") && chosen.contains("attention") && chosen.size() >= 3)
       << chosen.size() << " levels";
@@ -65,11 +65,9 @@ TEST(RecomputeLevel, TradesMemoryForTime) {
   c.config.train.micro_batch = 4;
   int64_t saved = INT64_MAX;
   double flops = 0;
-  for (const RecomputeChoice level : {RecomputeChoice(Recompute::kNone),
-                                      {Recompute::kBlock, 17},
-                                      {Recompute::kBlock, 4},
-                                      {Recompute::kBlock, 2},
-                                      RecomputeChoice(Recompute::kBlock)}) {
+  constexpr Recompute kBlock = Recompute::kBlock;
+  const RecomputeChoice levels[] = {Recompute::kNone, {kBlock, 17}, {kBlock, 4}, {kBlock, 2}, kBlock};
+  for (const RecomputeChoice level : levels) {
     c.config.train.recompute = level;
     const Plan plan = c.plan();
     const bool none = level.every > 16;  // of so many layers
@@ -103,7 +101,7 @@ TEST(RecomputeLevel, IsRecordedAndKept) {
     numerics.recompute = level;
     EXPECT_EQ(parse_numerics(numerics_json(numerics), "numerics.json").recompute, level);
     Case c{.machine = cpu_machine(64), .recorded = &numerics};
-    EXPECT_EQ(c.draft().numerics.recompute, level);
+    EXPECT_EQ(c.draft().recompute(), level);
   }
   EXPECT_FALSE(parse_recompute("0").has_value());
   EXPECT_FALSE(parse_recompute("2x").has_value());
