@@ -12,21 +12,25 @@ from processes import Side
 from train_step import shape_of
 
 LEVELS = ["none", "attention", "4", "3", "2", "block"]
+SMOKE_LEVELS = ["none", "block"]
 FIGURE = "the plan's level: step time"
 # method, sequences, length: short and long, with gradients and state of all weights or of few
 SETTINGS = [("full", 2, 512), ("full", 8, 128), ("lora", 2, 512), ("lora", 1, 1024)]
 
 
 def side(options, method, sequences, length, *more):
+    if options.smoke:
+        more += ("gemm_tflops=0.1",)  # told, since measuring it takes seconds
     return Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape_of(options)), method, "fp32", str(options.threads),
-                 str(sequences), str(length), *more])
+                 str(sequences), str(length), "train.update=after", *more])
 
 
 def measure(options, setting, rounds):
     """{level: (milliseconds of a step, planned peak)}; two processes at a time, since each keeps its model."""
     out = {}
-    for first in range(0, len(LEVELS), 2):
-        sides = {level: side(options, *setting, f"train.recompute={level}") for level in LEVELS[first:first + 2]}
+    names = SMOKE_LEVELS if options.smoke else LEVELS
+    for first in range(0, len(names), 2):
+        sides = {level: side(options, *setting, f"train.recompute={level}") for level in names[first:first + 2]}
         for _ in range(rounds + 2):
             for one in sides.values():
                 one.step()
@@ -62,7 +66,7 @@ def main():
         levels = measure(options, setting, rounds)
         for level, (ms, peak) in levels.items():
             print(f"{setting[0]} {setting[1]} x {setting[2]}, {level}: {ms:.0f} ms, planned {peak / 2**20:.0f} MiB", flush=True)
-        for limit in limits_of(levels)[:2 if options.smoke else None]:
+        for limit in limits_of(levels)[:1 if options.smoke else None]:
             fastest = min(ms for ms, peak in levels.values() if peak <= limit)
             level = chosen(options, setting, limit)
             ratio = levels[level][0] / fastest
