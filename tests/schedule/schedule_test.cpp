@@ -332,8 +332,8 @@ TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
     shape.tied = true;
     EXPECT_EQ(fault(shape, {ended.kind, 1}, {Kind::kNorm, 0}), "");
     shape.in_backward = false;
-    EXPECT_NE(schedule_fault(make_schedule(shape),
-                             StepConfig{shape.units, 2, true, false, clip, 2, false, 1, false, true}) == "",
+    EXPECT_NE(schedule_fault(make_schedule(shape), StepConfig{shape.units, 2, true, Recompute::kNone, clip, 2,
+                                                              false, 1, false, true}) == "",
               clip == Clip::kGlobal);
     shape.in_backward = true, shape.group = 1;
     EXPECT_THROW(make_schedule(shape), Error);
@@ -396,7 +396,7 @@ TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
     // Under global clipping block 1 is updated and gathered under the next step's forward.
     EXPECT_EQ(gathers, clip == Clip::kGlobal ? 3 : 4);
     const std::string flush =
-        text(make_flush_schedule({shape.units, 1, false, false, clip, 1, true, 2, true}));
+        text(make_flush_schedule({shape.units, 1, false, Recompute::kNone, clip, 1, true, 2, true}));
     EXPECT_EQ(flush, clip == Clip::kGlobal ? "update1.0 update1.1 gather1.0 " : "");
     StepSchedule missing = good;
     std::erase_if(missing.operations,
