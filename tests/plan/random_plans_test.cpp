@@ -148,6 +148,9 @@ class DrawKeys {
   }
   std::string value(const Duration&, const KeyInfo&) { return "\"8h\""; }
   std::string value(const Interval&, const KeyInfo&) { return "100"; }
+  std::string value(const RecomputeChoice&, const KeyInfo& info) {
+    return draw_.one_in(4) ? value(int64_t{1}, info) : value(Recompute::kAuto, info);
+  }
   std::string value(const std::string&, const KeyInfo&) { return ""; }
   std::string value(const EvalSets&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }
