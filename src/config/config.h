@@ -325,6 +325,10 @@ constexpr DType storage_type(ModelDType type) {
   }
   return DType::kF32;
 }
+constexpr ModelDType model_type(DType type) {
+  if (type == DType::kF16) return ModelDType::kF16;
+  return type == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+}
 // Whether losses are scaled: gradients of activations would be below fp16's smallest numbers.
 inline bool scales_loss(const Config& config) {
   return config.model.dtype == ModelDType::kF16;

@@ -245,9 +245,7 @@ struct Case {
     config.train.recompute = plan.numerics.recompute;
     config.train.gradients =
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-    config.model.dtype = dtype == DType::kF16    ? ModelDType::kF16
-                         : dtype == DType::kBF16 ? ModelDType::kBF16
-                                                 : ModelDType::kF32;
+    config.model.dtype = model_type(dtype);
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;

@@ -120,9 +120,8 @@ std::string Variant::text() const {
   const auto add = [&](const char* name, int64_t value) {
     out += std::string(name) + "=" + std::to_string(value) + " ";
   };
-  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
-      add("micro", micro_batches);
-  add("rule", static_cast<int>(rule));
+  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip));
+  add("micro", micro_batches), add("rule", static_cast<int>(rule));
   add("bf16", dtype == DType::kBF16), add("fp16", dtype == DType::kF16),
       add("master", static_cast<int>(master)), add("recompute", recompute);
   add("level", static_cast<int>(level.level)), add("every", level.every);
@@ -240,9 +239,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.train.recompute = run.recompute ? run.level : Recompute::kNone;
   config.train.method = run.lora ? Method::kLora : Method::kFull;
   config.train.gradients = run.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-  config.model.dtype = run.dtype == DType::kF32    ? ModelDType::kF32
-                       : run.dtype == DType::kBF16 ? ModelDType::kBF16
-                                                   : ModelDType::kF16;
+  config.model.dtype = model_type(run.dtype);
   config.lora.dtype = run.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;
