@@ -49,6 +49,11 @@ void count_free(void* memory) {
 void* operator new(size_t bytes) {
   return count_allocation(std::malloc(bytes));
 }
+// As std::stable_sort allocates: a sanitizer's own would not match our delete.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  void* const memory = std::malloc(bytes);
+  return memory == nullptr ? nullptr : count_allocation(memory);
+}
 void operator delete(void* memory) noexcept {
   count_free(memory);
 }
