@@ -305,9 +305,9 @@ void Training::load() {
   const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1},
       adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  const AdapterBase drawn{.directory = "", .dtype = run_.dtype, .scale = adapter_.scale()};
+  const AdapterBase drawn{.directory = "", .dtype = run_.dtype};
   if (run_.lora && run_.dora)
-    initialise_from_base(adapters, 1, drawn, rank_->weights());
+    initialise_from_base(adapters, 1, drawn, adapter_, rank_->weights());
   else if (run_.lora)
     initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();
