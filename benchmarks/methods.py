@@ -38,7 +38,7 @@ METHODS = [
     Method("all weights", ["train.method=full", "optimizer.lr=1e-3"]),
     Method("LoRA", LORA),
     Method("rsLoRA", [*LORA, "lora.rslora=true"]),
-    Method("LoRA+", [*LORA, "optimizer.lr=1e-3", "lora.b_lr_ratio=8"]),
+    Method("LoRA+", [*LORA[:-1], "optimizer.lr=1e-3", "lora.b_lr_ratio=8"]),
     Method("DoRA", [*LORA, "lora.dora=true"]),
     Method("LoRA, ranks by pattern", [*LORA, 'lora.ranks={"q_proj" = 4, "k_proj" = 4, "down_proj" = 16}']),
     Method("LoRA, two layers", [*LORA, "lora.layers=[2, 3]"], 0.9),
