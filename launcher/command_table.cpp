@@ -21,6 +21,10 @@ const FlagRow kSeed{"--seed", Takes::kCount, "S", "random seed of sampling; defa
 const FlagRow kSystem{"--system", Takes::kText, "TEXT",
                       "a system message before the conversation; default: none"};
 
+const FlagRow kAdapter{"--adapter", Takes::kTexts, "DIR[@WEIGHT]",
+                       "an adapter of the model, a directory or a run, with its weight; may be repeated: "
+                       "the model has their sum"};
+
 // A repeated argument has no upper limit.
 constexpr size_t kMany = 1000000;
 
@@ -131,6 +135,7 @@ CommandRow generating() {
            {"--prompts", Takes::kText, "FILE",
             "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
             "for each, in this order"},
+           kAdapter,
            kSystem,
            {"--batch", Takes::kCount, "N", "rows of --prompts that are answered together; default: 8"},
            {"--max-tokens", Takes::kCount, "N", "maximum new tokens; default: 128"},
@@ -142,6 +147,24 @@ CommandRow generating() {
            kJson}};
 }
 
+CommandRow merging() {
+  return {"merge",
+          "ADAPTER[@WEIGHT] [ADAPTER[@WEIGHT] ...] -o DIR",
+          "combine LoRA adapters of one base model into one, as peft's add_weighted_adapter does",
+          1,
+          kMany,
+          false,
+          {{"-o", Takes::kText, "DIR", "output directory"},
+           {"--type", Takes::kText, "TYPE",
+            "cat: exact, the ranks add up (default); svd: its best approximation of a rank; linear: adds the "
+            "matrices A and B, of one rank, each with the root of its weight"},
+           {"--rank", Takes::kCount, "N", "of svd; default: the largest rank of the adapters"},
+           {"--base", Takes::kText, "DIR",
+            "the base model of all of them, where they name it by different directories"},
+           kNoGpus,
+           kJson}};
+}
+
 CommandRow chatting() {
   return {"chat",
           "RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
@@ -149,7 +172,8 @@ CommandRow chatting() {
           1,
           1,
           true,
-          {kSystem,
+          {kAdapter,
+           kSystem,
            {"--max-tokens", Takes::kCount, "N", "maximum new tokens of an answer; default: 1024"},
            {"--context", Takes::kCount, "N",
             "maximum tokens of the conversation; default: 4096, or the model's context length if less"},
@@ -168,7 +192,8 @@ CommandRow serving() {
       1,
       1,
       true,
-      {{"--port", Takes::kCount, "N", "default: 8000; 0: one that is free"},
+      {kAdapter,
+       {"--port", Takes::kCount, "N", "default: 8000; 0: one that is free"},
        {"--host", Takes::kText, "ADDRESS",
         "address to listen on; default: 127.0.0.1; any but loopback needs --token-file"},
        {"--token-file", Takes::kText, "FILE",
@@ -208,6 +233,7 @@ const std::vector<CommandRow>& commands() {
          "with --merge: into this model's weights (of a quantised one, the original)"},
         kNoGpus,
         kJson}},
+      merging(),
       generating(),
       chatting(),
       serving(),

@@ -98,7 +98,7 @@ int train_in_rank(const CommandLine& line) {
 }
 
 int command_in_rank(const CommandLine& line) {
-  DeviceChoice configured = DeviceChoice::kCpu;  // export, verify and diff only move bytes
+  DeviceChoice configured = DeviceChoice::kCpu;  // export, merge, verify and diff only move bytes
   if (line.command == "generate" || line.command == "chat" || line.command == "serve")
     configured = DeviceChoice::kAuto;
   if (line.command == "eval") {

@@ -9,7 +9,7 @@
 #include "export/export_gguf.h"
 #include "export/export_source.h"
 #include "kernels/library.h"
-#include "launcher/model_place.h"
+#include "launcher/rank/adapters.h"
 #include "launcher/rank/checkpoint_weights.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/merge_check.h"
@@ -17,41 +17,9 @@
 #include "launcher/rank/run_files.h"
 #include "launcher/report/card.h"
 #include "model/merge.h"
-#include "spec/architecture.h"
-#include "weights/adapter_files.h"
 
 namespace lm {
 namespace {
-
-// Equal names and shapes do not mean the same model: an adapter merged into another model raises no error,
-// but the result answers nonsense.
-void check_base(const Subject& subject, const std::string& base) {
-  const Environment environment = read_environment();
-  const ModelSpec into = read_model_spec(resolve_model(base, environment));
-  const std::string& trained_on = subject.config.model.path;
-  const std::string of_adapter =
-      holds_adapter(subject.trained) ? read_adapter_config(subject.trained, nullptr).base_class : "";
-  std::string difference;
-  if (model_is_here(trained_on, environment)) {
-    difference = architecture_difference(read_model_spec(resolve_model(trained_on, environment)), into);
-  } else if (of_adapter.empty()) {
-    log_note(
-        "FILE-27",
-        "--base is not compared with the model that the adapter was trained on, which was not found: \"" +
-            trained_on + "\"");
-  } else if (of_adapter != into.architecture) {
-    difference = "it is a " + into.architecture + ", not a " + of_adapter;
-  }
-  if (difference.empty()) return;
-  throw Error(
-      Exit::kInput,
-      {.area = "FILE-27",
-       .what = "--base is a model of another architecture than the one that the adapter was trained on: " +
-               difference,
-       .place = base,
-       .next = "name that model, or a copy of it",
-       .kept = "nothing was written"});
-}
 
 // "" unless --base names another model, whose weights are used unchanged.
 std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
@@ -66,7 +34,7 @@ std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
         "--base: with lora.start = \"loftq\" the adapter compensates for the quantization error, which other "
         "weights do not have",
         "leave --base out: it is merged into the dequantized weights that it was trained on");
-  if (config.train.method == Method::kLora) check_base(subject, *base);
+  if (config.train.method == Method::kLora) check_base(subject, *base, "--base");
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
   return *base;

@@ -17,6 +17,7 @@ Exit generate_command(const CommandLine& line);
 Exit chat_command(const CommandLine& line);
 Exit serve_command(const CommandLine& line);
 Exit export_command(const CommandLine& line);
+Exit merge_command(const CommandLine& line);
 Exit verify_command(const CommandLine& line);
 Exit diff_command(const CommandLine& line);
 

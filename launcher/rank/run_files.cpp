@@ -181,18 +181,25 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
                 .patterns = true});  // a run's own files are read again as they are
 }
 
+BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
+                          const std::string& chat_template) {
+  BaseModel base{.name = path,
+                 .directory = directory,
+                 .chat_template = chat_template,
+                 .architecture = spec.architecture,
+                 .revision = "",
+                 .wrapped = !spec.wrapper.empty()};
+  if (const auto hub = name_of_snapshot(directory)) {
+    base.name = hub->repository();
+    base.revision = hub->revision;
+  }
+  return base;
+}
+
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    BaseModel base{.name = job.config.model.path,
-                   .directory = job.model.directory,
-                   .chat_template = job.chat_template,
-                   .architecture = job.model.spec.architecture,
-                   .revision = "",
-                   .wrapped = !job.model.spec.wrapper.empty()};
-    if (const auto hub = name_of_snapshot(job.model.directory)) {
-      base.name = hub->repository();
-      base.revision = hub->revision;
-    }
+    const BaseModel base =
+        base_of_adapter(job.config.model.path, job.model.directory, job.model.spec, job.chat_template);
     return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source,
                          {.replace = request.replace, .patterns = request.patterns});
   }

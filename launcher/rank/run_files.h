@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "export/export_adapter.h"
 #include "export/weight_source.h"
 #include "launcher/rank/job.h"
 #include "train/event_file.h"
@@ -66,6 +67,10 @@ bool trains_in_shards(const Job& job);
 inline constexpr char kChatTemplate[] = "chat_template.jinja";
 // The chat template of a trained run or adapter; "": its base model's own.
 std::string own_template(const Subject& subject);
+
+// What an adapter's files say of its base model: `path` as the configuration names it, in `directory`.
+BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
+                          const std::string& chat_template);
 
 struct ExportRequest {
   std::string output;

@@ -20,6 +20,10 @@ TextTools text_tools(const Environment& environment, const std::string& model_di
 Speaker::Speaker(const CommandLine& line)
     : line_(line), subject_(open_subject(line.positional[0], line.overrides)) {
   const Environment environment = read_environment();
+  if (const std::vector<std::string> adapters = line.list("--adapter"); !adapters.empty()) {
+    scratch_ = std::make_unique<ScratchDirectory>();
+    add_adapters(adapters, *scratch_, subject_);
+  }
   const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
   text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_),
@@ -34,6 +38,7 @@ void Speaker::load(int64_t positions, int64_t texts) {
   job_ = open_job(subject_.config, line_, PlanPurpose::kGenerate);
   rank_ = make_rank(*job_, false);
   load_rank(*job_, *rank_, subject_.trained);
+  scratch_.reset();
 }
 
 Speaker::Spoken Speaker::answer(std::span<const int32_t> prompt, AnswerOptions options,

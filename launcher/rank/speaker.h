@@ -6,6 +6,7 @@
 
 #include "data/text.h"
 #include "launcher/command_line.h"
+#include "launcher/rank/adapters.h"
 #include "launcher/rank/answer.h"
 #include "launcher/rank/job.h"
 
@@ -18,7 +19,7 @@ TextTools text_tools(const Environment& environment, const std::string& model_di
 
 class Speaker {
  public:
-  // Opens the subject and its tokenizer, without weights.
+  // Opens the subject, with the adapters of --adapter, and its tokenizer, without weights.
   explicit Speaker(const CommandLine& line);
 
   TextSession& text() { return *text_; }
@@ -37,6 +38,7 @@ class Speaker {
 
  private:
   const CommandLine& line_;
+  std::unique_ptr<ScratchDirectory> scratch_;  // of several adapters as one, until they are loaded
   Subject subject_;
   ModelSpec spec_;
   std::unique_ptr<TextSession> text_;

@@ -33,6 +33,7 @@ RUN_AS = {
 }
 # Those that need a launcher, GPUs, a browser or two runs that differ, in sentences and in blocks.
 ELSEWHERE = {
+    "lmlaunch merge": "tests/e2e/test_serve.py",
     "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME --data": "tests/e2e/test_fetch.py",

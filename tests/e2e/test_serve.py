@@ -5,10 +5,13 @@ import concurrent.futures
 import http.client
 import importlib.util
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 
+import peft
 import pytest
 import tokenizers
 import torch
@@ -299,3 +302,70 @@ def test_lm_evaluation_harness_has_the_accuracy_of_eval(work, tmp_path):  # noqa
                     "tokenizer_backend": "huggingface", "max_length": 60, "num_concurrent": 2})["results"]["tiny"]
     server.end()
     assert (result["acc,none"], result["acc_norm,none"]) == (ours["accuracy"], ours["accuracy_norm"])
+
+
+WEIGHTS = ["adapters/a@0.7", "adapters/b@-0.5"]
+
+
+@pytest.fixture(scope="module")
+def adapters(work):  # noqa: F811
+    """peft's, of random values, in adapters/a and adapters/b; and the model with both, in double."""
+    torch.manual_seed(5)
+    keys = dict(task_type="CAUSAL_LM", init_lora_weights=False, r=4)
+    model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    both = peft.get_peft_model(model, peft.LoraConfig(**keys, lora_alpha=6, target_modules="all-linear"), adapter_name="a")
+    both.add_adapter("b", peft.LoraConfig(**keys, lora_alpha=3, use_rslora=True, target_modules=["q_proj", "v_proj"]))
+    both.save_pretrained(work / "adapters")
+    return both.double().eval()
+
+
+def test_merged_adapters_are_pefts(work, adapters):  # noqa: F811
+    for how, rank in {"cat": 8, "svd": 3, "linear": 4}.items():
+        more = ["--rank", "3"] if how == "svd" else []
+        done = lmlaunch("merge", *WEIGHTS, "--type", how, *more, "-o", f"as_{how}", "--json", cwd=work)
+        assert json.loads(done.stdout)["r"] == rank
+        adapters.add_weighted_adapter(["a", "b"], [0.7, -0.5], how, combination_type=how, svd_rank=3)
+        adapters.load_adapter(work / f"as_{how}", f"our_{how}")
+        modules = [module for module in adapters.modules() if how in getattr(module, "lora_A", {})]
+        assert len(modules) == 7 * 2
+        for module in modules:
+            theirs, ours = (module.get_delta_weight(name).double() for name in (how, f"our_{how}"))  # noqa: F811
+            assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_several_adapters_are_their_weighted_sum(work, adapters):  # noqa: F811
+    adapters.add_weighted_adapter(["a", "b"], [0.7, -0.5], "sum", combination_type="cat")
+    adapters.set_adapter("sum")
+    ids = tokens_of(work, "hello there")
+    expected = logprobs_of(adapters, ids)
+    (work / "scratch").mkdir()
+    server = Server(work, *[word for name in WEIGHTS for word in ("--adapter", name)])
+    [choice] = server.completion(ids, max_tokens=0, echo=True, logprobs=0)["choices"]
+    server.end()
+    told = torch.tensor(choice["logprobs"]["token_logprobs"][1:]).double()
+    expected = torch.tensor([expected[i, token] for i, token in enumerate(ids[1:])])
+    assert (told - expected).abs().max() < 1e-5 * expected.abs().max()
+    # One alone is taken as it is, and nothing is left of the combined ones.
+    say = lambda *words, **more: json.loads(lmlaunch("generate", *words, "--prompt", "ab", "--max-tokens", "8", "--json", "--gpus", "0",  # noqa: E731
+                                                     "model.dtype=fp32", cwd=work, **more).stdout)["tokens"]
+    assert say("model", "--adapter", "adapters/a") == say("adapters/a")
+    beside = [word for name in WEIGHTS for word in ("--adapter", name)]
+    assert say("model", *beside, env={**os.environ, "TMPDIR": str(work / "scratch")}) is not None
+    assert list((work / "scratch").iterdir()) == []
+
+
+def test_adapters_that_do_not_belong_together_are_refused(work, adapters):  # noqa: F811
+    shutil.copytree(work / "model", work / "copy")
+    shutil.copytree(work / "adapters" / "b", work / "of_copy")
+    file = work / "of_copy" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(work / "copy")}))
+    merge = lambda *words: lmlaunch("merge", *words, "-o", "together", cwd=work, check=False)  # noqa: E731
+    other = merge("adapters/a", "of_copy")
+    assert other.returncode == 11 and "different base models" in other.stderr and "--base DIR" in other.stderr, other.stderr
+    assert not (work / "together").exists()
+    assert merge("adapters/a", "of_copy", "--base", "copy").returncode == 0
+    for words, said in ((["adapters/a@much"], "is no number"), (["model"], "is no adapter"), (["adapters/a", "--rank", "2"], "--rank is for --type svd")):
+        done = merge(*words)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    done = lmlaunch("generate", "adapters/a", "--adapter", "adapters/b", "--prompt", "x", cwd=work, check=False)
+    assert done.returncode == 2 and "the first argument is an adapter" in done.stderr, done.stderr
