@@ -227,7 +227,9 @@ void visit_eval_generate(GenerateT& generate, V& v) {
          "a program and its arguments, run without a shell, that reads JSON lines of prompt, answer and "
          "reference, and prints a number or a JSON object of numbers; []: none"});
   v.key(kTable, "command_seconds", generate.command_seconds,
-        {kReporting, "time after which this program is killed", {.low = 1, .high = 86400}});
+        {kReporting,
+         "time after which this program is killed",
+         {.low = 1, .high = 3000}});  // other ranks wait an hour at most (comm/liveness.h)
 }
 
 template <class OptimizerT, class V>
