@@ -126,6 +126,9 @@ void settle_home(Config& config, const std::string& home) {
                             &config.data.chat_template, &config.data.cache_dir})
     *path = with_home(*path, home);
   for (std::string& path : config.offload.paths) path = with_home(path, home);
+  for (std::string& path : config.eval.generate.data) path = with_home(path, home);
+  if (auto& command = config.eval.generate.command; !command.empty())
+    command.front() = with_home(command.front(), home);
   for (std::string& prompt : config.train.sample_prompts) {
     if (prompt.starts_with('@')) prompt = "@" + with_home(prompt.substr(1), home);
   }

@@ -16,9 +16,7 @@ int64_t texts_together(const CommandLine& line) {
   return texts;
 }
 
-AnswerBatch::AnswerBatch(Rank& rank) : rank_(rank), places_(static_cast<size_t>(rank.decoder().texts())) {
-  LM_CHECK(rank.group().ranks() == 1, "answers are chosen by one rank");
-}
+AnswerBatch::AnswerBatch(Rank& rank) : rank_(rank), places_(static_cast<size_t>(rank.decoder().texts())) {}
 
 int64_t AnswerBatch::running() const {
   return std::ranges::count_if(places_, [](const auto& place) { return place.has_value(); });
@@ -41,7 +39,9 @@ void AnswerBatch::choose(size_t place, std::span<const float> logits) {
   bool stopped = false, goes_on = false;
   // The last token of an answer needs no place in the cache: nothing follows it.
   if (one.tokens < request.most && one.tokens <= room) {
-    one.last = choose_token(request.sampling, logits, one.tokens);
+    // Ranks that share weights must run the model equally often.
+    const int32_t mine = choose_token(request.sampling, logits, one.tokens);
+    one.last = rank_.group().gather("token", mine).front();
     stopped = std::ranges::find(request.stop, one.last) != request.stop.end();
     if (!stopped) {
       ++one.tokens;

@@ -1,5 +1,6 @@
 // Answers to several prompts together: a prompt passes the model alone, then every step gives each text one
 // token. For generate --prompts, evaluation by generation and serve. One thread, that of the rank's compute.
+// The ranks of a group do the same together, and continue with rank 0's tokens.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ int64_t texts_together(const CommandLine& line);
 
 class AnswerBatch {
  public:
-  // `rank`: one with a decoder, alone in its group.
+  // `rank`: one with a decoder.
   explicit AnswerBatch(Rank& rank);
 
   bool has_room() const { return running() < std::ssize(places_); }

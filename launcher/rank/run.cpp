@@ -25,8 +25,8 @@
 #include "launcher/rank/progress.h"
 #include "launcher/rank/ranks.h"
 #include "launcher/rank/run_files.h"
-#include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
+#include "launcher/rank/scored_answers.h"
 #include "launcher/rank/stop_request.h"
 #include "launcher/status.h"
 #include "optim/learning_rate.h"
@@ -57,13 +57,15 @@ void record_evaluation(const EvalResult& result, const std::string& set, int64_t
   log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
                        step, result.loss, std::exp(result.loss), result.target_tokens,
                        result.choices ? describe(*result.choices) : ""));
+  if (result.answers.answers > 0)
+    log_line(fmt::format("answers after step {}: {}", step, describe(result.answers)));
 }
 
-// Evaluation loss, and answers to train.sample_prompts.
+// Evaluation loss, scored answers to eval.generate.data, and answers to train.sample_prompts.
 struct Judge {
   Rank& rank;
   const std::vector<EvalBatches>& held_out;
-  const Samples& samples;
+  const Asked& asked;
   MetricsFile& metrics;
 
   // Returns the loss of the first set, which decides. Records all sets, or none if a stop was requested.
@@ -74,6 +76,11 @@ struct Judge {
       if (!result) return std::nullopt;
       results.push_back(*result);
     }
+    if (!results.empty() && !asked.answers.empty()) {
+      const auto answers = asked.answers.score(rank, stopped);
+      if (!answers) return std::nullopt;
+      results.front().answers = *answers;
+    }
     for (size_t i = 0; i < results.size(); ++i) record_evaluation(results[i], held_out[i].set, step, metrics);
     return results.empty() ? std::nullopt : std::optional(results.front().loss);
   }
@@ -82,17 +89,18 @@ struct Judge {
   }
   void at(int64_t step) const {
     if (!held_out.empty()) evaluate_at(step);
-    samples.answer(rank, step, metrics);
+    asked.samples.answer(rank, step, metrics);
   }
   // Before the first step. A stop request interrupts it, because the next start repeats it.
   void at_start(const std::function<bool()>& stopped) const {
     evaluate_unless_stopped(0, stopped);
-    samples.answer(rank, 0, metrics, stopped);
+    asked.samples.answer(rank, 0, metrics, stopped);
   }
   // This must outlive the hooks.
   void set(TrainerHooks& hooks) const {
     if (!held_out.empty()) hooks.evaluate = [this](int64_t step) { return evaluate_at(step); };
-    if (!samples.empty()) hooks.sample = [this](int64_t step) { samples.answer(rank, step, metrics); };
+    if (!asked.samples.empty())
+      hooks.sample = [this](int64_t step) { asked.samples.answer(rank, step, metrics); };
   }
 };
 
@@ -366,7 +374,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
       *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
   take_data(data, files, ranks, *job);
   const std::vector<EvalBatches> held_out = data.loader->eval_sets();
-  const Samples samples(*job);
+  const Asked asked(*job);
   const int64_t steps = total_steps(config, *data.loader);
 
   // Allocates weights, gradients, optimizer state and the arena, each in its tier.
@@ -380,7 +388,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.layout.frozen_elements > 0) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
-  const Judge judge{*rank, held_out, samples, metrics};
+  const Judge judge{*rank, held_out, asked, metrics};
   const auto stopped = [&] { return ranks.any("stop", stop.requested()); };
   if (saved.empty()) judge.at_start(stopped);
   if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);

@@ -17,6 +17,11 @@ TextTools text_tools(const Environment& environment, const std::string& model_di
           render == Render::kPlain};
 }
 
+TextTools text_tools(const Job& job) {
+  return text_tools(job.environment, job.model.directory, job.chat_template, job.date,
+                    job.config.data.render);
+}
+
 Speaker::Speaker(const CommandLine& line)
     : line_(line), subject_(open_subject(line.positional[0], line.overrides)) {
   const Environment environment = read_environment();

@@ -17,6 +17,9 @@ namespace lm {
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
                      const std::string& chat_template, const std::string& date, Render render);
 
+// The same for what a job trains or evaluates, once its data is open.
+TextTools text_tools(const Job& job);
+
 class Speaker {
  public:
   // Opens the subject, with the adapters of --adapter, and its tokenizer, without weights.

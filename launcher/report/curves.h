@@ -31,6 +31,8 @@ class Curves {
   // One entry for each evaluation set, in the order of their first rows; the first is the one that decides:
   // [{"set": "" or its name, "points": [[step, loss, token accuracy if it was recorded], ...]}, ...]
   Json held_out() const;
+  // Of answers to eval.generate.data: [{"name": "exact_match", "points": [[step, value], ...]}, ...]
+  Json scores() const;
   Json answers() const;  // [[step, prompt, answer], ...] of the first and the last sample rows
   Json totals() const;   // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
   int64_t rows() const { return rows_; }
@@ -55,6 +57,7 @@ class Curves {
   void add_step(int64_t step, const Json& row);
   void add_held_out(int64_t step, const std::string& set, std::optional<double> loss,
                     std::optional<double> accuracy);
+  void add_scores(int64_t step, const Json& row);
   void add_answer(int64_t step, const Json& row);
   void start_anew();
 
@@ -69,6 +72,7 @@ class Curves {
     std::optional<double> accuracy;
   };
   std::vector<std::pair<std::string, std::vector<Evaluation>>> held_out_;
+  std::vector<std::pair<std::string, std::vector<std::pair<int64_t, double>>>> scores_;
   std::deque<Json> first_answers_, last_answers_;
   Point whole_;  // every step
   double tokens_ = 0, moving_ = 0, hidden_ = 0;

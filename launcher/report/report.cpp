@@ -184,6 +184,7 @@ Json RunReport::record() {
           {"total_steps", log.total_steps},
           {"series", series},
           {"eval", curves_.held_out()},
+          {"scores", curves_.scores()},
           {"answers", curves_.answers()},
           {"measured", curves_.totals()},
           {"plan", plan_of(directory_ + "/plan.json")},

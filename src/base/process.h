@@ -35,7 +35,8 @@ struct ProgramResult {
   int error = 0;         // errno when it could not be run
   bool stopped = false;  // `stopped` returned true, and it was killed
   int status = -1;       // as waitpid reports it; -1 when it was killed here
-  std::string output;    // standard output, at most 32 MiB
+  // Standard output, at most 32 MiB; more, or an unended line of that size on standard error, ends it.
+  std::string output;
 };
 
 // Runs it to its end with `input` as its standard input. Passes lines of its standard error to

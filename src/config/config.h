@@ -60,6 +60,7 @@ enum class LrSchedule : uint8_t {
 
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
 enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
+enum class AnswerMetric : uint8_t { kExactMatch, kTokenF1, kRougeL };  // data/answer_scores.h
 
 // "64MiB".
 struct ByteSize {
@@ -194,6 +195,21 @@ struct TrainConfig {
   int64_t sample_tokens = 64;               // maximum new tokens of an answer
 };
 
+// Answers that are generated greedily at each evaluation, and scored against references.
+struct EvalGenerateConfig {
+  std::vector<std::string>
+      data;                  // files of JSON lines with prompts and references; empty: none are generated
+  int64_t max_tokens = 128;  // of an answer
+  std::vector<AnswerMetric> metrics = {AnswerMetric::kExactMatch, AnswerMetric::kTokenF1,
+                                       AnswerMetric::kRougeL};
+  std::vector<std::string> command;  // a program and its arguments, which scores answers too; empty: none
+  int64_t command_seconds = 60;      // after which the program is killed
+};
+
+struct EvalConfig {
+  EvalGenerateConfig generate;
+};
+
 // Other settings for tensors with such names.
 struct OptimizerGroup {
   std::string match;                        // base/name_pattern.h
@@ -304,6 +320,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  EvalConfig eval;
   OptimizerConfig optimizer;
   LoraConfig lora;
   ZeroConfig zero;

@@ -32,6 +32,7 @@ class Checks {
     length_of_run();
     batch();
     evaluation();
+    generation();
     data();
     schedule();
     groups();
@@ -120,6 +121,25 @@ class Checks {
               "train.eval_every (now " +
                   value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
     }
+  }
+
+  void generation() {
+    const EvalGenerateConfig& generate = config_.eval.generate;
+    const bool has_eval = !config_.data.eval.empty() || config_.data.eval_fraction > 0;
+    if (generate.data.empty()) {
+      require(generate.command.empty(), "eval.generate.command", "eval.generate.data",
+              "eval.generate.command scores the answers to eval.generate.data, which names no file");
+      return;
+    }
+    if (usable_("data.eval_fraction"))
+      require(has_eval, "eval.generate.data", "data.eval",
+              "eval.generate.data is scored beside the eval loss: set data.eval or data.eval_fraction");
+    require(!generate.metrics.empty() || !generate.command.empty(), "eval.generate.metrics",
+            "eval.generate.command",
+            "eval.generate.metrics = [] scores no answer to eval.generate.data: name a metric, or set "
+            "eval.generate.command");
+    require(generate.command.empty() || !generate.command.front().empty(), "eval.generate.command",
+            "eval.generate.command", "eval.generate.command: the name of the program is empty");
   }
 
   void data() {

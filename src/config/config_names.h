@@ -183,6 +183,12 @@ struct EnumNames<LogTarget> {
                                                  {LogTarget::kTrackio, "trackio"}};
 };
 template <>
+struct EnumNames<AnswerMetric> {
+  static constexpr EnumName<AnswerMetric> kAll[] = {{AnswerMetric::kExactMatch, "exact_match"},
+                                                    {AnswerMetric::kTokenF1, "token_f1"},
+                                                    {AnswerMetric::kRougeL, "rouge_l"}};
+};
+template <>
 struct EnumNames<IoEngineChoice> {
   static constexpr EnumName<IoEngineChoice> kAll[] = {{IoEngineChoice::kAuto, "auto"},
                                                       {IoEngineChoice::kUring, "uring"},

@@ -42,7 +42,7 @@ void ConfigLines::table(const std::string& name, const std::string& comment) {
 }
 
 void ConfigLines::set(const std::string& key, const std::string& value, const std::string& comment) {
-  const size_t dot = key.find('.');
+  const size_t dot = key.rfind('.');  // [eval.generate] has one in its name
   const std::string table_name = key.substr(0, dot), name = key.substr(dot + 1);
   auto found = std::ranges::find(tables_, table_name, &Table::name);
   if (found == tables_.end()) found = tables_.insert(found, {table_name, "", {}});

@@ -212,6 +212,30 @@ void visit_train(TrainT& train, V& v) {
         {kReporting, "maximum new tokens per answer to a sample prompt", {.low = 1, .high = 1e6}});
 }
 
+template <class GenerateT, class V>
+void visit_eval_generate(GenerateT& generate, V& v) {
+  using enum KeyTag;
+  constexpr const char* kTable = "eval.generate";
+  v.table(kTable, "answers that are generated at each evaluation and scored against references");
+  v.key(kTable, "data", generate.data,
+        {kReporting,
+         "JSON lines with a prompt and its completion, or messages whose last answer is the reference; the "
+         "columns as data.columns names them; []: no answers"});
+  v.key(kTable, "max_tokens", generate.max_tokens,
+        {kReporting, "maximum new tokens per answer, decoded greedily", {.low = 1, .high = 1e6}});
+  v.key(kTable, "metrics", generate.metrics,
+        {kReporting,
+         "means over the answers: equal but for blanks around, SQuAD's token F1, ROUGE-L's F-measure"});
+  v.key(kTable, "command", generate.command,
+        {kReporting,
+         "a program and its arguments, run without a shell, that reads JSON lines of prompt, answer and "
+         "reference, and prints a number or a JSON object of numbers; []: none"});
+  v.key(kTable, "command_seconds", generate.command_seconds,
+        {kReporting,
+         "time after which this program is killed",
+         {.low = 1, .high = 3000}});  // other ranks wait an hour at most (comm/liveness.h)
+}
+
 template <class OptimizerT, class V>
 void visit_optimizer(OptimizerT& optimizer, V& v) {
   using enum KeyTag;
@@ -387,6 +411,7 @@ void visit_config(ConfigT& config, V& v) {
   visit_model(config.model, v);
   visit_data(config.data, v);
   visit_train(config.train, v);
+  visit_eval_generate(config.eval.generate, v);
   visit_optimizer(config.optimizer, v);
   visit_lora(config.lora, v);
   visit_zero(config.zero, v);

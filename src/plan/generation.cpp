@@ -7,17 +7,28 @@
 namespace lm {
 namespace {
 
+bool scores_answers(const PlanInput& in) {
+  const bool evaluates = in.trains() || in.purpose == PlanPurpose::kEvaluate;
+  return evaluates && !in.config.eval.generate.data.empty();
+}
+
 int64_t cache_positions(const PlanInput& in) {
   if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
   const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
-  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
+  return samples || scores_answers(in) ? std::min(in.config.data.max_length, kSamplePositions) : 0;
+}
+
+int64_t cache_texts(const PlanInput& in, const Plan& plan) {
+  if (in.purpose == PlanPurpose::kGenerate) return plan.numerics.micro_batch;
+  // A batch of texts has a token, a document and three numbers of attention for each.
+  return scores_answers(in) ? std::clamp<int64_t>(plan.micro_tokens / 4, 1, kScoredTexts) : 1;
 }
 
 }  // namespace
 
 void size_generation(const PlanInput& in, Plan& plan) {
   plan.cache_positions = cache_positions(in);
-  plan.cache_texts = in.purpose == PlanPurpose::kGenerate ? plan.numerics.micro_batch : 1;
+  plan.cache_texts = cache_texts(in, plan);
 }
 
 void add_generation(const PlanInput& in, const Plan& plan, ClassTable& table) {

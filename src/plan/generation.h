@@ -6,7 +6,7 @@
 
 namespace lm {
 
-// Sets plan.cache_positions and plan.cache_texts; after the numerics.
+// Sets plan.cache_positions and plan.cache_texts; after the numerics and plan.micro_tokens.
 void size_generation(const PlanInput& in, Plan& plan);
 void add_generation(const PlanInput& in, const Plan& plan, ClassTable& table);
 

@@ -279,9 +279,10 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
     refuse_many_threads("optimizer.threads", in.config.optimizer.threads, in.machine);
   }
   say_rule(in.config.optimizer, choices);
-  // What samples take of the memory is no matter of numerics: a run has the same bits without them.
+  // What generated answers take of the memory is no matter of numerics: a run has the same bits without them.
   Config config = in.config;
   config.train.sample_prompts.clear();
+  config.eval.generate.data.clear();
   // Measured, and so not the same in every run.
   Machine machine = in.machine;
   machine.library_bytes = 0;

@@ -80,9 +80,11 @@ struct DataShape {
   int64_t sequences = 0;       // of an epoch, which no step goes beyond; 0: not known
 };
 
-// Tokens that a prompt of train.sample_prompts and its answer may have together, where data.max_length allows
-// it.
+// Tokens that a prompt of train.sample_prompts or eval.generate.data and its answer may have together, where
+// data.max_length allows it.
 inline constexpr int64_t kSamplePositions = 1024;
+// Answers to eval.generate.data that are generated together.
+inline constexpr int64_t kScoredTexts = 8;
 
 struct Plan {
   NumericsPlan numerics;

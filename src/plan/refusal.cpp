@@ -34,8 +34,10 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
     add_disk();
     return out;
   }
-  add(plan.cache_positions > 0, "train.sample_prompts = []",
+  add(!in.config.train.sample_prompts.empty(), "train.sample_prompts = []",
       [](Config& c) { c.train.sample_prompts.clear(); });
+  add(!in.config.eval.generate.data.empty(), "eval.generate.data = []",
+      [](Config& c) { c.eval.generate = {}; });
   add(!plan.recompute().whole(), "train.recompute = \"block\"",
       [](Config& c) { c.train.recompute = Recompute::kBlock; });
   add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",

@@ -1,5 +1,6 @@
 #include "train/metrics.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -35,6 +36,20 @@ NamedScores named_scores(const EvalResult& result) {
   if (!result.choices) return scores;
   for (const auto& score : named_scores(*result.choices)) scores.push_back(score);
   return scores;
+}
+
+NamedScores named_scores(const AnswerScores& answers) {
+  NamedScores scores;
+  for (const auto& [name, value] : answers.scores) scores.emplace_back("generate_" + name, value);
+  return scores;
+}
+
+std::string describe(const AnswerScores& answers) {
+  std::string out;
+  for (const auto& [name, value] : answers.scores)
+    out += fmt::format("{}{} {:.4f}", out.empty() ? "" : ", ", name, value);
+  return fmt::format("{} over {} answer{}", out.empty() ? "no score" : out, answers.answers,
+                     answers.answers == 1 ? "" : "s");
 }
 
 double hidden_pct(double busy_seconds, double wait_seconds) {
@@ -137,6 +152,10 @@ void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::
   for (const auto& [name, value] : named_scores(result)) {
     row[set.empty() ? name : name + "/" + set] = value;
     tagged.emplace_back(set.empty() ? "eval/" + name : "eval/" + set + "_" + name, value);
+  }
+  for (const auto& [name, value] : named_scores(result.answers)) {
+    row[name] = value;
+    tagged.emplace_back("eval/" + name, value);
   }
   write_line(row.dump());
   if (events_ == nullptr) return;

@@ -54,6 +54,12 @@ struct StepRow {
   double wait_seconds = 0;  // of compute waiting for transfers; not in the file
 };
 
+// Of answers to eval.generate.data.
+struct AnswerScores {
+  NamedScores scores = {};  // {"exact_match", ...} and what eval.generate.command printed
+  int64_t answers = 0;
+};
+
 // Over the eval set: the sum of weight * nll divided by that of the targets' weights, as in training. Of rows
 // of choices only the right endings count, as in training.
 struct EvalResult {
@@ -61,10 +67,15 @@ struct EvalResult {
   double token_accuracy = 0;  // as in StepRow
   int64_t target_tokens = 0;
   std::optional<ChoiceScores> choices = {};  // of a set of choices
+  AnswerScores answers = {};                 // recorded beside the loss of the first set
 };
 
 // {"token_accuracy", ...} and those of choices: as they are recorded beside the loss.
 NamedScores named_scores(const EvalResult& result);
+// {"generate_exact_match", ...}: likewise; they are of no set.
+NamedScores named_scores(const AnswerScores& answers);
+// "exact_match 0.2500, token_f1 0.4000 over 12 answers".
+std::string describe(const AnswerScores& answers);
 
 // Percentage of I/O time during which compute did not wait; 100 without I/O.
 double hidden_pct(double busy_seconds, double wait_seconds);

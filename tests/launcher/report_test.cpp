@@ -75,6 +75,18 @@ TEST_F(Report, EachEvaluationSetHasItsCurveAndTheFirstStaysTheFirst) {
   EXPECT_EQ(curves.series()["step"], Json({1, 2, 4, 5}));
 }
 
+TEST_F(Report, ScoresOfAnswersHaveTheirCurves) {
+  for (const int step : {0, 3})
+    append("metrics.jsonl",
+           Json{{"step", step}, {"eval_loss/a", 2}, {"generate_rouge_l", step / 4.0}, {"generate_mine", 7}}
+                   .dump() +
+               "\n");
+  Curves curves(run_ + "/metrics.jsonl");
+  curves.read();
+  EXPECT_EQ(curves.scores(), Json::parse(R"([{"name": "mine", "points": [[0, 7.0], [3, 7.0]]},
+                                             {"name": "rouge_l", "points": [[0, 0.0], [3, 0.75]]}])"));
+}
+
 TEST_F(Report, ALongRunKeepsItsLeastAndItsMostInFewPoints) {
   steps(1, 4999);
   append("metrics.jsonl", "{\"step\":5000,\"loss\":77,\"tokens\":10,\"step_ms\":5}\n");

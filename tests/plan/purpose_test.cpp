@@ -128,6 +128,34 @@ TEST(Purpose, TrainingHasRoomForItsSamples) {
   }
 }
 
+// Scored answers are generated several together, in training and in an evaluation.
+TEST(Purpose, EvaluationsHaveRoomForScoredAnswers) {
+  for (const PlanPurpose purpose : {PlanPurpose::kTrain, PlanPurpose::kEvaluate}) {
+    Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = purpose};
+    c.config.data.max_length = 4096;
+    c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), -1);
+    c.config.eval.generate.data = {"asked.jsonl"};
+    const int64_t token = 16 * 2 * 8 * 64 * 2;
+    EXPECT_EQ(c.plan().cache_texts, kScoredTexts);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), kScoredTexts * kSamplePositions * token);
+    // A batch of texts has to fit the micro-batch's tables.
+    c.config.data.max_length = 12;
+    EXPECT_EQ(c.plan().cache_texts, 3);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), 3 * 12 * token);
+  }
+  // However little memory there is, the numerics are those of a run without them.
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.train.global_batch = 64;
+  for (int gib = 20; gib < 40; gib += 4) {
+    c.machine = cpu_machine(gib);
+    c.config.eval.generate.data = {"asked.jsonl"};
+    const NumericsPlan with = c.draft().numerics;
+    c.config.eval.generate.data.clear();
+    EXPECT_EQ(with, c.draft().numerics) << gib;
+  }
+}
+
 // With too little memory for the weights they pass through slots; offload.* of the other classes is nobody's.
 TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
   Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = PlanPurpose::kEvaluate};

@@ -158,7 +158,8 @@ class DrawKeys {
   }
   std::string value(const std::string&, const KeyInfo&) { return ""; }
   std::string value(const EvalSets&, const KeyInfo&) { return ""; }
-  std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }
+  template <class E>
+  requires std::is_enum_v<E> std::string value(const std::vector<E>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<int64_t>&, const KeyInfo&) { return ""; }
