@@ -159,7 +159,7 @@ void settle_model(Config& config, const Environment& environment) {
     model = meant;
     return;
   }
-  if (config.train.method != Method::kLora) return;
+  if (!trains_adapter(config)) return;
   std::error_code ignored;
   if (!adapter.empty() && !fs::equivalent(adapter, meant, ignored)) {
     throw Error(Exit::kConfig, {.area = "CONF-20",

@@ -95,7 +95,7 @@ Settings settings_of(const std::string& path) {
   try {
     const Config config = load_config(path);
     out.base = config.model.path;
-    out.lora = config.train.method == Method::kLora;
+    out.lora = trains_adapter(config);
     const std::string text = read_small_file(path, kMiB);
     const std::vector<std::string> resolved = auto_keys(text);
     out.changed = changes(Config(), config, resolved);

@@ -129,7 +129,7 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("groups", groups), add("stateless", stateless);
+  add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind));
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
@@ -154,6 +154,7 @@ std::string Variant::numbers() const {
                               int64_t{fp32_adapters},
                               r,
                               int64_t{dora},
+                              static_cast<int64_t>(kind),
                               int64_t{nodes},
                               int64_t{groups},
                               int64_t{stateless},
@@ -221,7 +222,10 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
                .rslora = false,
                .dora = run.dora,
                .dropout = 0.1,
-               .targets = {"q_proj", "v_proj", "down_proj"}},
+               .targets = run.kind == AdapterKind::kNorms
+                              ? std::vector<std::string>{"input_layernorm", "q_norm", "norm"}
+                              : std::vector<std::string>{"q_proj", "v_proj", "down_proj"},
+               .kind = run.kind},
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
                           run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
@@ -301,9 +305,9 @@ void Training::load() {
   const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1},
       adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  const AdapterBase drawn{.directory = "", .dtype = run_.dtype, .scale = adapter_.scale()};
+  const AdapterBase drawn{.directory = "", .dtype = run_.dtype};
   if (run_.lora && run_.dora)
-    initialise_from_base(adapters, 1, drawn, rank_->weights());
+    initialise_from_base(adapters, 1, drawn, adapter_, rank_->weights());
   else if (run_.lora)
     initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();

@@ -34,7 +34,7 @@ enum class Family {
   kGemma4,
 };
 
-// A run of the matrix. The first nineteen decide the numbers, the rest must not.
+// A run of the matrix. The first twenty decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -50,6 +50,7 @@ struct Variant {
   bool fp32_adapters = false;                // with LoRA: whatever dtype is
   int64_t r = 4;                             // of adapters
   bool dora = false;                         // with LoRA: with trained lengths of rows
+  AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
   bool weighed = false;                      // by an objective that makes weights of the nll
