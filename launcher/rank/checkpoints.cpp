@@ -251,7 +251,7 @@ Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
   out.step = trainer.steps();
   const TrainerState state = trainer.state();
   out.run = {{"trainer", state_json(state)}, {"metrics_bytes", metrics_bytes}};
-  out.numerics = Json::parse(numerics_json(job_.plan.numerics));
+  out.numerics = Json::parse(numerics_json(job_.plan.recorded_numerics()));
   std::string keys;
   for (const KeyText& key : list_keys(resolved_config(job_, run_))) {
     if (!changes_results(key.tag)) continue;

@@ -29,7 +29,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.run.device = job.stream.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   config.run.threads = job.plan.numerics.threads;
   config.train.micro_batch = job.plan.numerics.micro_batch;
-  config.train.recompute = job.plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.recompute = job.plan.recompute();
   config.train.update = job.plan.placement.in_backward() ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
   if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
@@ -54,7 +54,7 @@ void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
   log_to_file(path("log.txt"));
   holds_ = std::filesystem::exists(path("config.toml"));
   // First: a reader of this configuration must find its numerics.
-  write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
+  write(kNumericsFile, numerics_json(job.plan.recorded_numerics()) + "\n");
   const std::string text = read_small_file(asked, kMiB);
   const std::string mark = preset_mark(preset_of(text)) + auto_mark(job.config, text);
   write("config.toml", mark + print_config(resolved_config(job, directory_)));

@@ -42,7 +42,7 @@ enum class Reasoning : uint8_t { kKeep, kDrop };
 // load_config makes kQlora kLora with model.quantize.
 enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms };
 enum class GradientDType : uint8_t { kF32, kBF16 };
-enum class Recompute : uint8_t { kAuto, kNone, kBlock };
+enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class LrSchedule : uint8_t {
@@ -72,6 +72,26 @@ struct Budget {
   int64_t bytes = 0;  // used when share is 0
   double share = 0;   // of 1
   bool operator==(const Budget&) const = default;
+};
+
+inline constexpr int64_t kMostRecomputeEvery = 4096;
+// Activation checkpointing: the level of the blocks whose number `every` divides; the other blocks keep
+// everything. kNone keeps all that backward needs; kAttention keeps what attention has saved and the residual
+// stream, and computes the MLPs once more; kBlock keeps a block's input alone. No level changes a bit.
+struct RecomputeChoice {
+  Recompute level = Recompute::kAuto;
+  int64_t every = 1;
+
+  // A level alone is that of every block.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  constexpr RecomputeChoice(Recompute of_all = Recompute::kAuto, int64_t every_block = 1)
+      : level(of_all), every(every_block) {}
+  auto operator<=>(const RecomputeChoice&) const = default;
+  // Blocks are counted from 1, the first transformer block.
+  constexpr Recompute of(int64_t block) const { return block % every == 0 ? level : Recompute::kNone; }
+  // Every block keeps its input alone.
+  constexpr bool whole() const { return level == Recompute::kBlock && every == 1; }
+  constexpr bool chosen_by_plan() const { return level == Recompute::kAuto; }
 };
 
 // "90s", "30min", "8h".
@@ -155,7 +175,7 @@ struct TrainConfig {
   int64_t global_batch = 8;            // sequences per optimizer step, over all ranks
   std::optional<int64_t> micro_batch;  // sequences per forward pass on a rank; auto: the largest that fits
   GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their memory
-  Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, and run forward again in backward
+  RecomputeChoice recompute;                      // what blocks keep of their forward for their backward
   // in_backward: a block's gradient exists only between its backward and its update, in one slot that the
   // blocks share; with optimizer.clip = "global" a first backward measures the norm. A tied embedding's
   // gradient lies beside that slot, or, if it does not fit there and the norm is not global, is computed
@@ -305,6 +325,10 @@ constexpr DType storage_type(ModelDType type) {
       return DType::kF16;
   }
   return DType::kF32;
+}
+constexpr ModelDType model_type(DType type) {
+  if (type == DType::kF16) return ModelDType::kF16;
+  return type == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
 }
 // Whether losses are scaled: gradients of activations would be below fp16's smallest numbers.
 inline bool scales_loss(const Config& config) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "config/config.h"
@@ -102,8 +104,10 @@ struct EnumNames<GradientDType> {
 };
 template <>
 struct EnumNames<Recompute> {
-  static constexpr EnumName<Recompute> kAll[] = {
-      {Recompute::kAuto, "auto"}, {Recompute::kNone, "none"}, {Recompute::kBlock, "block"}};
+  static constexpr EnumName<Recompute> kAll[] = {{Recompute::kAuto, "auto"},
+                                                 {Recompute::kNone, "none"},
+                                                 {Recompute::kAttention, "attention"},
+                                                 {Recompute::kBlock, "block"}};
 };
 template <>
 struct EnumNames<UpdateTime> {
@@ -226,6 +230,19 @@ constexpr std::optional<E> parse_name(std::string_view name) {
     if (!found) found = find(EnumNames<E>::kOtherNames);
   }
   return found;
+}
+
+// "block", or "2" where every second block is recomputed.
+inline std::string recompute_name(const RecomputeChoice& recompute) {
+  return recompute.every > 1 ? std::to_string(recompute.every) : std::string(name_of(recompute.level));
+}
+inline std::optional<RecomputeChoice> parse_recompute(std::string_view name) {
+  if (const std::optional<Recompute> level = parse_name<Recompute>(name)) return *level;
+  int64_t every = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), every);
+  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
+  if (every < 1 || every > kMostRecomputeEvery) return std::nullopt;
+  return RecomputeChoice(Recompute::kBlock, every);
 }
 
 }  // namespace lm

@@ -66,6 +66,9 @@ template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
 }
+inline std::string value_text(const RecomputeChoice& value) {
+  return value.every > 1 ? recompute_name(value) : quote(recompute_name(value));
+}
 template <class T>
 std::string value_text(const std::optional<T>& value) {
   return value ? value_text(*value) : quote("auto");
@@ -147,6 +150,10 @@ inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
 template <class E>
 requires std::is_enum_v<E> std::string expected_text(const E*, const KeyInfo&) {
   return "one of" + choices_text<E>();
+}
+inline std::string expected_text(const RecomputeChoice*, const KeyInfo& info) {
+  return expected_text(static_cast<const Recompute*>(nullptr), info) + ", or an integer" +
+         range_text(info.range);
 }
 template <class T>
 std::string expected_text(const std::optional<T>*, const KeyInfo& info) {

@@ -170,7 +170,11 @@ void visit_train(TrainT& train, V& v) {
         {kNumerics, "dtype of accumulated gradients; bf16 halves their memory"});
   v.key("train", "recompute", train.recompute,
         {kPlacement,
-         "activation checkpointing; block: keep only block inputs, and run forward again in backward"});
+         "activation checkpointing: what blocks keep of their forward pass; none: all that backward needs; "
+         "attention: what attention has saved and the residual stream, and backward computes the MLPs again; "
+         "block: only block inputs, and backward runs forward again; N: every Nth block (N, 2N, ...) as with "
+         "block, the others as with none; auto: the level with the shortest predicted step that fits",
+         {.low = 1, .high = kMostRecomputeEvery}});
   v.key("train", "update", train.update,
         {kPlacement,
          "in_backward: update each block right after its backward, so that only one block's gradients are in "

@@ -148,6 +148,13 @@ bool read(const Entry& entry, E& field, const KeyInfo&) {
   if (value) field = *value;
   return value.has_value();
 }
+inline bool read(const Entry& entry, RecomputeChoice& field, const KeyInfo& info) {
+  Recompute level = Recompute::kBlock;
+  int64_t every = 1;
+  if (!read(entry, every, info) && !read(entry, level, info)) return false;
+  field = {level, every};
+  return true;
+}
 template <class T>
 bool read(const Entry& entry, std::optional<T>& field, const KeyInfo& info) {
   const auto* text = entry.node->as_string();
@@ -265,6 +272,10 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
   const auto text = word(entry);
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";
+}
+
+inline std::string word_hint(const Entry& entry, const RecomputeChoice*) {
+  return word_hint(entry, static_cast<const Recompute*>(nullptr));
 }
 
 template <class E>

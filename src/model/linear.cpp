@@ -123,11 +123,15 @@ View dropped(const Context& context, const Adapter& adapter, const DeviceBatch& 
 
 // An adapter of another type than the model works in its own on copies, in the arena, of what the model gives
 // it: what it adds to a product is added there, and the sum rounded once.
-View in_type_of(const Context& context, const Linear& linear, const View& x) {
-  if (linear.adapters.empty() || linear.adapters.front().a.weight.dtype == x.dtype) return x;
-  const View copy = context.tensor(x.rows, x.columns, linear.adapters.front().a.weight.dtype);
+View in_type_of(const Context& context, const Adapter& adapter, const View& x) {
+  if (adapter.a.weight.dtype == x.dtype) return x;
+  const View copy = context.tensor(x.rows, x.columns, adapter.a.weight.dtype);
   context.kernels.copy_rows({.from = x, .to = copy}, context.stream);
   return copy;
+}
+
+View in_type_of(const Context& context, const Linear& linear, const View& x) {
+  return linear.adapters.empty() ? x : in_type_of(context, linear.adapters.front(), x);
 }
 
 // Back from such a copy.
@@ -175,14 +179,13 @@ void reduce(const Context& context, const Linear& linear, const DeviceBatch& bat
 }
 
 // out = base + s B reduced, of the adapter's rows. `base` may be out.
-void add_adapter(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                 size_t adapter_number, const View& base, const View& out, const LinearSaved& saved) {
+void add_adapter(const Context& context, const DeviceBatch& batch, const Adapter& adapter,
+                 const View& reduced, const View& base, const View& out) {
   const ArenaFrame frame(context.arena);
-  const Adapter& adapter = linear.adapters[adapter_number];
-  const View sum = in_type_of(context, linear, base);
+  const View sum = in_type_of(context, adapter, base);
   const View to = sum.dtype == out.dtype ? out : sum;
   multiply(context, batch,
-           {.a = saved.reduced[adapter_number],
+           {.a = reduced,
             .b = adapter.b.weight,
             .out = to,
             .addend = sum,
@@ -222,7 +225,7 @@ void forward_scaled(const Context& context, const Linear& linear, const DeviceBa
   });
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const View slice = z.column_range(linear.adapters[i].first, linear.adapters[i].rows);
-    add_adapter(context, linear, batch, i, slice, slice, saved);
+    add_adapter(context, batch, linear.adapters[i], saved.reduced[i], slice, slice);
   }
   if (pass.y.defined()) scale_output(context, linear, pass, saved);
 }
@@ -242,7 +245,7 @@ void forward_scaled_dropped(const Context& context, const Linear& linear, const 
                {.a = input, .b = rows, .out = base.column_range(first, rows.rows), .transpose_b = true});
       save_norms(context, linear, products, rows, adapter.first + first, saved);
     });
-    add_adapter(context, linear, batch, i, base, z, saved);
+    add_adapter(context, batch, adapter, saved.reduced[i], base, z);
     if (pass.y.defined())
       add_scaled(context, z, base, pass.y.column_range(adapter.first, adapter.rows),
                  saved.factors.floats() + adapter.first);
@@ -317,7 +320,7 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   if (scaled) return forward_scaled_dropped(context, linear, batch, pass, saved);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const View slice = y.column_range(linear.adapters[i].first, linear.adapters[i].rows);
-    add_adapter(context, linear, batch, i, slice, slice, saved);
+    add_adapter(context, batch, linear.adapters[i], saved.reduced[i], slice, slice);
   }
 }
 

@@ -9,8 +9,9 @@ namespace lm {
 
 // The activations of a group of micro-batches lie in the arena in the order forward makes them:
 //   [batch 0] [carried 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] ...
-// and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
-// backward of b. Inputs that live off the device lie in their slots instead.
+// and backward gives them back from the end, block by block. [saved b] is the part that the block's level of
+// recomputation keeps; the other part lies behind everything, around forward and around backward of b. Inputs
+// that live off the device lie in their slots instead.
 //
 // Where a tied table's gradient is made last, before all of that lie what it is made of and the slot of the
 // blocks' gradients; when these have ended, it takes the slot's place and what lies behind:
@@ -234,16 +235,14 @@ void Pass::forward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
   const View x_in = input(block, micro);
-  if (config_.recompute) {
-    const View x_out = make_input(block + 1, micro);
-    const ArenaFrame frame(context_.arena);
-    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
-    block_forward(context_, bound, m.device, x_in, dropped, x_out);
-    return;
-  }
+  const Recompute level = config_.recompute.of(block);
+  BlockSaved& saved = m.saved[b];
   if (first_of_group(micro)) mark_[b] = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
-  block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kKept, saved);
+  const View x_out = make_input(block + 1, micro);
+  const ArenaFrame frame(context_.arena);
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, saved);
+  block_forward(context_, bound, m.device, x_in, saved, x_out);
 }
 
 // Forward of a block that has no backward.
@@ -291,8 +290,9 @@ void Pass::recompute(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
   recompute_mark_ = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
-  block_forward(context_, bound, m.device, input(block, micro), m.saved[b], {});
+  const Recompute level = config_.recompute.of(block);
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, m.saved[b]);
+  block_recompute(context_, bound, m.device, input(block, micro), level, m.saved[b]);
 }
 
 void Pass::backward(int64_t block, int64_t micro) {
@@ -306,11 +306,9 @@ void Pass::backward(int64_t block, int64_t micro) {
   if (block + 1 == head_) zero_lent_gradients(context_, m.carried);
   block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
                  {.dx = m.dx, .first = micro == 0, .want_dx = block > first_trained_});
-  if (config_.recompute) {
-    context_.arena.rewind(recompute_mark_);
-  } else if (last_of_group(micro)) {
-    context_.arena.rewind(mark_[b]);
-  }
+  if (config_.recompute.of(block) != Recompute::kNone) context_.arena.rewind(recompute_mark_);
+  // Inputs alone stay until the group ends: a second backward may want them.
+  if (!config_.recompute.whole() && last_of_group(micro)) context_.arena.rewind(mark_[b]);
   if (block == config_.first_trained) end_group(micro);
 }
 

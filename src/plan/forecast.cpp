@@ -104,7 +104,7 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
       static_cast<double>(dtype_size(plan.numerics.dtype));
   const bool frozen = in.layout.blocks.front().frozen_bytes > 0;
   const auto updated = frozen ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
-  const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
+  const double lookups = plan.step.measures() && !plan.recompute().whole() ? 2 : 1;
   plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/tier.h"
@@ -93,6 +94,8 @@ struct PlacementPlan {
   // A tied embedding's, too: it is made last, and the slot lies in the arena (model/pass.h).
   bool table_last = false;
   int64_t group = 1;  // micro-batches that pass a block before the next
+  // The level of recomputation, if another one than the numerics' makes a shorter step (recompute_level.h).
+  std::optional<RecomputeChoice> recompute = {};
   // Of each array of the weight pool: what moves is frozen, of LoRA the base (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};
   IoEngineChoice engine = IoEngineChoice::kAuto;

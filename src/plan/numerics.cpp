@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "config/config_names.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
@@ -63,7 +64,8 @@ void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
 }
 
 // The largest candidate that fits under a policy; 0 when none does.
-int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes, bool recompute) {
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes,
+                            RecomputeChoice recompute) {
   plan.numerics.recompute = recompute;
   const std::vector<int64_t> candidates = micro_batch_candidates(in);
   const auto fits = [&](int64_t m) {
@@ -82,24 +84,25 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
-  const Recompute wanted = in.config.train.recompute;
+  const int64_t least = micro_batch_candidates(in).back();
+  NumericsPlan& n = plan.numerics;
+  if (!in.config.train.recompute.chosen_by_plan()) {
+    n.recompute = in.config.train.recompute;
+    return set_micro_batch(in, std::max(largest_micro_batch(in, plan, homes, n.recompute), least), n);
+  }
   // Block inputs off the device are of use only where nothing else is saved.
   const bool off_device = homes.activations != nearest_tier(in.device);
-  const int64_t none =
-      wanted == Recompute::kBlock || off_device ? 0 : largest_micro_batch(in, plan, homes, false);
-  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
+  const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, homes, Recompute::kNone);
+  const int64_t block = largest_micro_batch(in, plan, homes, Recompute::kBlock);
   const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
   const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
-  NumericsPlan& n = plan.numerics;
-  n.recompute = wanted == Recompute::kBlock || (wanted == Recompute::kAuto && !keep);
-  set_micro_batch(in, std::max(n.recompute ? block : none, micro_batch_candidates(in).back()), n);
-  if (wanted == Recompute::kAuto) {
-    const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
-    plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
-                            keep       ? "saved activations fit"
-                            : none > 0 ? larger
-                                       : "saved activations would not fit"});
-  }
+  n.recompute = keep ? Recompute::kNone : Recompute::kBlock;
+  set_micro_batch(in, std::max(keep ? none : block, least), n);
+  const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
+  plan.choices.push_back({"train.recompute", recompute_name(n.recompute),
+                          keep       ? "saved activations fit"
+                          : none > 0 ? larger
+                                     : "saved activations would not fit"});
 }
 
 std::string micro_batch_reason(const PlanInput& in) {
@@ -199,13 +202,13 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   n.stateless = now.stateless;
   n.ranks = now.ranks;
   if (recorded.ranks != now.ranks) n.machine_ranks = now.machine_ranks;
-  if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
+  if (!config.train.recompute.chosen_by_plan()) n.recompute = config.train.recompute;
   set_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
     if (automatic) choices.push_back({key, value, "as this run has recorded"});
   };
   choose("run.threads", !config.run.threads, std::to_string(n.threads));
-  choose("train.recompute", config.train.recompute == Recompute::kAuto, n.recompute ? "block" : "none");
+  choose("train.recompute", config.train.recompute.chosen_by_plan(), recompute_name(n.recompute));
   choose("train.micro_batch", !config.train.micro_batch, std::to_string(n.micro_batch));
   if (recorded.ranks != now.ranks)
     choices.push_back(

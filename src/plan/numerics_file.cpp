@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "config/config_names.h"
 #include "plan/numerics.h"
 
 namespace lm {
@@ -24,7 +25,7 @@ std::string numerics_json(const NumericsPlan& n) {
       {"micro_batches", n.micro_batches},
       {"row_chunk", n.row_chunk},
       {"round_rows", n.round_rows},
-      {"recompute", n.recompute ? "block" : "none"},
+      {"recompute", recompute_name(n.recompute)},
       {"threads", n.threads},
       {"documents_at_once", n.documents_at_once},
       {"kernel_set", n.kernel_set},
@@ -64,7 +65,10 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     n.micro_batch = count("micro_batch", int64_t{1} << 30);
     n.row_chunk = count("row_chunk", int64_t{1} << 30);
     n.round_rows = json.at("round_rows").get<bool>();
-    n.recompute = json.at("recompute").get<std::string>() == "block";
+    const std::string recompute = json.at("recompute");
+    const std::optional<RecomputeChoice> level = parse_recompute(recompute);
+    if (!level || level->chosen_by_plan()) throw std::runtime_error("recompute has no level");
+    n.recompute = *level;
     n.threads = static_cast<int>(count("threads", 4096));
     n.kernel_set = json.at("kernel_set").get<std::string>();
     n.libraries = json.value("libraries", "");  // a record without it is older

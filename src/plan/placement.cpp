@@ -88,10 +88,11 @@ bool shards_weights(const PlanInput& in, Home home) {
 // A gradient that several micro-batches or groups add to is exchanged when it is whole, so that every stage
 // adds in the same order: until then each rank needs all of it, unless all micro-batches pass a block
 // together.
-bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numerics) {
+bool shards_gradients(const PlanInput& in, Home home, const Plan& plan) {
+  const int64_t micro_batches = plan.numerics.micro_batches;
   return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute) &&
-         numerics.micro_batches <= kMostInGroup && !is_off_device(home, in.device);
+         !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
+         micro_batches <= kMostInGroup && !is_off_device(home, in.device);
 }
 
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
@@ -119,7 +120,7 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
-  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan.numerics);
+  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
   plan.placement.pool(Pool::kGradients) = shards ? make_shards(std::move(bytes), in.world.ranks)
@@ -188,7 +189,7 @@ void place_activations(const PlanInput& in, Home home, Plan& plan) {
   const int64_t each =
       plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool off_device =
-      is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
+      is_off_device(home, in.device) && plan.recompute().whole() && plan.placement.group <= kMostInGroup;
   plan.placement.inputs = {in.first_trained()};
   const int64_t arrays = (plan.placement.inputs.place(last_block(in)) + 1) * plan.placement.group;
   std::vector<int64_t> bytes;
@@ -298,7 +299,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   // inputs fit.
   const bool off_device =
       is_off_device(homes.weights, in.device) || is_off_device(homes.gradients, in.device);
-  p.group = off_device && plan.numerics.recompute && in.trains()
+  p.group = off_device && plan.recompute().whole() && in.trains()
                 ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
                 : 1;
   p.gradients_in_slot.clear();
@@ -306,7 +307,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.table_last = homes.table_last;
   // A tied embedding's gradient is begun by the head, unless it is made last, and complete at the end alone.
   if (homes.in_backward && in.spec.tied && !p.table_last) p.gradients_in_slot.front() = 0;
-  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan.numerics);
+  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan);
   if (one_group) p.group = plan.numerics.micro_batches;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);

@@ -107,6 +107,14 @@ struct Plan {
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason
   StepConfig step;                   // what a rank runs and a dry run counts; made with every size
   Prediction prediction;
+
+  RecomputeChoice recompute() const { return placement.recompute.value_or(numerics.recompute); }
+  // What a run records: it resumes with the same level of recomputation.
+  NumericsPlan recorded_numerics() const {
+    NumericsPlan out = numerics;
+    out.recompute = recompute();
+    return out;
+  }
 };
 
 // What the plan's numerics and placement make of a step.

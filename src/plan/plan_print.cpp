@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "plan/forecast.h"
 #include "plan/plan.h"
+#include "plan/recompute_level.h"
 #include "plan/step_lanes.h"
 
 namespace lm {
@@ -85,7 +86,7 @@ std::string step_lines(const Plan& plan) {
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
       fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}{}\n",
-                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
+                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(plan.recompute()),
                   plan.placement.in_backward() ? ", updates inside backward" : "",
                   n.products == Products::kTF32 ? ", fp32 products as TF32" : "");
   if (plan.placement.group > 1)
@@ -220,7 +221,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
       {"nodes", plan.world.nodes},
       {"traffic", traffic_json(plan)},
       {"phases", phases_json(plan.prediction)},
-      {"numerics", Json::parse(numerics_json(plan.numerics))},
+      {"numerics", Json::parse(numerics_json(plan.recorded_numerics()))},
       {"placement", placement_json(plan.placement)},
       {"choices", choices}};
   if (!lanes.empty()) out["timeline"] = timeline_json(lanes);

@@ -36,7 +36,8 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
   }
   add(plan.cache_positions > 0, "train.sample_prompts = []",
       [](Config& c) { c.train.sample_prompts.clear(); });
-  add(!n.recompute, "train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; });
+  add(!plan.recompute().whole(), "train.recompute = \"block\"",
+      [](Config& c) { c.train.recompute = Recompute::kBlock; });
   add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",
       [](Config& c) { c.train.update = UpdateTime::kAuto; });
   add_disk();

@@ -59,7 +59,7 @@ class Rehearsal {
  public:
   Rehearsal(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
             std::set<GemmShape>* gemms = nullptr)
-      : layers_(whole.spec, whole.layout),
+      : layers_(whole.spec, whole.layout, step.recompute),
         first_trained_(step.first_trained),
         model_{layers_.spec(), layers_.layout(), whole.adapter},
         step_(of_model(step, layers_, batch)),

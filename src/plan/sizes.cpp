@@ -16,6 +16,7 @@
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/generation.h"
+#include "plan/recompute_level.h"
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
 #include "plan/update_work.h"
@@ -257,7 +258,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
-              off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
+              off_device_bytes(inputs), saved_text(plan.recompute()));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
@@ -353,7 +354,7 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
   return {.units = p.units(),
           .micro_batches = n.micro_batches,
           .tied = spec.tied,
-          .recompute = n.recompute,
+          .recompute = plan.recompute(),
           .clip = clip,
           .group = p.group,
           .ranks = p.ranks,

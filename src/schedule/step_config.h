@@ -88,7 +88,7 @@ struct StepConfig {
   std::vector<ScheduleUnit> units;
   int64_t micro_batches = 1;  // of a full step; of a list, its own
   bool tied = false;
-  bool recompute = false;  // blocks keep their inputs only
+  RecomputeChoice recompute = Recompute::kNone;  // never kAuto
   Clip clip = Clip::kGlobal;
   // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
   // the device each of their bytes crosses its link once per pass and group.
@@ -137,7 +137,7 @@ struct StepConfig {
   // A first backward is for the norm alone, a second one makes the gradients once more for the updates.
   bool measures() const { return clip == Clip::kGlobal && in_backward; }
   // The first of two backwards leaves block inputs to the second.
-  bool keeps_inputs() const { return measures() && recompute; }
+  bool keeps_inputs() const { return measures() && recompute.whole(); }
   int64_t segments() const;  // of a cut head; 0: it is whole
   bool cut_head() const { return segments() > 0; }
 

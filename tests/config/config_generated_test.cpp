@@ -31,7 +31,8 @@ enum class Kind {
   kSize,
   kBudget,
   kTime,
-  kInterval
+  kInterval,
+  kLevel
 };
 
 struct KeyCase {
@@ -84,6 +85,9 @@ Kind kind_of(const Duration*) {
 }
 Kind kind_of(const Interval*) {
   return Kind::kInterval;
+}
+Kind kind_of(const RecomputeChoice*) {
+  return Kind::kLevel;
 }
 Kind kind_of(const Budget*) {
   return Kind::kBudget;

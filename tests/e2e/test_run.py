@@ -224,8 +224,8 @@ def test_a_run_repeats_bit_for_bit_with_other_placements(work, full):
     assert len({*hashes, json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)["weights_hash"]}) == 1
 
 
-@pytest.mark.parametrize("changes", [{"train__micro_batch": 8}, {"train__micro_batch": 1}, {"train__recompute": "block"}],
-                         ids=["1x8", "8x1", "recompute"])
+@pytest.mark.parametrize("changes", [{"train__micro_batch": 8}, {"train__micro_batch": 1}, {"train__recompute": "block"},
+                                     {"train__recompute": "attention"}], ids=["1x8", "8x1", "recompute", "attention"])
 def test_slicing_the_batch_changes_the_loss_by_less_than_a_millionth(work, full, changes):
     lmlaunch(config(work, "sliced", **changes), "run.dir=runs/sliced_" + str(list(changes.values())[0]), cwd=work)
     name = "sliced_" + str(list(changes.values())[0])

@@ -2,7 +2,8 @@
 // code:
 //
 //   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16|fp16] [--steps N] [--lr X]
-//     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
+//     [--weight-decay X] [--recompute none|attention|block|N] [--micro-batches M] [--adapter PEFT_DIR]
+//     [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
@@ -199,7 +200,7 @@ struct Case {
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
     plan.numerics.micro_batches = micro_batches;
     plan.numerics.row_chunk = 48;
-    plan.numerics.recompute = arguments.get("recompute", "none") == "block";
+    plan.numerics.recompute = parse_recompute(arguments.get("recompute", "none")).value();
     plan.numerics.threads = threads;
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
@@ -241,12 +242,10 @@ struct Case {
     config.train.micro_batch = 1;
     config.train.global_batch = micro_batches;
     config.train.method = adapter ? Method::kLora : Method::kFull;
-    config.train.recompute = plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.recompute = plan.numerics.recompute;
     config.train.gradients =
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-    config.model.dtype = dtype == DType::kF16    ? ModelDType::kF16
-                         : dtype == DType::kBF16 ? ModelDType::kBF16
-                                                 : ModelDType::kF32;
+    config.model.dtype = model_type(dtype);
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;

@@ -91,8 +91,8 @@ def test_what_a_model_drops_is_dropped_in_training_alone(name, keys, tmp_path, m
     assert dropped.calls == 1 + 2 * len(read_layers(model))
     evaluated = reference.forward(model.eval(), documents)[1].item()
     runs = [tool.run(tmp_path / "base", documents, tmp_path / "run", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY, **more)
-            for more in (dict(recompute="none"), dict(recompute="block"), dict(recompute="block", off_device="disk"))]
-    assert runs[1]["bytes"] == runs[0]["bytes"]
+            for more in (dict(recompute="none"), dict(recompute="block"), dict(recompute="block", off_device="disk"), dict(recompute="attention"))]
+    assert runs[1]["bytes"] == runs[0]["bytes"] and runs[3]["bytes"] == runs[0]["bytes"]
     # The tool does not write gradients that lie on disk.
     assert torch.equal(runs[2]["losses"], runs[0]["losses"]) and torch.equal(runs[2]["norms"], runs[0]["norms"])
     assert runs[2]["masters"].keys() == runs[0]["masters"].keys() and all(torch.equal(runs[2]["masters"][k], v) for k, v in runs[0]["masters"].items())

@@ -174,7 +174,7 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   EXPECT_EQ(std::ranges::find(of_the_door.choices, "libraries", &Choice::key), of_the_door.choices.end());
   // Recomputation changes no bit and may be asked for.
   later.config.train.recompute = Recompute::kBlock;
-  EXPECT_TRUE(later.draft().numerics.recompute);
+  EXPECT_TRUE(later.draft().numerics.recompute.whole());
   EXPECT_EQ(later.draft().numerics.micro_batch, recorded.micro_batch);
 }
 

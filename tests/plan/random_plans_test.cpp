@@ -49,6 +49,11 @@ void count_free(void* memory) {
 void* operator new(size_t bytes) {
   return count_allocation(std::malloc(bytes));
 }
+// As std::stable_sort allocates: a sanitizer's own would not match our delete.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  void* const memory = std::malloc(bytes);
+  return memory == nullptr ? nullptr : count_allocation(memory);
+}
 void operator delete(void* memory) noexcept {
   count_free(memory);
 }
@@ -148,6 +153,9 @@ class DrawKeys {
   }
   std::string value(const Duration&, const KeyInfo&) { return "\"8h\""; }
   std::string value(const Interval&, const KeyInfo&) { return "100"; }
+  std::string value(const RecomputeChoice&, const KeyInfo& info) {
+    return draw_.one_in(4) ? value(int64_t{1}, info) : value(Recompute::kAuto, info);
+  }
   std::string value(const std::string&, const KeyInfo&) { return ""; }
   std::string value(const EvalSets&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }

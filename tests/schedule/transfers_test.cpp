@@ -91,7 +91,7 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
 }
 
 TEST(Transfers, ParkInputsUntilTheirBackward) {
-  const StepConfig run{.units = schedule_units(3), .recompute = true};
+  const StepConfig run{.units = schedule_units(3), .recompute = Recompute::kBlock};
   const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
@@ -231,7 +231,8 @@ TEST(Transfers, KeepAGradientUntilItsLastTile) {
 }
 
 TEST(Transfers, BringABlocksInputToNoSegment) {
-  const StepConfig run{.units = schedule_units(1, 2), .micro_batches = 2, .recompute = true, .group = 2};
+  const StepConfig run{
+      .units = schedule_units(1, 2), .micro_batches = 2, .recompute = Recompute::kBlock, .group = 2};
   const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
   const StepSchedule step = make_schedule(run);
   int norm = 0;
@@ -249,7 +250,7 @@ StepConfig random_case(std::mt19937& random) {
   StepConfig c{.units = {},
                .micro_batches = draw(1, 5),
                .tied = draw(0, 1) == 1,
-               .recompute = draw(0, 1) == 1,
+               .recompute = draw(0, 1) == 1 ? Recompute::kBlock : Recompute::kNone,
                .clip = static_cast<Clip>(draw(0, 2)),
                .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
@@ -268,7 +269,7 @@ StepConfig random_case(std::mt19937& random) {
   };
   if (draw(0, 1) == 1) c.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && !c.in_backward) c.pool(Pool::kGradients) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && c.recompute) {
+  if (draw(0, 1) == 1 && c.recompute.whole()) {
     c.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.group), 1),
                                   draw(2, 5)};
   }

@@ -120,11 +120,11 @@ std::string Variant::text() const {
   const auto add = [&](const char* name, int64_t value) {
     out += std::string(name) + "=" + std::to_string(value) + " ";
   };
-  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
-      add("micro", micro_batches);
-  add("rule", static_cast<int>(rule));
+  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip));
+  add("micro", micro_batches), add("rule", static_cast<int>(rule));
   add("bf16", dtype == DType::kBF16), add("fp16", dtype == DType::kF16),
       add("master", static_cast<int>(master)), add("recompute", recompute);
+  add("level", static_cast<int>(level.level)), add("every", level.every);
   add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
@@ -167,6 +167,11 @@ DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
 }
 
+RecomputeChoice drawn_level(int i) {
+  constexpr RecomputeChoice kLevels[] = {Recompute::kAttention, {Recompute::kBlock, 2}, Recompute::kBlock};
+  return kLevels[i % 3];
+}
+
 Variant drawn_variant(std::mt19937& random, int i) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   Variant run;
@@ -182,6 +187,7 @@ Variant drawn_variant(std::mt19937& random, int i) {
   run.weights = draw(0, 1) == 1;
   run.activations = draw(0, 1) == 1;
   run.recompute = run.activations || draw(0, 1) == 1;
+  if (!run.activations) run.level = drawn_level(i);
   run.mixed = draw(0, 2) == 0;
   run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
   run.slots = draw(1, 4);
@@ -234,12 +240,10 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.data.max_length = kLength;
   config.train.global_batch = 2 * run.micro_batches;
   config.train.micro_batch = 2;
-  config.train.recompute = run.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.recompute = run.recompute ? run.level : Recompute::kNone;
   config.train.method = run.lora ? Method::kLora : Method::kFull;
   config.train.gradients = run.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-  config.model.dtype = run.dtype == DType::kF32    ? ModelDType::kF32
-                       : run.dtype == DType::kBF16 ? ModelDType::kBF16
-                                                   : ModelDType::kF16;
+  config.model.dtype = model_type(run.dtype);
   config.lora.dtype = run.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;

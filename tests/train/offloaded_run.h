@@ -57,6 +57,7 @@ struct Variant {
   int64_t overflows_at = 3;                  // of an fp16 model: the step whose loss scale is too large
 
   bool recompute = false;
+  RecomputeChoice level = Recompute::kBlock;                                        // where it recomputes
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
   bool mixed = false;    // the earlier half of each pool stays on the device
   int64_t granules = 1;  // of a tile
@@ -97,6 +98,8 @@ struct Outcome {
 };
 
 DeviceType device();
+// What else blocks may keep where their inputs are not offloaded, by turns.
+RecomputeChoice drawn_level(int i);
 // A draw from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x threads x
 // engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x masters x
 // gradients in fp32/bf16 x biases, norms of heads, windows; the rules take turns with `i`.
