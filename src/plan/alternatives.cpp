@@ -40,11 +40,10 @@ std::vector<Settings> methods(const PlanInput& in) {
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
   const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
                            [](Config& c) { c.train.method = Method::kLora; });
-  const Setting qlora =
-      set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [full](Config& c) {
-        if (full) c.train.method = Method::kLora;
-        c.model.quantize = Quantize::kNf4;
-      });
+  const Setting qlora = set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
+    if (c.train.method == Method::kFull) c.train.method = Method::kLora;
+    c.model.quantize = Quantize::kNf4;
+  });
   // Of fresh ones; another type than fp32 does not count without adapters, and is not told.
   Setting type;
   if (full) type.apply = [](Config& c) { c.lora.dtype = LoraDType::kAuto; };

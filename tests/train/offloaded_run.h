@@ -82,6 +82,12 @@ struct Variant {
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;
 
+  AdapterSpec adapter() const {
+    std::vector<std::string> targets = {"q_proj", "v_proj", "down_proj"};
+    if (kind == AdapterKind::kNorms) targets = {"input_layernorm", "q_norm", "norm"};
+    const double alpha = 2.0 * static_cast<double>(r);
+    return {.r = r, .alpha = alpha, .dora = dora, .dropout = 0.1, .targets = targets, .kind = kind};
+  }
   std::string text() const;
   std::string numbers() const;  // what decides them
   DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }

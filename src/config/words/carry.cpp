@@ -22,7 +22,7 @@ void every(const Word& word, const Json& value, Draft& draft) {
 
 void adapter(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  if (name == "full" || name == "lora" || name == "qlora") {
+  if (name == "full" || name == "lora" || name == "qlora" || name == "ia3") {
     draft.method = name;
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
