@@ -227,7 +227,8 @@ struct Tried {
 
 // Plans as `lmlaunch plan` does, and every tenth as --compare.
 void plan_once(Draw& draw, const Config& config, bool* planned) {
-  const ModelSpec spec = draw_model(draw);
+  ModelSpec spec = draw_model(draw);
+  spec.model_type = "llama";  // peft has default modules for it
   const bool gpu = draw.one_in(2);
   Machine node = draw_machine(draw, gpu);
   for (const std::string& path : config.offload.paths)
