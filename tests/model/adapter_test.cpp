@@ -11,7 +11,6 @@
 #include "kernels/runtime.h"
 #include "model/bind.h"
 #include "model/merge.h"
-#include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 
 namespace lm {
@@ -241,11 +240,12 @@ TEST(Adapters, ScalesComputeWhatTorchDoes) {
   const c10::InferenceMode with_autograd(false);
   const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
   const at::Tensor in = leaf(x), scale = leaf(output), of_input = leaf(input);
-  const at::Tensor product = at::mm(in.mul(of_input.t()), weight.to(at::kDouble).t()).add(bias.t());
+  const at::Tensor product =
+      at::mm(in.mul(of_input.t()), weight.to(at::kDouble).t()).add(bias.to(at::kDouble).t());
   const at::Tensor all = at::cat(
       {at::ones({kFirst, 1}, at::kDouble), scale, at::ones({kOut - kFirst - kScaled, 1}, at::kDouble)});
-  const at::Tensor want = product.mul(all.t()).add(residual);
-  want.mul(dy).sum().backward();
+  const at::Tensor want = product.mul(all.t()).add(residual.to(at::kDouble));
+  want.mul(dy.to(at::kDouble)).sum().backward();
   expect_near(y, want, "y");
   expect_near(dx, in.grad(), "dx");
   expect_near(doutput, scale.grad(), "factors of the output");
