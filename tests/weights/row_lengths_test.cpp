@@ -30,7 +30,7 @@ TEST(RowLengths, OfAFreshAdapterAreTheBasesOwn) {
     const StreamView stream{DeviceType::kCpu, nullptr, 1};
     const LoadSetup base{spec, layout, dtype, stream, 2}, adapters{spec, layout, DType::kF32, stream, 2};
     initialise_weights(base, 7, store);
-    initialise_from_base(adapters, 7, {.directory = "", .dtype = dtype, .scale = 1.5}, store);
+    initialise_from_base(adapters, 7, {.directory = "", .dtype = dtype}, adapter, store);
     int magnitudes = 0;
     for (size_t b = 0; b < layout.blocks.size(); ++b) {
       for (const Trainable& entry : layout.blocks[b].trainables) {
