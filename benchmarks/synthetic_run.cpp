@@ -143,7 +143,7 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
     initialise_weights(load, 1, rank_->weights());
   }
   if (setup_.lora && adapter_.dora)
-    initialise_from_base(load, 1, {.directory = "", .dtype = DType::kBF16}, rank_->weights());
+    initialise_from_base(load, 1, {.directory = "", .dtype = DType::kBF16}, adapter_, rank_->weights());
   else if (setup_.lora)
     initialise_adapter(load, 1, rank_->weights());
   rank_->weights_ready();

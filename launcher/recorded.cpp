@@ -21,11 +21,11 @@ namespace {
 constexpr std::string_view kAutoMark = "# auto: ";
 
 // Settings that do not fit the model stay as they are: planning the run reports them.
-LoraConfig spelt_out(const ModelSpec& model, const LoraConfig& lora) {
+LoraConfig spelt_out(const ModelSpec& model, const Config& config) {
   try {
-    return resolved_lora(lora, configured_adapter(model, lora));
+    return resolved_lora(config.lora, configured_adapter(model, config));
   } catch (const Error&) {
-    return lora;
+    return config.lora;
   }
 }
 
@@ -117,7 +117,7 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
   Config before = recorded, after = asked;
   if (!asked.lora.init.empty()) take_decided(recorded.lora, after.lora);
   for (Config* config : {&before, &after})
-    if (config->train.method == Method::kLora) config->lora = spelt_out(model, config->lora);
+    if (trains_adapter(*config)) config->lora = spelt_out(model, *config);
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {

@@ -65,7 +65,7 @@ namespace {
 
 // The model whose modules an adapter's targets stand for; a full fine-tune does not need it.
 ModelSpec adapted_model(const Config& config, const std::string& model) {
-  return config.train.method == Method::kLora ? read_model_spec(model) : ModelSpec();
+  return trains_adapter(config) ? read_model_spec(model) : ModelSpec();
 }
 
 // Throws Error(10) if train.only or optimizer.groups names what the model does not have: the worker would
@@ -148,7 +148,7 @@ void record_end(const CheckedRun& run, const RunStatus& status, LiveReport& repo
   report.finish();
   const std::string model = run.directory + "/model";
   if (status.state == "done" && std::filesystem::is_directory(model))
-    write_model_card(model, run.directory, run.config.train.method == Method::kLora);
+    write_model_card(model, run.directory, trains_adapter(run.config));
 }
 
 }  // namespace lm

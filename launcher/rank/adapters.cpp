@@ -15,6 +15,7 @@
 #include "launcher/machine/survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
+#include "plan/adapter.h"
 #include "spec/architecture.h"
 #include "weights/adapter_files.h"
 
@@ -48,7 +49,7 @@ NamedAdapter open_adapter_argument(const std::string& text) {
     out.weight = weight.value_or(1);
   }
   out.subject = open_subject(place);
-  if (out.subject.config.train.method != Method::kLora || out.subject.trained.empty())
+  if (!trains_adapter(out.subject.config) || out.subject.trained.empty())
     throw usage_error(place + " is no adapter, and no run that trained one",
                       "name a directory with adapter_config.json, or a run");
   if (out.subject.checkpoint)
@@ -116,7 +117,7 @@ ScratchDirectory::~ScratchDirectory() {
 
 void add_adapters(const std::vector<std::string>& texts, const ScratchDirectory& scratch, Subject& subject) {
   Config& config = subject.config;
-  if (config.train.method == Method::kLora)
+  if (trains_adapter(config))
     throw usage_error(
         "--adapter is for a model with all of its weights, and the first argument is an adapter",
         "name its base model first, and each adapter by --adapter");
@@ -142,7 +143,7 @@ void add_adapters(const std::vector<std::string>& texts, const ScratchDirectory&
     write_combined(directory, combined, base_of_adapter(config.model.path, base, spec, chat_template));
   }
   // What the run trained with says nothing about the adapters.
-  config.train.method = Method::kLora;
+  config.train.method = method_of(read_adapter_config(directory, nullptr).spec.kind);
   config.train.only.clear();
   config.optimizer.groups.clear();
   config.lora = {};

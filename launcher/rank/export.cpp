@@ -34,7 +34,7 @@ std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
         "--base: with lora.start = \"loftq\" the adapter compensates for the quantization error, which other "
         "weights do not have",
         "leave --base out: it is merged into the dequantized weights that it was trained on");
-  if (config.train.method == Method::kLora) check_base(subject, *base, "--base");
+  if (trains_adapter(config)) check_base(subject, *base, "--base");
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
   return *base;

@@ -31,7 +31,9 @@
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
+#include "plan/adapter.h"
 #include "train/metrics.h"
+#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -361,6 +363,10 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
   const bool loftq = job.config.lora.start == LoraStart::kLoftq;
+  if (job.model.adapter->kind == AdapterKind::kNorms) {
+    const bool fresh = job.config.model.init == ModelInit::kRandom;
+    return copy_replaced(setup, seed, fresh ? "" : job.model.directory, rank.weights());
+  }
   if (!loftq && !job.model.adapter->dora) return initialise_adapter(setup, seed, rank.weights());
   const bool drawn = job.config.model.init == ModelInit::kRandom;
   if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
@@ -421,7 +427,7 @@ void fit_positions(Config& config) {
 
 // A PEFT adapter names the model that it is for.
 void open_adapter(const std::string& path, Subject& subject) {
-  subject.config.train.method = Method::kLora;
+  subject.config.train.method = method_of(read_adapter_config(path, nullptr).spec.kind);
   subject.trained = path;
   settle_model(subject.config, read_environment());
 }

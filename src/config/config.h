@@ -39,7 +39,8 @@ enum class Answers : uint8_t { kAll, kLast, kEach };
 // How plain prompts and completions are written for a model with a chat template; auto: plain, with a note.
 enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
-enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
+// load_config makes kQlora kLora with model.quantize.
+enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms };
 enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
@@ -356,9 +357,13 @@ inline LoraDType adapter_type(const Config& config) {
   if (config.model.dtype == ModelDType::kF16) return LoraDType::kAuto;
   return config.model.dtype == ModelDType::kF32 ? LoraDType::kF32 : LoraDType::kBF16;
 }
+// Whether the model is frozen, and an adapter of any kind trained.
+inline bool trains_adapter(const Config& config) {
+  return config.train.method != Method::kFull;
+}
 // Whether adapters are fp32.
 inline bool has_fp32_adapters(const Config& config) {
-  return config.train.method != Method::kFull && config.lora.dtype == LoraDType::kF32;
+  return trains_adapter(config) && config.lora.dtype == LoraDType::kF32;
 }
 // Whether the trained weights are fp32, and so need no master weights.
 inline bool trains_fp32(const Config& config) {

@@ -38,6 +38,7 @@ class Checks {
     groups();
     freezing();
     adapter();
+    without_pairs();
     adapter_start();
     quantisation();
     types();
@@ -226,9 +227,34 @@ class Checks {
     patterns("lora.ranks", config_.lora.ranks);
     patterns("lora.alphas", config_.lora.alphas);
     require(
-        config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
+        config_.lora.init.empty() || trains_adapter(config_), "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +
             " trains an adapter further, and train.method = \"full\" has none: set train.method = \"lora\"");
+  }
+
+  // Keys of [lora] that adapters without pairs of low rank do not have. A recorded configuration has every
+  // key: the values count.
+  void without_pairs() {
+    const Method method = config_.train.method;
+    if (method != Method::kIa3 && method != Method::kNorms) return;
+    const LoraConfig& lora = config_.lora;
+    const LoraConfig fresh;
+    const auto refuse = [&](const char* key, bool changed) {
+      require(!changed, key, "train.method",
+              std::string(key) + " is LoRA's, and train.method = " + value_text(method) +
+                  " has only lora.targets, lora.dtype and lora.init: leave it out");
+    };
+    refuse("lora.r", lora.r != fresh.r);
+    refuse("lora.alpha", lora.alpha != fresh.alpha);
+    refuse("lora.dropout", lora.dropout != fresh.dropout);
+    refuse("lora.exclude", !lora.exclude.empty());
+    refuse("lora.layers", !lora.layers.empty());
+    refuse("lora.ranks", !lora.ranks.all.empty());
+    refuse("lora.alphas", !lora.alphas.all.empty());
+    refuse("lora.rslora", lora.rslora);
+    refuse("lora.dora", lora.dora);
+    refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
+    refuse("lora.start", lora.start != fresh.start);
   }
 
   void adapter_start() {
@@ -241,8 +267,7 @@ class Checks {
 
   void quantisation() {
     const ModelConfig& model = config_.model;
-    require(model.quantize == Quantize::kNone || config_.train.method == Method::kLora, "model.quantize",
-            "train.method",
+    require(model.quantize == Quantize::kNone || trains_adapter(config_), "model.quantize", "train.method",
             "model.quantize = " + value_text(model.quantize) +
                 " freezes the model, and train.method = \"full\" trains it: set train.method = \"qlora\"");
   }

@@ -91,8 +91,11 @@ struct EnumNames<Render> {
 };
 template <>
 struct EnumNames<Method> {
-  static constexpr EnumName<Method> kAll[] = {
-      {Method::kFull, "full"}, {Method::kLora, "lora"}, {Method::kQlora, "qlora"}};
+  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},
+                                              {Method::kLora, "lora"},
+                                              {Method::kQlora, "qlora"},
+                                              {Method::kIa3, "ia3"},
+                                              {Method::kNorms, "norms"}};
 };
 template <>
 struct EnumNames<GradientDType> {

@@ -147,10 +147,10 @@ template <class TrainT, class V>
 void visit_train(TrainT& train, V& v) {
   using enum KeyTag;
   v.table("train", "training method, length and batch size");
-  v.key(
-      "train", "method", train.method,
-      {kState,
-       "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\""});
+  v.key("train", "method", train.method,
+        {kState,
+         "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\"; "
+         "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning)"});
   v.key("train", "only", train.only,
         {kState,
          "full fine-tuning of the tensors with these names alone; the others are frozen: whole segments of a "
@@ -284,7 +284,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
 template <class LoraT, class V>
 void visit_lora(LoraT& lora, V& v) {
   using enum KeyTag;
-  v.table("lora", "LoRA adapters; used with train.method = \"lora\" or \"qlora\"");
+  v.table("lora", "adapters; used with every train.method but \"full\"");
   v.key("lora", "r", lora.r, {kState, "rank of the adapters", {.low = 1, .high = 65536}});
   v.key("lora", "alpha", lora.alpha,
         {kNumerics, "the adapter's output is multiplied by alpha / r (rslora: alpha / sqrt(r))", kPositive});
@@ -294,7 +294,9 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "targets", lora.targets,
         {kState,
          "layers that get adapters: \"all-linear\", names such as q_proj or layers.3.mlp.up_proj, or "
-         "\"regex:...\", which is found anywhere in a module's path",
+         "\"regex:...\", which is found anywhere in a module's path; ia3 and norms: peft's default for the "
+         "model, "
+         "unless given",
          {},
          true});
   v.key("lora", "exclude", lora.exclude,

@@ -35,6 +35,10 @@ std::string module_path(const TensorPlace& place) {
 
 AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
   AdapterSpec spec = read_adapter_config(adapter.directory, &base).spec;
+  if (spec.kind != AdapterKind::kLora)
+    refuse("this adapter has no pairs of low rank, and others cannot be added to it", adapter.directory,
+           "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +
+               adapter.directory + " --merge -o DIR");
   if (spec.dora)
     refuse("this is a DoRA adapter, whose magnitudes fit no other adapter beside it", adapter.directory,
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +

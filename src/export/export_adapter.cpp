@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,10 +17,25 @@
 namespace lm {
 namespace {
 
+const char* name_of(const AdapterSpec& spec) {
+  switch (spec.kind) {
+    case AdapterKind::kLora:
+      return spec.dora ? "DoRA" : "LoRA";
+    case AdapterKind::kIa3:
+      return "IA3";
+    case AdapterKind::kNorms:
+      return "LN tuning";
+  }
+  return "";
+}
+
 std::string card(const AdapterSpec& spec, const std::string& base_model) {
+  const bool pairs = spec.kind == AdapterKind::kLora;
   std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
-                    "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
-  out += fmt::format("{} adapter, r = {}, target modules:", spec.dora ? "DoRA" : "LoRA", spec.r);
+                    "\nlibrary_name: peft\npipeline_tag: text-generation\n" +
+                    (pairs ? "tags:\n- lora\n" : "") + "---\n\n";
+  out += std::string(name_of(spec)) + " adapter, " + (pairs ? fmt::format("r = {}, ", spec.r) : "") +
+         "target modules:";
   for (const std::string& target : spec.targets) out += " " + target;
   return out + ".\n";
 }
@@ -140,36 +156,82 @@ class OneForm {
   bool changes_ = false;
 };
 
+// The keys of every kind.
+Json common_config(const BaseModel& base) {
+  Json config = {{"base_model_name_or_path", base.name},
+                 {"inference_mode", true},
+                 {"modules_to_save", nullptr},
+                 {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
+                 {"task_type", "CAUSAL_LM"}};
+  if (!base.architecture.empty())
+    config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
+  return config;
+}
+
+// The adapter's modules, or those with that role alone. Of a wrapped base whole paths: its towers have
+// modules of the same names.
+std::vector<std::string> modules_of(const AdapterSpec& spec, bool wrapped, const ModelLayout& layout,
+                                    std::optional<TrainableRole> role) {
+  std::vector<std::string> paths;
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Trainable& entry : block.trainables) {
+      if (!in_adapter(entry.role) || (role && entry.role != *role)) continue;
+      const std::string& weight = block.tensors[entry.owner].parameter.parts[entry.part].name;
+      const std::string path = weight.substr(0, weight.rfind('.'));
+      if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
+    }
+  }
+  std::vector<std::string> out;
+  if (wrapped) {
+    for (const std::string& path : paths) out.push_back(wrapped_name(path));
+  } else {
+    for (const std::string& target : spec.targets) {
+      const auto named = [&](const std::string& path) { return names_module(target, path); };
+      if (std::ranges::any_of(paths, named)) out.push_back(target);
+    }
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
+// adapter_config.json of IA3 or LN tuning.
+Json config_without_pairs(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout) {
+  Json config = common_config(base);
+  config["exclude_modules"] = nullptr;
+  config["target_modules"] = modules_of(spec, base.wrapped, layout, std::nullopt);
+  config["peft_type"] = spec.kind == AdapterKind::kIa3 ? "IA3" : "LN_TUNING";
+  if (spec.kind != AdapterKind::kIa3) return config;
+  config["fan_in_fan_out"] = fan_in_fan_out(layout);
+  config["feedforward_modules"] = modules_of(spec, base.wrapped, layout, TrainableRole::kInputScale);
+  config["init_ia3_weights"] = true;
+  return config;
+}
+
 // adapter_config.json of the adapter as it is written.
 Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout) {
+  if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
   const Json targets = target_modules(spec, base.wrapped);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
-  Json config = {{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
-                 {"base_model_name_or_path", base.name},
-                 {"bias", "none"},
-                 {"fan_in_fan_out", fan_in_fan_out(layout)},
-                 {"inference_mode", true},
-                 {"init_lora_weights", true},
-                 {"layers_pattern", nullptr},
-                 {"layers_to_transform", names_layers ? Json(spec.layers) : Json(nullptr)},
-                 {"lora_dropout", spec.dropout},
-                 {"modules_to_save", nullptr},
-                 {"peft_type", "LORA"},
-                 {"r", spec.r},
-                 {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
-                 {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
-                 {"target_modules", targets},
-                 {"task_type", "CAUSAL_LM"},
-                 {"use_dora", spec.dora},
-                 {"use_rslora", spec.rslora}};
+  Json config = common_config(base);
+  config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
+                     {"bias", "none"},
+                     {"fan_in_fan_out", fan_in_fan_out(layout)},
+                     {"init_lora_weights", true},
+                     {"layers_pattern", nullptr},
+                     {"layers_to_transform", names_layers ? Json(spec.layers) : Json(nullptr)},
+                     {"lora_dropout", spec.dropout},
+                     {"peft_type", "LORA"},
+                     {"r", spec.r},
+                     {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
+                     {"target_modules", targets},
+                     {"use_dora", spec.dora},
+                     {"use_rslora", spec.rslora}});
   // As an integer if it is one: PEFT declares lora_alpha as int.
   if (spec.alpha == std::floor(spec.alpha) && std::abs(spec.alpha) < 1e15) {
     config["lora_alpha"] = static_cast<int64_t>(spec.alpha);
   } else {
     config["lora_alpha"] = spec.alpha;
   }
-  if (!base.architecture.empty())
-    config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
   return config;
 }
 

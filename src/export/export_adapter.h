@@ -1,5 +1,5 @@
-// Writes a PEFT adapter directory, LoRA or DoRA, which other programs load too. Weights are borrowed from
-// the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
+// Writes a PEFT adapter directory of any kind (AdapterKind), which other programs load too. Weights are
+// borrowed from the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
 #pragma once
 
 #include <string>

@@ -93,7 +93,7 @@ void scale_columns_backward(const ScaleColumnsBackward& a, StreamView stream) {
   });
   launch(sum_partials, blocks_of(width, 128), 128, stream, static_cast<const float*>(a.partial), blocks,
          width, a.sums);
-  launch(divide_sums, blocks_of(width, 128), 128, stream, a);
+  if (a.norms != nullptr) launch(divide_sums, blocks_of(width, 128), 128, stream, a);
 }
 
 }  // namespace lm::gpu

@@ -1,4 +1,5 @@
-// The arguments of DoRA's kernels (kernels.h has those of the others, and the rules for all of them). DoRA
+// The arguments of the kernels of DoRA and IA3 (kernels.h has those of the others, and the rules for all of
+// them). IA3 multiplies what a linear layer reads or computes by trained factors, column by column. DoRA
 // scales each row of an adapted matrix to a trained length: W' = m (W + s B A) / |W + s B A|, by rows.
 #pragma once
 
@@ -39,9 +40,9 @@ struct ScaleColumnsBackward {
   View out;
   View rest = {};  // undefined: not wanted
   const float* factors = nullptr;
-  const float* norms = nullptr;
-  float* sums = nullptr;     // [columns], overwritten
-  float* partial = nullptr;  // scratch [ceil(rows / kRowBlock), columns]
+  const float* norms = nullptr;  // null: 1
+  float* sums = nullptr;         // [columns], overwritten
+  float* partial = nullptr;      // scratch [ceil(rows / kRowBlock), columns]
 };
 
 }  // namespace lm

@@ -109,6 +109,7 @@ void scale_columns_backward(const ScaleColumnsBackward& a, StreamView stream) {
   });
   if (blocks == 0) return std::fill_n(a.sums, width, 0.f), void();
   sum_partials(a.partial, blocks, width, a.sums);
+  if (a.norms == nullptr) return;
   each_vector(width, [&](int64_t j, auto count) LM_BODY {
     store(a.sums + j, load(a.sums + j, count) / load(a.norms + j, count), count);
   });

@@ -29,7 +29,10 @@ DropoutMask mask_of(double p, Purpose purpose, int64_t tensor, const BindOptions
 }  // namespace
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
-  return place_of(layout.find(name));
+  const TensorPlace* const place = layout.find(name);
+  if (place == nullptr) return {};
+  const TensorPlace* const copy = layout.beside(*place, 0, TrainableRole::kReplacement);
+  return place_of(copy != nullptr ? copy : place);
 }
 
 ModelBinding::Place ModelBinding::place_of(const TensorPlace* place) {
@@ -69,7 +72,11 @@ class ModelBinding::Finder {
       if (module.matrix != name) continue;
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
                   b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
-                  magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude));
+                  magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
+                  output = place_of(layout_.beside(*weight, part, TrainableRole::kOutputScale)),
+                  input = place_of(layout_.beside(*weight, part, TrainableRole::kInputScale));
+      if (output.rows > 0) linear.scales.push_back({module.first, module.rows, output});
+      if (input.rows > 0) linear.input_scale = input;
       const std::string_view path = module_of(weight->parameter.parts[part++].name);
       if (a.rows == 0) continue;
       linear.adapters.push_back({module.first, module.rows, a, b, magnitude,
@@ -190,6 +197,9 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.scale = place.scale;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }
+  for (const ScalePlace& place : linear.scales)
+    out.scales.push_back({place.first, place.rows, bind(place.factors, memory, options)});
+  out.input_scale = bind(linear.input_scale, memory, options);
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "model/dora.h"
+#include "model/ia3.h"
 
 namespace lm {
 namespace {
@@ -280,8 +281,9 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   for (const Adapter& adapter : linear.adapters) {
     saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows, adapter.a.weight.dtype));
   }
-  if (!scales_rows(linear)) return saved;
   const int64_t out = linear.weight.weight.rows;
+  if (!linear.scales.empty()) saved.product = context.tensor(rows, out);
+  if (!scales_rows(linear)) return saved;
   saved.product = context.tensor(rows, out);
   saved.norms = context.tensor(out, 1, DType::kF32);
   saved.factors = context.tensor(out, 1, DType::kF32);
@@ -291,6 +293,7 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved) {
   const auto& [x, y, residual] = pass;
+  if (has_scales(linear)) return scales_forward(context, linear, batch, pass, saved);
   const bool scaled = scales_rows(linear);
   reduce(context, linear, batch, x, saved);
   if (scaled && !linear.adapters.front().dropout.on())
@@ -324,6 +327,7 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
 void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, const LinearSaved& saved, bool first) {
   const auto& [x, dy, dx] = pass;
+  if (has_scales(linear)) return scales_backward(context, linear, pass, saved, first);
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
   const ArenaFrame frame(context.arena);
@@ -353,6 +357,7 @@ void linear_input_gradient(const Context& context, const Linear& linear, const V
 
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved) {
+  if (!linear.scales.empty()) return scales_forward(context, linear, batch, {.x = x, .y = {}}, saved);
   reduce(context, linear, batch, x, saved);
   if (!scales_rows(linear)) return;
   const bool drops = linear.adapters.front().dropout.on();

@@ -44,18 +44,29 @@ struct Adapter {
   DropoutMask dropout = {};  // of its input, while training
 };
 
+// IA3 on rows [first, first + rows) of a projection's output.
+struct OutputScale {
+  int64_t first = 0;
+  int64_t rows = 0;
+  Param factors;  // [rows]
+};
+
 struct Linear {
   Param weight;  // [out, in]
   Param bias;    // [out]; undefined weight = no bias
   std::vector<Adapter> adapters;
+  std::vector<OutputScale> scales = {};  // IA3 (model/ia3.h); there are no adapters then
+  Param input_scale = {};                // [in]; undefined weight = the input is not scaled
+  // Whether something beside the weight and the bias is trained, whose gradient needs the forward pass.
+  bool adapted() const { return !adapters.empty() || !scales.empty() || input_scale.weight.defined(); }
 };
 
 // What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r]. The rest is there
-// where rows have trained lengths, and its columns of other rows may be uninitialised.
+// where rows have trained lengths or outputs are scaled.
 struct LinearSaved {
   std::vector<View> reduced;
   View product;         // z [T, out], before it is scaled
-  View norms, factors;  // n and m / n [out], fp32
+  View norms, factors;  // n and m / n [out], fp32; columns of other rows may be uninitialised
 };
 
 // Allocates what forward saves, in the arena.

@@ -1,6 +1,8 @@
 #include "model/merge.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "spec/adapter_sites.h"
@@ -19,10 +21,41 @@ void set_lengths(const float* magnitude, float* weight, int64_t rows, int64_t co
   }
 }
 
+// Of a merge in fp32: the trained values of a tensor.
+const float* trained_values(const MergeTarget& target, const TensorPlace& of) {
+  return reinterpret_cast<const float*>(target.trainable) + of.offset;
+}
+
+// IA3's factors, and LN tuning's copies.
+void merge_vectors(const BlockLayout& layout, const TensorPlace& place, const MergeTarget& target) {
+  const Parameter& parameter = place.parameter;
+  auto* const weight = reinterpret_cast<float*>(target.weight);
+  if (const TensorPlace* const copy = layout.beside(place, 0, TrainableRole::kReplacement)) {
+    std::copy_n(trained_values(target, *copy), parameter.elements(), weight);
+    return;
+  }
+  // The factors of a projection's output are its bias's, too: the two have the same parts.
+  constexpr std::string_view kBias = "_bias";
+  const bool bias = parameter.kind == ParameterKind::kBias && parameter.name.ends_with(kBias);
+  const TensorPlace* const owner =
+      bias ? layout.find(parameter.name.substr(0, parameter.name.size() - kBias.size())) : &place;
+  for (size_t p = 0; owner != nullptr && p < parameter.parts.size(); ++p) {
+    const TensorPlace* const output = layout.beside(*owner, p, TrainableRole::kOutputScale);
+    const TensorPlace* const input = bias ? nullptr : layout.beside(*owner, p, TrainableRole::kInputScale);
+    const ParameterPart& part = parameter.parts[p];
+    for (int64_t i = 0; i < part.rows * parameter.columns; ++i) {
+      float& element = weight[part.first * parameter.columns + i];
+      if (output != nullptr) element *= trained_values(target, *output)[i / parameter.columns];
+      if (input != nullptr) element *= trained_values(target, *input)[i % parameter.columns];
+    }
+  }
+}
+
 }  // namespace
 
 void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const AdapterSpec& adapter,
                     const MergeTarget& target) {
+  if (adapter.kind != AdapterKind::kLora) return merge_vectors(layout, place, target);
   const Parameter& parameter = place.parameter;
   const auto matrix = [&](const TensorPlace& of) {
     // A view is of memory that may be written; these are only read.

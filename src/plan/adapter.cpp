@@ -161,7 +161,92 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
   return out;
 }
 
+AdapterKind kind_of(Method method) {
+  switch (method) {
+    case Method::kIa3:
+      return AdapterKind::kIa3;
+    case Method::kNorms:
+      return AdapterKind::kNorms;
+    case Method::kFull:
+    case Method::kLora:
+    case Method::kQlora:
+      break;
+  }
+  return AdapterKind::kLora;
+}
+
+// A fresh adapter of IA3 or LN tuning.
+AdapterSpec without_pairs(const ModelSpec& model, const Config& config) {
+  const AdapterKind kind = kind_of(config.train.method);
+  const bool norms = kind == AdapterKind::kNorms;
+  const std::vector<std::string> targets =
+      written(config.lora, "targets") ? config.lora.targets : default_targets(model, kind);
+  if (targets.empty())
+    throw lora_error(fmt::format("train.method = {} has no default modules for {}",
+                                 value_text(config.train.method), model.model_type),
+                     norms ? "set lora.targets to the ends of the norms' paths, such as \"input_layernorm\""
+                           : "set lora.targets to the linear layers that are scaled");
+  const std::vector<AdapterModule> modules = norms ? norm_modules(model) : adapter_modules(model);
+  std::vector<bool> chosen(modules.size());
+  for (const std::string& name : targets) {
+    const ModulePattern pattern(name);
+    bool some = false;
+    for (size_t m = 0; m < modules.size(); ++m) {
+      if (!pattern.matches(modules[m].path)) continue;
+      chosen[m] = some = true;
+    }
+    if (!some || (norms && name == "all-linear"))
+      throw matches_nothing("lora.targets", name, modules,
+                            norms ? "norm of the model" : "linear layer of the model");
+  }
+  AdapterSpec out;
+  out.kind = kind;
+  out.targets = shortest_targets(modules, chosen);
+  return out;
+}
+
+Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
+  return Error(Exit::kConfig, {.area = "CONF-20",
+                               .what = "the adapter of lora.init is continued as it is: " + std::move(what),
+                               .place = directory,
+                               .next = std::move(next),
+                               .kept = "nothing was started or written"});
+}
+
 }  // namespace
+
+Method method_of(AdapterKind kind) {
+  switch (kind) {
+    case AdapterKind::kLora:
+      return Method::kLora;
+    case AdapterKind::kIa3:
+      return Method::kIa3;
+    case AdapterKind::kNorms:
+      return Method::kNorms;
+  }
+  return Method::kLora;
+}
+
+AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
+  return kind_of(config.train.method) == AdapterKind::kLora ? configured_adapter(model, config.lora)
+                                                            : without_pairs(model, config);
+}
+
+AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
+                              const std::string& directory) {
+  const std::string there = value_text(method_of(given.kind));
+  if (given.kind != kind_of(config.train.method))
+    throw continued_otherwise("train.method = " + value_text(config.train.method) +
+                                  " is written, and the adapter is one of train.method = " + there,
+                              directory, "set train.method = " + there);
+  if (given.kind == AdapterKind::kLora) return continued_adapter(model, config.lora, given, directory);
+  if (!written(config.lora, "targets")) return given;
+  if (const AdapterSpec asked = without_pairs(model, config); asked.targets != given.targets)
+    throw continued_otherwise("lora.targets = " + value_text(asked.targets) +
+                                  " is written, and the adapter has targets " + value_text(given.targets),
+                              directory, "leave lora.targets out");
+  return given;
+}
 
 AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
   AdapterSpec out{.r = lora.r,
@@ -221,20 +306,18 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
-  throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = "the adapter of lora.init is continued as it is: " + what,
-                              .place = directory,
-                              .next = "leave these keys out, or leave out lora.init to train a fresh adapter",
-                              .kept = "nothing was started or written"});
+  throw continued_otherwise(what, directory,
+                            "leave these keys out, or leave out lora.init to train a fresh adapter");
 }
 
 LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   LoraConfig out = lora;
+  out.targets = adapter.targets;
+  if (adapter.kind != AdapterKind::kLora) return out;
   out.r = adapter.r;
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
   out.dora = adapter.dora;
-  out.targets = adapter.targets;
   out.exclude.clear();
   out.layers = adapter.layers;
   out.ranks = values_of(adapter.ranks);

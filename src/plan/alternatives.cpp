@@ -38,10 +38,11 @@ std::vector<Settings> methods(const PlanInput& in) {
   const Setting master =
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
-  const Setting lora =
-      set(full || quantised, "train.method=lora", [](Config& c) { c.train.method = Method::kLora; });
+  const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
+                           [](Config& c) { c.train.method = Method::kLora; });
   const Setting qlora = set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
-    c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4;
+    if (c.train.method == Method::kFull) c.train.method = Method::kLora;
+    c.model.quantize = Quantize::kNf4;
   });
   // Of fresh ones; another type than fp32 does not count without adapters, and is not told.
   Setting type;
@@ -139,7 +140,7 @@ class Comparison {
     chosen.push_back(rule_setting(in_.config, rule));
     const bool in_backward = add(chosen);
     const Config config = with_settings(in_.config, chosen);
-    if (config.train.method == Method::kLora) return;
+    if (trains_adapter(config)) return;
     const std::optional<Setting> other = other_update(config);
     // What "auto" has chosen is there already.
     if (!other || (in_backward && config.train.update == UpdateTime::kAuto)) return;

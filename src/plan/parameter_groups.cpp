@@ -31,6 +31,9 @@ bool has_rate_of_b(TrainableRole role) {
       return true;
     case TrainableRole::kWeight:
     case TrainableRole::kLoraA:
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+    case TrainableRole::kReplacement:
       return false;
   }
   return false;

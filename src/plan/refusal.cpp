@@ -61,8 +61,10 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
   add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
   add(full && all, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
   add(all && in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
-      full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"",
-      [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; });
+      full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"", [](Config& c) {
+        if (c.train.method == Method::kFull) c.train.method = Method::kLora;
+        c.model.quantize = Quantize::kNf4;
+      });
   return out;
 }
 

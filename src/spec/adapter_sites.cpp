@@ -18,6 +18,22 @@ T value_of(const std::vector<std::pair<std::string, T>>& values, std::string_vie
   return other;
 }
 
+struct Defaults {
+  std::string_view model_type;
+  std::vector<std::string> ia3, norms;
+};
+const std::vector<std::string> kKeyValue = {"k_proj", "v_proj", "down_proj"},
+                               kQueryValue = {"q_proj", "v_proj", "down_proj"},
+                               kThree = {"input_layernorm", "post_attention_layernorm", "norm"},
+                               kFive = {"input_layernorm", "post_attention_layernorm",
+                                        "pre_feedforward_layernorm", "post_feedforward_layernorm", "norm"},
+                               kOne = {"post_attention_layernorm"};
+const Defaults kDefaults[] = {
+    {"llama", kKeyValue, kThree},        {"mistral", kKeyValue, kThree},
+    {"gemma", kQueryValue, kThree},      {"gemma2", kQueryValue, kFive},
+    {"gemma3_text", kQueryValue, kFive}, {"qwen2", kQueryValue, kOne},
+    {"qwen3", kQueryValue, kOne},        {"gpt2", {"c_attn", "mlp.c_proj"}, {"ln_1", "ln_2", "ln_f"}}};
+
 // The sites of the modules with one name.
 struct SameName {
   std::string name;
@@ -127,7 +143,43 @@ std::vector<AdapterModule> adapter_modules(const ModelSpec& spec) {
   std::vector<AdapterModule> out;
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     for (const LinearModule& module : linear_modules(spec, i))
-      out.push_back({i, module.name, fmt::format("{}{}.{}", spec.names.layers, i, module.path)});
+      out.push_back(
+          {i, module.name, fmt::format("{}{}.{}", spec.names.layers, i, module.path), module.feedforward()});
+  }
+  return out;
+}
+
+std::vector<AdapterModule> norm_modules(const ModelSpec& spec) {
+  std::vector<AdapterModule> out;
+  const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+  for (size_t b = 1; b < blocks.size(); ++b) {
+    for (const Parameter& parameter : blocks[b].trainable) {
+      if (parameter.kind != ParameterKind::kNorm) continue;
+      const std::string path(module_of(parameter.parts.front().name));
+      out.push_back({static_cast<int64_t>(b) - 1, path.substr(path.rfind('.') + 1), path});
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> default_targets(const ModelSpec& spec, AdapterKind kind) {
+  if (kind == AdapterKind::kLora) return {"all-linear"};
+  const auto found = std::find_if(std::begin(kDefaults), std::end(kDefaults),
+                                  [&](const Defaults& one) { return one.model_type == spec.model_type; });
+  if (found == std::end(kDefaults)) return {};
+  return kind == AdapterKind::kIa3 ? found->ia3 : found->norms;
+}
+
+std::vector<std::string> shortest_targets(const std::vector<AdapterModule>& modules,
+                                          const std::vector<bool>& chosen) {
+  std::vector<std::string> out;
+  for (size_t m = 0; m < modules.size(); ++m) {
+    if (!chosen[m]) continue;
+    bool all = true;
+    for (size_t other = 0; other < modules.size(); ++other)
+      all = all && (modules[other].name != modules[m].name || chosen[other]);
+    const std::string& target = all ? modules[m].name : modules[m].path;
+    if (std::find(out.begin(), out.end(), target) == out.end()) out.push_back(target);
   }
   return out;
 }

@@ -14,11 +14,22 @@ namespace lm {
 
 struct AdapterModule {
   int64_t layer = 0;
-  std::string name;  // LinearModule::name: "q_proj"
-  std::string path;  // "model.layers.3.self_attn.q_proj"
+  std::string name;          // LinearModule::name: "q_proj"
+  std::string path;          // "model.layers.3.self_attn.q_proj"
+  bool feedforward = false;  // as LinearModule has it
 };
 // Layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
+// The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
+// name is the end of its path.
+std::vector<AdapterModule> norm_modules(const ModelSpec& spec);
+// The modules that peft's IA3 and LN tuning have where no target_modules are given: by model_type, empty
+// where it has no such list.
+std::vector<std::string> default_targets(const ModelSpec& spec, AdapterKind kind);
+// The shortest targets that choose these of the modules: names where all that have the name are chosen, else
+// whole paths.
+std::vector<std::string> shortest_targets(const std::vector<AdapterModule>& modules,
+                                          const std::vector<bool>& chosen);
 
 // Whether `path` is `name` or ends in "." and `name`.
 bool names_module(std::string_view name, std::string_view path);

@@ -155,6 +155,54 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   return out;
 }
 
+// IA3's, of the targets in layer `i`.
+std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
+  std::vector<Parameter> out;
+  for (const LinearModule& module : linear_modules(spec, i)) {
+    const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
+    if (!adapter.adapts(i, hf)) continue;
+    const bool input = module.feedforward();
+    out.push_back(single(fmt::format("layers.{}.{}.ia3_l", i, module.name), ParameterKind::kMagnitude,
+                         "base_model.model." + hf + ".ia3_l", input ? module.columns : module.rows));
+    out.back().role = input ? TrainableRole::kInputScale : TrainableRole::kOutputScale;
+    out.back().owner = hf + ".weight";
+  }
+  return out;
+}
+
+// Copies of the target norms' weights and biases among a block's parameters.
+std::vector<Parameter> replacements(const std::vector<Parameter>& base, const AdapterSpec& adapter) {
+  std::vector<Parameter> out;
+  for (const Parameter& parameter : base) {
+    const std::string& name = parameter.parts.front().name;
+    const size_t end = name.rfind('.');
+    if (!parameter.vector() || parameter.parts.size() > 1) continue;
+    if (!adapter.adapts(0, std::string_view(name).substr(0, end))) continue;
+    Parameter& copy = out.emplace_back(parameter);
+    copy.name += "_tuned";
+    copy.role = TrainableRole::kReplacement;
+    copy.owner = name;
+    copy.parts.front().name =
+        "base_model.model." + name.substr(0, end) + ".ln_tuning_layers" + name.substr(end);
+  }
+  return out;
+}
+
+// What an adapter has in a block with these parameters; `layer` < 0: none of the transformer's.
+std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
+                                      const std::vector<Parameter>& base) {
+  if (adapter == nullptr) return {};
+  switch (adapter->kind) {
+    case AdapterKind::kLora:
+      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer);
+    case AdapterKind::kIa3:
+      return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
+    case AdapterKind::kNorms:
+      return replacements(base, *adapter);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
@@ -217,8 +265,9 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   add_inputs(spec, first);
   add("embedding", std::move(first), {}, {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    add(fmt::format("block {}", i), layer_parameters(spec, i),
-        adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{}, layer_buffers(spec, i));
+    std::vector<Parameter> base = layer_parameters(spec, i);
+    std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
+    add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
   }
   std::vector<Parameter> last;
   if (!spec.tied) {
@@ -227,7 +276,8 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
-  add("head", std::move(last), {}, {});
+  std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
+  add("head", std::move(last), std::move(adapters), {});
   return blocks;
 }
 

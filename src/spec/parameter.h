@@ -20,7 +20,7 @@ enum class ParameterKind : uint8_t {
   kBias,
   kNorm,
   kBuffer,     // a vector of the files that nobody trains: frozen in every run, and written back
-  kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows
+  kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows, or factors of its rows or columns
 };
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
@@ -48,13 +48,23 @@ struct Parameter {
   }
   // Of that part, in the files.
   std::vector<int64_t> shape(const ParameterPart& part) const {
+    if (role == TrainableRole::kOutputScale) return {part.rows, 1};
+    if (role == TrainableRole::kInputScale) return {1, part.rows};
     if (vector())
       return part.heads > 0 ? std::vector{part.heads, part.rows / part.heads} : std::vector{part.rows};
     return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
 };
 
-// LoRA as the parameter list needs it. Modules are named by LinearModule::name ("q_proj"), or by whole paths
+// What the tensors of an adapter are.
+enum class AdapterKind : uint8_t {
+  kLora,   // pairs of low rank beside linear layers, with DoRA also lengths of rows
+  kIa3,    // factors of linear layers' outputs, and of the inputs of an MLP's last layer
+  kNorms,  // LN tuning: copies of norms
+};
+
+// An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
+// named by LinearModule::name ("q_proj"), or by whole paths
 // ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
 struct AdapterSpec {
   int64_t r = 0;
@@ -67,6 +77,7 @@ struct AdapterSpec {
   // Modules whose rank is not `r`, or whose alpha is not `alpha`.
   std::vector<std::pair<std::string, int64_t>> ranks = {};
   std::vector<std::pair<std::string, double>> alphas = {};
+  AdapterKind kind = AdapterKind::kLora;
 
   bool operator==(const AdapterSpec&) const = default;
   // Of the module with this path.
@@ -89,6 +100,8 @@ struct LinearModule {
   int64_t part = 0;                          // the first part that it has, counted in the layer
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
   bool transposed = false;                   // the files hold it as [columns, rows]
+  // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
+  bool feedforward() const { return matrix == "mlp.down"; }
 };
 // Of a layer, in the order of its matrices.
 std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
@@ -109,7 +122,9 @@ struct BlockParameters {
 //   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
-// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of these.
+// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
+// these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
+// and <norm>_bias_tuned of each target norm, in the norm's own block.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

@@ -14,7 +14,10 @@ enum class TrainableRole : uint8_t {
   kWeight,  // the model's own tensor: it owns itself
   kLoraA,   // W' = W + s B A of a matrix of the files
   kLoraB,
-  kMagnitude,  // DoRA: the lengths of the rows of W', W' = m (W + s B A) / |W + s B A|
+  kMagnitude,    // DoRA: the lengths of the rows of W', W' = m (W + s B A) / |W + s B A|
+  kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
+  kInputScale,   // IA3: factors of what a linear layer reads
+  kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -25,6 +28,9 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kLoraA:
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+    case TrainableRole::kReplacement:
       return true;
   }
   return false;

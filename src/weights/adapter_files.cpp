@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "weights/adapter_files.h"
+#include "weights/other_adapters.h"
 #include "weights/peft_modules.h"
 #include "weights/tensor_names.h"
 
@@ -124,15 +125,23 @@ void read_modules(const Json& config, const std::string& directory, const std::s
   set_sites(of.modules, sites, out);
 }
 
-void refuse_what_is_set(const Json& config, const ModelSpec* base, const std::string& place) {
+AdapterKind kind_of(const Json& config, const std::string& place) {
+  const std::string type = text(config, "peft_type", "", place);
+  if (type == "LORA") return AdapterKind::kLora;
+  if (type == "IA3") return AdapterKind::kIa3;
+  if (type == "LN_TUNING") return AdapterKind::kNorms;
+  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3 and LN_TUNING",
+       place);
+}
+
+void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* base,
+                        const std::string& place) {
   for (const auto& [key, value] : config.items()) {
-    if (is_neutral(value) || is_harmless(key)) continue;
+    const bool lora = kind == AdapterKind::kLora;
+    if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
-  const std::string type = text(config, "peft_type", "", place);
-  if (type != "LORA")
-    fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA", place);
   const std::string task = text(config, "task_type", "CAUSAL_LM", place);
   if (task != "CAUSAL_LM")
     fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM", place);
@@ -154,12 +163,17 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   const std::string contents = read_small_file(place, kLimits.bytes);
   const Json config = parse_json(contents, place, kLimits);
   if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
-  refuse_what_is_set(config, base, place);
   AdapterConfig out;
+  out.spec.kind = kind_of(config, place);
+  refuse_what_is_set(config, out.spec.kind, base, place);
   out.base_model = text(config, "base_model_name_or_path", "", place);
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
     out.base_class = text(*mapping, "base_model_class", "", place);
   out.base_revision = text(config, "revision", "", place);
+  if (out.spec.kind != AdapterKind::kLora) {
+    if (base != nullptr) read_without_pairs(config, directory, *base, out.spec);
+    return out;
+  }
   const auto r = config.find("r");
   const bool has_rank = r != config.end() && r->is_number_integer();
   if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {

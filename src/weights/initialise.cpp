@@ -57,6 +57,10 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
       return 0;
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+      return 1;
+    case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
     case TrainableRole::kWeight:
       break;
   }

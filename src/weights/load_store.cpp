@@ -216,4 +216,24 @@ void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const Ada
   filling.finish();
 }
 
+void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store) {
+  // Those of drawn weights are drawn alike: norms begin with fixed values.
+  if (directory.empty()) return initialise_adapter(setup, seed, store);
+  const ModelFiles files(directory);
+  Filling filling(setup, store);
+  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
+    const BlockLayout& block = setup.layout.blocks[b];
+    for (const Trainable& entry : block.trainables) {
+      if (entry.role != TrainableRole::kReplacement) continue;
+      const TensorPlace &copy = block.tensors[entry.tensor], &owner = block.tensors[entry.owner];
+      std::vector<float> values(static_cast<size_t>(copy.parameter.elements()));
+      elements_of(files, owner.parameter, entry.part, DType::kF32)(
+          0, std::ssize(values), reinterpret_cast<std::byte*>(values.data()));
+      filling.put(copy.parameter, values, filling.target(static_cast<int64_t>(b), copy));
+    }
+    filling.close();
+  }
+  filling.finish();
+}
+
 }  // namespace lm

@@ -36,4 +36,8 @@ struct AdapterBase {
 void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBase& base,
                           const AdapterSpec& adapter, WeightStore& store);
 
+// Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
+// initialise_weights initialises them.
+void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store);
+
 }  // namespace lm

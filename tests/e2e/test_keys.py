@@ -232,6 +232,42 @@ def test_dora_begins_as_the_base_and_is_merged_and_continued_with_its_lengths(wo
     assert refused.returncode == 10 and "lora.dora = false is written, and the adapter has magnitudes" in refused.stderr
 
 
+@pytest.mark.parametrize("method, keys", [("ia3", ".ia3_l"), ("norms", ".ln_tuning_layers.weight")])
+def test_factors_and_norms_begin_as_the_base_and_are_pefts_and_merged_and_continued(work, adapter, method, keys):
+    """train.method = "ia3" and "norms"."""
+    from peft import PeftModel
+
+    changes = {"train__method": method, "optimizer__lr": 1e-2}
+    lmlaunch(config(work, method, **changes), cwd=work)
+    first = [[row["loss"] for row in rows(work, name) if "loss" in row][0] for name in (method, "adapter")]
+    assert first[0] == pytest.approx(first[1], rel=1e-5)  # a fresh LoRA adapter changes nothing either
+    assert eval_losses(work, method)[-1] < eval_losses(work, method)[0]
+    tensors = load_file(work / f"runs/{method}/model/adapter_model.safetensors")
+    base = LlamaForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    layers = len(base.model.layers)
+    assert len(tensors) == (3 * layers if method == "ia3" else 2 * layers + 1) and all(name.endswith(keys) for name in tensors)
+    adapted = PeftModel.from_pretrained(base, work / f"runs/{method}/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, method)[-1], rel=1e-4)
+    evaluated = json.loads(lmlaunch("eval", f"runs/{method}", "--json", cwd=work).stdout)
+    assert evaluated["eval_loss"] == pytest.approx(eval_losses(work, method)[-1], rel=1e-6)
+    lmlaunch("export", f"runs/{method}", "-o", f"merged_{method}", "--merge", cwd=work)
+    merged = LlamaForCausalLM.from_pretrained(work / f"merged_{method}", dtype=torch.float32)
+    for (name, ours), theirs in zip(merged.named_parameters(), adapted.merge_and_unload().parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+    lmlaunch(config(work, f"{method}_half", **changes, train__steps=6), cwd=work)  # resumed: the same bits
+    lmlaunch(f"{method}_half.toml", "train.steps=12", cwd=work)
+    resumed = load_file(work / f"runs/{method}_half/model/adapter_model.safetensors")
+    assert all(torch.equal(resumed[name], tensors[name]) for name in tensors)
+    init = {"lora__init": f"runs/{method}/model", "train__steps": 1}
+    lmlaunch(config(work, f"more_{method}", **changes, **init), cwd=work)
+    assert eval_losses(work, f"more_{method}")[0] == pytest.approx(eval_losses(work, method)[-1], rel=1e-6)
+    refused = continue_it(work, f"runs/{method}/model", f"other_{method}", check=False)
+    assert refused.returncode == 10 and f'set train.method = "{method}"' in refused.stderr, refused.stderr
+    quantised = config(work, f"nf4_{method}", **changes, model__quantize="nf4", train__steps=2)
+    lmlaunch(quantised, cwd=work)
+    assert len(load_file(work / f"runs/nf4_{method}/model/adapter_model.safetensors")) == len(tensors)
+
+
 def test_an_adapter_to_continue_needs_lora(work, adapter):
     done = lmlaunch(config(work, "full_init", lora__init=adapter), cwd=work, check=False)
     assert done.returncode == 10 and "lora.init" in done.stderr and 'train.method = "lora"' in done.stderr

@@ -10,6 +10,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "model/merge.h"
 #include "tests/support/llama_spec.h"
 
 namespace lm {
@@ -209,6 +210,80 @@ TEST(Adapters, InFp32AddToABf16ProjectionAndRoundOnce) {
       dx, half(half(dy.to(at::kFloat).mm(weight.to(at::kFloat))).to(at::kFloat).add(dreduced.mm(a)))));
   expect_near(da, dreduced.t().mm(wide).to(at::kDouble), "A");
   expect_near(db, up.t().mm(reduced).mul(2).to(at::kDouble), "B");
+}
+
+// IA3 on a fused projection with biases whose middle rows are scaled, and on its input.
+TEST(Adapters, ScalesComputeWhatTorchDoes) {
+  const Fixture f(false);
+  const ArenaFrame frame(const_cast<Arena&>(f.arena));
+  const auto view = [](const at::Tensor& t) {
+    return View{t.data_ptr(), DType::kF32, t.size(0), t.size(1), t.size(1)};
+  };
+  constexpr int64_t kIn = 16, kOut = 48, kFirst = 16, kScaled = 24;
+  const auto draw = [](int64_t rows, int64_t columns) { return at::randn({rows, columns}, at::kFloat); };
+  const at::Tensor weight = draw(kOut, kIn), bias = draw(kOut, 1), x = draw(kRows, kIn),
+                   dy = draw(kRows, kOut), residual = draw(kRows, kOut), output = draw(kScaled, 1),
+                   input = draw(kIn, 1);
+  const at::Tensor y = at::empty_like(dy), dx = at::empty_like(x), doutput = at::ones_like(output),
+                   dinput = at::ones_like(input);
+  Linear linear;
+  linear.weight.weight = view(weight);
+  linear.bias.weight = view(bias);
+  linear.scales.push_back({kFirst, kScaled, {view(output), view(doutput)}});
+  linear.input_scale = {view(input), view(dinput)};
+  DeviceBatch batch;
+  batch.tokens = batch.rows = kRows;
+  LinearSaved saved = allocate_saved(f.context, linear, kRows);
+  linear_forward(f.context, linear, batch, {view(x), view(y), view(residual)}, saved);
+  linear_backward(f.context, linear, batch, {view(x), view(dy), view(dx)}, saved, true);
+
+  const c10::InferenceMode with_autograd(false);
+  const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
+  const at::Tensor in = leaf(x), scale = leaf(output), of_input = leaf(input);
+  const at::Tensor product =
+      at::mm(in.mul(of_input.t()), weight.to(at::kDouble).t()).add(bias.to(at::kDouble).t());
+  const at::Tensor all = at::cat(
+      {at::ones({kFirst, 1}, at::kDouble), scale, at::ones({kOut - kFirst - kScaled, 1}, at::kDouble)});
+  const at::Tensor want = product.mul(all.t()).add(residual.to(at::kDouble));
+  want.mul(dy.to(at::kDouble)).sum().backward();
+  expect_near(y, want, "y");
+  expect_near(dx, in.grad(), "dx");
+  expect_near(doutput, scale.grad(), "factors of the output");
+  expect_near(dinput, of_input.grad(), "factors of the input");
+}
+
+TEST(Adapters, MergedScalesAreOfRowsColumnsAndBiases) {
+  ModelSpec spec = llama_spec({.ffn = 96, .layers = 1});
+  add_biases(spec);
+  AdapterSpec ia3;
+  ia3.kind = AdapterKind::kIa3;
+  ia3.targets = {"k_proj", "down_proj"};
+  const ModelLayout layout = make_layout(spec, &ia3, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  std::vector<float> trained(static_cast<size_t>(block.flat_elements));
+  for (size_t i = 0; i < trained.size(); ++i) trained[i] = 2 + static_cast<float>(i);
+  const auto merged = [&](const TensorPlace& place) {
+    std::vector<float> weight(static_cast<size_t>(place.parameter.elements()), 1.F);
+    merge_adapters(block, place, ia3,
+                   {reinterpret_cast<const std::byte*>(trained.data()),
+                    reinterpret_cast<std::byte*>(weight.data()), 1, library_kernels(DeviceType::kCpu)});
+    return weight;
+  };
+  const TensorPlace &qkv = *block.find("layers.0.attn.qkv"), &bias = *block.find("layers.0.attn.qkv_bias"),
+                    &down = *block.find("layers.0.mlp.down");
+  const float* const rows = trained.data() + block.beside(qkv, 1, TrainableRole::kOutputScale)->offset -
+                            qkv.parameter.parts[1].first;
+  const float* const columns = trained.data() + block.beside(down, 0, TrainableRole::kInputScale)->offset;
+  const auto factor = [&](int64_t row) {
+    const ParameterPart& key = qkv.parameter.parts[1];
+    return row >= key.first && row < key.first + key.rows ? rows[row] : 1.F;
+  };
+  const std::vector<float> weight = merged(qkv), biases = merged(bias), last = merged(down);
+  for (int64_t i = 0; i < qkv.parameter.elements(); ++i)
+    ASSERT_EQ(weight[static_cast<size_t>(i)], factor(i / qkv.parameter.columns)) << i;
+  for (int64_t i = 0; i < bias.parameter.rows; ++i) ASSERT_EQ(biases[static_cast<size_t>(i)], factor(i)) << i;
+  for (int64_t i = 0; i < down.parameter.elements(); ++i)
+    ASSERT_EQ(last[static_cast<size_t>(i)], columns[i % down.parameter.columns]) << i;
 }
 
 // Dropout draws by layer and module; joined modules have keys of their own, too.

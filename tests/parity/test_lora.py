@@ -45,7 +45,7 @@ DORA = {
 
 def file_name(parameter):
     """The name that peft gives a parameter of the adapter "default" in its files."""
-    name = parameter.replace(".default.", ".")
+    name = parameter.replace(".default.", ".").removesuffix(".default")
     return name.removesuffix(".weight") if "magnitude" in name else name
 
 
@@ -242,3 +242,58 @@ def test_dora_with_the_base_s_own_lengths_is_the_base(tmp_path):
     plain = tool.run(tmp_path / "base", documents, tmp_path / "plain")["logits"]
     peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **arguments)).save_pretrained(tmp_path / "adapter")
     assert reference.relative(tool.run(tmp_path / "base", documents, tmp_path / "dora", adapter=tmp_path / "adapter")["logits"], plain) <= 1e-5
+
+
+# IA3 and LN tuning, whose modules are peft's own choice where none are named.
+
+SCALES, NORMS = peft.IA3Config, peft.LNTuningConfig
+OTHERS = {
+    "ia3": ("llama_three_heads_per_key_tied_with_pad_token", SCALES, {}, "none"),
+    "ia3_beside_biases": ("llama_biases_everywhere", SCALES, {}, "block"),
+    "ia3_everywhere": ("qwen3_untied", SCALES, dict(target_modules=ATTENTION + MLP, feedforward_modules=["down_proj"]), "none"),
+    "ia3_of_gpt2": ("gpt2_odd_own_width", SCALES, {}, "none"),
+    "norms": ("llama_every_head_its_own_keys_odd_sizes", NORMS, {}, "block"),
+    "norms_of_qwen3": ("qwen3_untied", NORMS, dict(target_modules=["q_norm", "post_attention_layernorm", "norm"]), "none"),
+    "norms_of_gpt2": ("gpt2_odd_own_width", NORMS, {}, "none"),
+}
+
+
+def with_other(base, directory, make, arguments, dtype=torch.float32):
+    model = tiny_models.make(base, directory / "base", dtype)
+    model = peft.get_peft_model(model, make(task_type="CAUSAL_LM", **arguments), autocast_adapter_dtype=False)
+    generator = torch.Generator().manual_seed(11)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(directory / "adapter")
+    return model
+
+
+def trained_both_ways(model, base, directory, dtype, **options):
+    documents = tiny_models.documents(base, model)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    ours = tool.run(directory / "base", documents, directory / "run", adapter=directory / "adapter", dtype=dtype, steps=STEPS, lr=LR,
+                    weight_decay=WEIGHT_DECAY, **tiny_models.options(base), **options)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_factors_and_norms_are_trained_as_pefts(tmp_path, name):
+    base, make, arguments, recompute = OTHERS[name]
+    ours, theirs = trained_both_ways(with_other(base, tmp_path, make, arguments), base, tmp_path, "fp32", recompute=recompute)
+    check("fp32", ours["logits"], theirs["logits"])
+    check_all("fp32", ours["gradients"], theirs["gradients"])
+    check_all("fp32", ours["weights"], theirs["weights"])
+    check_changes("fp32", ours["masters"], theirs)
+
+
+@pytest.mark.parametrize("name", ["ia3", "norms"])
+def test_factors_and_norms_in_fp32_are_of_a_bf16_model(tmp_path, name):
+    """The model computes with the rounded values, and nothing of the values themselves is rounded."""
+    base, make, arguments, _ = OTHERS[name]
+    ours, theirs = trained_both_ways(with_other(base, tmp_path, make, arguments, torch.bfloat16), base, tmp_path, "bf16", adapter_dtype="fp32")
+    check("bf16", ours["logits"], theirs["logits"])
+    check_all("bf16", ours["gradients"], theirs["gradients"])
+    assert all(not torch.equal(w, w.bfloat16().float()) for w in ours["weights"].values())

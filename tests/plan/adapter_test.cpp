@@ -169,5 +169,54 @@ TEST(Adapters, WrittenKeysAgreeWithTheAdapterThatIsContinued) {
   }
 }
 
+Config method(const std::string& name, const std::string& keys = "") {
+  return parse_config(
+      "model.path = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = \"" + name + "\"\n[lora]\n" + keys,
+      "c.toml");
+}
+
+TEST(Adapters, WithoutPairsHavePeftsModulesUnlessOthersAreGiven) {
+  using Names = std::vector<std::string>;
+  const auto targets = [](const Config& config) { return configured_adapter(model(), config).targets; };
+  EXPECT_EQ(targets(method("ia3")), (Names{"k_proj", "v_proj", "down_proj"}));
+  EXPECT_EQ(targets(method("norms")), (Names{"input_layernorm", "post_attention_layernorm", "norm"}));
+  EXPECT_EQ(targets(method("ia3", R"(targets = ["layers.1.mlp.up_proj", "q_proj"])")),
+            (Names{"q_proj", "model.layers.1.mlp.up_proj"}));
+  const Config recorded = method("norms", R"(targets = ["norm", "regex:^model.layers.2.input"])");
+  const AdapterSpec some = configured_adapter(model(), recorded);
+  EXPECT_EQ(some.targets, (Names{"model.layers.2.input_layernorm", "norm"}));
+  EXPECT_EQ(resolved_lora(recorded.lora, some).targets, some.targets);
+  EXPECT_EQ(resolved_lora(recorded.lora, some).r, LoraConfig().r);
+}
+
+TEST(Adapters, WithoutPairsRefuseWhatTheyDoNotHave) {
+  const auto what = [](const auto& body) -> std::string {
+    try {
+      body();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kConfig);
+      return error.report();
+    }
+    ADD_FAILURE();
+    return "";
+  };
+  EXPECT_NE(what([] { method("ia3", "r = 4"); }).find("lora.r is LoRA's"), std::string::npos);
+  const auto chosen = [&](const Config& config) {
+    return what([&] { configured_adapter(model(), config); });
+  };
+  for (const char* name : {"q_proj", "all-linear"})
+    EXPECT_NE(chosen(method("norms", "targets = [\"" + std::string(name) + "\"]")).find("norm of the model"),
+              std::string::npos);
+  ModelSpec other = model();
+  other.model_type = "smollm3";
+  EXPECT_NE(what([&] { configured_adapter(other, method("ia3")); }).find("no default modules for smollm3"),
+            std::string::npos);
+  const AdapterSpec norms = configured_adapter(model(), method("norms"));
+  EXPECT_NE(what([&] {
+              continued_adapter(model(), method("ia3"), norms, "there");
+            }).find("set train.method = \"norms\""),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace lm

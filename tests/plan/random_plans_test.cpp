@@ -228,7 +228,8 @@ struct Tried {
 
 // Plans as `lmlaunch plan` does, and every tenth as --compare.
 void plan_once(Draw& draw, const Config& config, bool* planned) {
-  const ModelSpec spec = draw_model(draw);
+  ModelSpec spec = draw_model(draw);
+  spec.model_type = "llama";  // peft has default modules for it
   const bool gpu = draw.one_in(2);
   Machine node = draw_machine(draw, gpu);
   for (const std::string& path : config.offload.paths)
@@ -237,7 +238,7 @@ void plan_once(Draw& draw, const Config& config, bool* planned) {
   const auto purpose = draw.one_in(4) ? static_cast<PlanPurpose>(draw.below(4)) : PlanPurpose::kTrain;
   const bool compare = draw.one_in(10);
   std::optional<AdapterSpec> adapter;
-  if (config.train.method == Method::kLora) adapter = configured_adapter(spec, config.lora);
+  if (trains_adapter(config)) adapter = configured_adapter(spec, config);
   const AdapterSpec* const lora = adapter ? &*adapter : nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const ModelLayout layout =

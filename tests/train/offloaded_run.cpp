@@ -129,7 +129,7 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("groups", groups), add("stateless", stateless);
+  add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind));
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
@@ -154,6 +154,7 @@ std::string Variant::numbers() const {
                               int64_t{fp32_adapters},
                               r,
                               int64_t{dora},
+                              static_cast<int64_t>(kind),
                               int64_t{nodes},
                               int64_t{groups},
                               int64_t{stateless},
@@ -222,12 +223,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       rank_index_(group == nullptr ? 0 : group->rank()),
       ranks_(group == nullptr ? 1 : group->ranks()),
       engine_(std::move(engine)),
-      adapter_{.r = run.r,
-               .alpha = 2.0 * static_cast<double>(run.r),
-               .rslora = false,
-               .dora = run.dora,
-               .dropout = 0.1,
-               .targets = {"q_proj", "v_proj", "down_proj"}},
+      adapter_(run.adapter()),
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
                           run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),

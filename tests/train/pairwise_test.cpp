@@ -107,6 +107,29 @@ TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
   expect_same_bits(first);
 }
 
+// Adapters without pairs of low rank: factors, and copies of norms, of which one is in the head's block.
+TEST_F(Pairwise, ScalesAndNormsGiveTheSameBitsOffTheDevice) {
+  for (const AdapterKind kind : {AdapterKind::kIa3, AdapterKind::kNorms}) {
+    for (const bool fp32 : {false, true}) {
+      Variant run;
+      run.steps = 4;
+      run.lora = true;
+      run.kind = kind;
+      run.tied = fp32;
+      run.family = kind == AdapterKind::kNorms ? Family::kQwen3 : Family::kQwen2;
+      run.fp32_adapters = fp32;
+      run.master = fp32 ? Master::kF32 : Master::kSplit;
+      run.base = fp32 ? EncodingKind::kNf4Double : EncodingKind::kPlain;
+      run.optimizer = run.weights = true;
+      run.recompute = run.activations = run.in_backward = fp32;
+      SCOPED_TRACE(run.text());
+      const Outcome got = Training(run).run();
+      expect_same(run, got);
+      EXPECT_NE(got.losses.front(), got.losses.back());
+    }
+  }
+}
+
 TEST_F(Pairwise, EveryRowGivesTheSameBits) {
   expect_same_bits(rows());
 }

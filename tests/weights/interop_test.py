@@ -308,6 +308,46 @@ def test_an_adapter_of_peft_goes_both_ways_or_is_refused_by_name(name, foreign, 
     assert json.loads(tool("verify", tmp_path / "adapter"))["ok"]
 
 
+# Adapters without pairs of low rank: (configuration, arguments, edits of adapter_config.json, the key that is refused).
+OTHERS = {
+    "ia3": (peft.IA3Config, {}, {}, None),
+    "ia3 of an expression": (peft.IA3Config, dict(target_modules=r".*\.1\..*(q_proj|down_proj)", feedforward_modules=["down_proj"]), {}, None),
+    "ia3 everywhere": (peft.IA3Config, dict(target_modules=["q_proj", "o_proj", "up_proj", "down_proj"], feedforward_modules=["down_proj"]), {}, None),
+    "norms": (peft.LNTuningConfig, {}, {}, None),
+    "norms of heads and the last": (peft.LNTuningConfig, dict(target_modules=["k_norm", "norm", "layers.2.input_layernorm"]), {}, None),
+    "scaled inputs of others": (peft.IA3Config, dict(target_modules=["q_proj", "o_proj"], feedforward_modules=["o_proj"]), {}, "feedforward_modules"),
+    "scaled output of down": (peft.IA3Config, dict(target_modules=["down_proj"], feedforward_modules=[]), {}, "feedforward_modules"),
+    "excluded": (peft.IA3Config, {}, {"exclude_modules": ["q_proj"]}, "exclude_modules"),
+    "a key of LoRA": (peft.IA3Config, {}, {"use_dora": True}, "use_dora"),
+    "other norms": (peft.LNTuningConfig, {}, {"target_modules": ["norm"]}, "target_modules"),
+    "trained whole": (peft.LNTuningConfig, {}, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OTHERS)
+def test_factors_and_norms_of_peft_go_both_ways_or_are_refused_by_name(name, foreign, tmp_path):
+    make, arguments, edits, refused = OTHERS[name]
+    torch.manual_seed(1)
+    model = peft.get_peft_model(foreign.fresh(), make(task_type="CAUSAL_LM", **arguments))
+    for p in model.parameters():
+        if p.requires_grad:
+            torch.nn.init.normal_(p, mean=1, std=0.3)
+    model.save_pretrained(tmp_path / "in")
+    config = json.loads((tmp_path / "in/adapter_config.json").read_text())
+    (tmp_path / "in/adapter_config.json").write_text(json.dumps({**config, **edits}))
+    base = foreign.directory / "base"
+    if refused:
+        message = tool("adapter", base, tmp_path / "in", tmp_path / "out", code=11)
+        assert refused in message and not (tmp_path / "out").exists(), message
+        return
+    tool("adapter", base, tmp_path / "in", tmp_path / "out")
+    theirs, ours = (load_file(tmp_path / d / "adapter_model.safetensors") for d in ("in", "out"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+    back = logits(peft.PeftModel.from_pretrained(foreign.fresh(), tmp_path / "out"))
+    torch.testing.assert_close(back, logits(model), rtol=1e-5, atol=1e-5)
+
+
 def test_foreign_adapters_are_many():
     keys = {key for name in ADAPTERS for part in case_of(name)[:2] for key in part}
     known = set(peft.LoraConfig.__dataclass_fields__) - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",

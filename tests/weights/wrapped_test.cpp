@@ -358,6 +358,25 @@ TEST(Wrapped, AnAdapterHasTheWrappersNames) {
   }
 }
 
+TEST(Wrapped, FactorsAndNormsAreNamedByWholePaths) {
+  const TemporaryDirectory directory;
+  const ModelSpec spec = parse_model_spec(test::tiny_config().dump(), "config.json");
+  AdapterSpec ia3, norms;
+  ia3.kind = AdapterKind::kIa3;
+  ia3.targets = {"q_proj", "down_proj"};
+  norms.kind = AdapterKind::kNorms;
+  norms.targets = {"input_layernorm", "norm"};
+  for (const AdapterSpec& adapter : {ia3, norms}) {
+    const std::string out = directory / adapter.targets.front();
+    write_tiny_adapter(out, make_layout(spec, &adapter, DType::kF32), true, adapter);
+    EXPECT_EQ(read_adapter_config(out, &spec).spec, adapter) << out;
+    check_adapter(out, spec);
+  }
+  const json config = json::parse(test::read_text(directory / "q_proj/adapter_config.json"));
+  EXPECT_EQ(config["feedforward_modules"], (json{"model.language_model.layers.0.mlp.down_proj",
+                                                 "model.language_model.layers.1.mlp.down_proj"}));
+}
+
 TEST(Wrapped, LayersAndRanksAreThoseOfTheTextModel) {
   const TemporaryDirectory directory;
   const ModelSpec spec = parse_model_spec(test::tiny_config().dump(), "config.json");

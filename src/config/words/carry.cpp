@@ -22,12 +22,12 @@ void every(const Word& word, const Json& value, Draft& draft) {
 
 void adapter(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  if (name == "full" || name == "lora" || name == "qlora") {
+  if (name == "full" || name == "lora" || name == "qlora" || name == "ia3") {
     draft.method = name;
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
   } else if (!is_off(value)) {
-    draft.missing("train.method has full, lora and qlora; all weights are trained");
+    draft.missing("train.method has full, lora, qlora, ia3 and norms; all weights are trained");
   }
 }
 
