@@ -55,6 +55,7 @@ void write_status(const std::string& directory, const RunStatus& status) {
   json["reason"] = status.reason;
   json["checkpoint"] = status.checkpoint;
   json["repeat"] = status.repeat;
+  if (!status.on_commit.empty()) json["on_commit"] = status.on_commit;
   json["updated_at"] = time_text(std::time(nullptr));
   json["host"] = host_name();
   json["pid"] = status.pid != 0 ? status.pid : getpid();

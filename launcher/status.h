@@ -18,6 +18,7 @@ struct RunStatus {
   int64_t step = 0;              // optimizer steps done
   std::string checkpoint;        // path of the last committed one; "": none
   int64_t repeat = 0;            // steps after it that a resumed run repeats
+  std::string on_commit = "";    // how the last command of checkpoint.on_commit failed; "": it did not
   int64_t pid = 0;               // of the run's first process, `lmlaunch` itself; 0: of this process
 };
 

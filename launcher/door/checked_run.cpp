@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "config/config_toml.h"
+#include "launcher/door/commit_hook.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/door/fetch.h"
 #include "launcher/door/follower.h"
@@ -104,6 +105,7 @@ CheckedRun check_run(const CommandLine& line) {
   run.overridden = line.list("--override");
   check_run_directory(run.directory, run.config, run.names, run.overridden);
   require_trackers(run.config.log);
+  require_hook(run.config.checkpoint);
   return run;
 }
 

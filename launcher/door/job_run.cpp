@@ -15,6 +15,7 @@
 #include "launcher/control.h"
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/commit_hook.h"
 #include "launcher/door/end_launcher.h"
 #include "launcher/door/follower.h"
 #include "launcher/door/status_keeper.h"
@@ -102,6 +103,7 @@ class JobRun {
       if (lock_) record_end(run_, status, *report_);
       // mpirun kills this process a second after another's failure.
       if (follower_) status.state == "failed" ? follower_->leave(status) : follower_->finish(status);
+      if (hook_ && status.state != "failed") finish_hook(run_, *hook_, status);
       std::fprintf(stderr, "%s\n", stop_line(status).c_str());
       if (status.state == "failed" && !job_.one_machine) end_mpirun_later();
     } else if (*status.exit_code != 0) {
@@ -124,6 +126,7 @@ class JobRun {
         lock_.emplace(take_directory(run_));
         report_.emplace(run_.directory);
         follower_.emplace(run_.config, run_.directory);
+        hook_.emplace(run_.config.checkpoint, run_.directory);
       }
     } catch (const Error& error) {
       refusal_ = error;
@@ -164,9 +167,10 @@ class JobRun {
                   .quiet = !leads()};
     if (lock_) care.left_behind = [this] { lock_->release(); };
     if (report_) {
-      care.meanwhile = [this] {
+      care.meanwhile = [this, &control] {
         report_->refresh();
         if (follower_) follower_->look();
+        if (hook_) hook_->look(control.latest().checkpoint);
       };
     }
     const RunStatus status = supervise_run({child}, control, care);
@@ -190,6 +194,7 @@ class JobRun {
   std::optional<RunLock> lock_;
   std::optional<LiveReport> report_;  // on rank 0
   std::optional<Follower> follower_;  // on rank 0
+  std::optional<CommitHook> hook_;    // on rank 0
   std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
   bool tells_ = false;  // whether to tell the other CLI processes how this one's rank has failed

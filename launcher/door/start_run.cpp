@@ -12,6 +12,7 @@
 #include "launcher/control.h"
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/commit_hook.h"
 #include "launcher/door/follower.h"
 #include "launcher/door/job_run.h"
 #include "launcher/door/status_keeper.h"
@@ -69,6 +70,7 @@ int train_in_rank(const CommandLine& line) {
   handed_on.flags["--lock-fd"] = std::to_string(lock.fd());
   LiveReport report(run.directory);
   Follower follower(run.config, run.directory);
+  CommitHook hook(run.config.checkpoint, run.directory);
   RunStatus status;
   std::optional<StatusKeeper> keeper;
   try {
@@ -85,6 +87,7 @@ int train_in_rank(const CommandLine& line) {
                                 [&] {
                                   report.refresh();
                                   follower.look();
+                                  hook.look(control.latest().checkpoint);
                                 },
                             .operation = operation});
   } catch (const Error& error) {
@@ -93,6 +96,7 @@ int train_in_rank(const CommandLine& line) {
   }
   record_end(run, status, report);
   follower.finish(status);
+  finish_hook(run, hook, status);
   std::fprintf(stderr, "%s\n", stop_line(status).c_str());
   return *status.exit_code;
 }

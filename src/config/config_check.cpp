@@ -246,6 +246,13 @@ class Checks {
         !checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
         "checkpoint.keep_best keeps the checkpoint with the lowest eval loss: set train.eval_every (now " +
             value_text(config_.train.eval_every) + ")");
+    const std::vector<std::string>& command = checkpoint.on_commit;
+    require(command.empty() || (!command.front().empty() && command.front().find("{}") == std::string::npos),
+            "checkpoint.on_commit", "checkpoint.on_commit",
+            "checkpoint.on_commit = " + value_text(command) +
+                " names no program: the first entry is the program, the others are its arguments");
+    require(checkpoint.on_commit_limit.seconds > 0, "checkpoint.on_commit_limit",
+            "checkpoint.on_commit_limit", "checkpoint.on_commit_limit is 0: give a time such as \"30min\"");
   }
 
   void log() {

@@ -317,6 +317,12 @@ void visit_checkpoint(CheckpointT& checkpoint, V& v) {
          "auto: resume from the newest valid checkpoint; never; or a name such as step_00000100",
          {},
          true});
+  v.key("checkpoint", "on_commit", checkpoint.on_commit,
+        {kReporting,
+         "a command after each committed checkpoint, such as a copy to object storage: a list of arguments "
+         "without a shell, in which {} is the checkpoint's directory; []: none"});
+  v.key("checkpoint", "on_commit_limit", checkpoint.on_commit_limit,
+        {kReporting, "after this time the command of on_commit is killed"});
 }
 
 template <class LogT, class V>

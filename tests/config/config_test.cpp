@@ -464,6 +464,13 @@ TEST(Config, AWebhookIsAnAddress) {
     EXPECT_HAS(failure(kLeast, {std::string("log.webhook=") + wrong}), "it begins with https:// or http://");
 }
 
+TEST(Config, TheCommandAfterACommitNamesAProgram) {
+  const auto command = parse_config(kLeast, "c.toml", {R"(checkpoint.on_commit=["cp", "{}"])"}).checkpoint;
+  EXPECT_EQ(command.on_commit, (std::vector<std::string>{"cp", "{}"}));
+  for (const char* wrong : {R"(["", "{}"])", R"(["{}"])"})
+    EXPECT_HAS(failure(kLeast, {std::string("checkpoint.on_commit=") + wrong}), "names no program");
+}
+
 TEST(Config, WhatIsPrintedReadsBackEqual) {
   Config config = parse_config(kLeast, "c.toml",
                                {"optimizer.lr=3.3333333333333335e-05", "train.epochs=0.1",

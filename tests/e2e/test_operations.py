@@ -1,0 +1,51 @@
+"""What systems that look after a run rely on: the command after a commit (checkpoint.on_commit)."""
+
+import json
+
+import pytest
+
+from test_run import config, lmlaunch, work  # noqa: F401
+
+SHELL = "/bin/sh"
+
+
+def hooked(work, name, script, **changes):
+    """A run of 12 steps that saves after each fourth and gives each checkpoint to a script, as $0."""
+    return config(work, name, checkpoint__every=4, checkpoint__keep=3, checkpoint__on_commit=[SHELL, "-c", script, "{}"], **changes)
+
+
+def status(work, name):
+    return json.loads((work / "runs" / name / "status.json").read_text())
+
+
+def test_a_committed_checkpoint_is_given_to_a_command_once(work):
+    script = 'echo "$0" >> calls && rm -rf "copy_$(basename "$0")" && cp -r "$0" "copy_$(basename "$0")"'
+    toml = hooked(work, "hooked", script)
+    done = lmlaunch(toml, cwd=work)
+    calls = (work / "calls").read_text().splitlines()
+    assert calls[-1] == str(work / "runs" / "hooked" / "checkpoints" / "step_00000012") and len(set(calls)) == len(calls)
+    assert "HOOK-39" not in done.stderr and "on_commit" not in status(work, "hooked")
+    lmlaunch("verify", work / "copy_step_00000012", cwd=work)
+    lmlaunch(toml, cwd=work)  # has nothing left to do
+    assert (work / "calls").read_text().splitlines() == calls
+    # As if the first start had been killed while the command ran.
+    (work / "runs" / "hooked" / "on_commit" / "done").unlink()
+    lmlaunch(toml, cwd=work)
+    assert (work / "calls").read_text().splitlines() == [*calls, calls[-1]]
+
+
+@pytest.mark.parametrize("script, limit, why", [("echo no room >&2; exit 3", "1h", "exit code 3"),
+                                                ("sleep 3600 & wait", "1s", 'killed after checkpoint.on_commit_limit = "1s"')])
+def test_a_command_that_fails_is_reported_and_ends_no_run(work, script, limit, why):
+    done = lmlaunch(hooked(work, "unhooked", script, checkpoint__on_commit_limit=limit), cwd=work)
+    said = f"{why} for step_00000012"
+    assert f"warning HOOK-39: checkpoint.on_commit: {SHELL}: {said}" in done.stderr
+    assert said in (work / "runs" / "unhooked" / "log.txt").read_text()
+    assert status(work, "unhooked")["on_commit"] == said and status(work, "unhooked")["state"] == "done"
+    assert limit == "1s" or "no room" in (work / "runs" / "unhooked" / "on_commit" / "log.txt").read_text()
+
+
+def test_a_command_that_does_not_exist_is_named_before_anything_is_created(work):
+    done = lmlaunch(config(work, "nohook", checkpoint__on_commit=["no-such-program", "{}"]), cwd=work, check=False)
+    assert done.returncode == 12 and "HOOK-39" in done.stderr and "no-such-program" in done.stderr
+    assert not (work / "runs" / "nohook").exists()
