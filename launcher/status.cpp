@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
+#include "config/config.h"
 
 namespace lm {
 namespace {
@@ -47,6 +49,18 @@ std::string stop_line(const RunStatus& status) {
   return fmt::format("lmlaunch: stop code={} reason={} step={} checkpoint={} repeat={}",
                      status.exit_code.value_or(0), word(status.reason), status.step, word(status.checkpoint),
                      status.repeat);
+}
+
+void log_stop(const RunStatus& status) {
+  log_fields(stop_line(status), {{"exit_code", int64_t{status.exit_code.value_or(0)}},
+                                 {"reason", status.reason},
+                                 {"step", status.step},
+                                 {"checkpoint", status.checkpoint},
+                                 {"repeat", status.repeat}});
+}
+
+void use_log_format(const LogConfig& config, int rank) {
+  if (config.format == LogFormat::kJson) log_as_json(rank, host_name());
 }
 
 void write_status(const std::string& directory, const RunStatus& status) {

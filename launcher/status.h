@@ -11,6 +11,8 @@
 
 namespace lm {
 
+struct LogConfig;
+
 struct RunStatus {
   std::string state;             // "running", "done", "stopped" (on request), "failed"
   std::optional<int> exit_code;  // empty while running
@@ -27,6 +29,12 @@ RunStatus failed_before_start(const Error& error);
 
 // "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
 std::string stop_line(const RunStatus& status);
+
+// Logs that line.
+void log_stop(const RunStatus& status);
+
+// Applies log.format to what this process logs from here on.
+void use_log_format(const LogConfig& config, int rank);
 
 // Writes <directory>/status.json, with the time and this host's name, by which a stale one is recognised;
 // throws Error(20, 21) if it cannot be written.

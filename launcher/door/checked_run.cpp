@@ -1,6 +1,5 @@
 #include "launcher/door/checked_run.h"
 
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 
@@ -94,6 +93,7 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
 CheckedRun check_run(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  use_log_format(run.config.log, 0);
   settle_or_fetch(run.config, FetchPart::kAll);
   raise_descriptor_limit();
   const std::string model = resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
@@ -112,6 +112,7 @@ CheckedRun check_run(const CommandLine& line) {
 CheckedRun check_run_of_leader(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  use_log_format(run.config.log, read_launcher_job().rank);
   settle_model(run.config, read_environment());
   raise_descriptor_limit();
   resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
@@ -136,7 +137,7 @@ void record_end(const CheckedRun& run, const RunStatus& status, LiveReport& repo
   try {
     write_status(run.directory, status);
   } catch (const Error& error) {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
   report.finish();
   const std::string model = run.directory + "/model";

@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -169,7 +168,7 @@ void finish_hook(const CheckedRun& run, CommitHook& hook, RunStatus& status) {
   try {
     write_status(run.directory, status);
   } catch (const Error& error) {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
 }
 

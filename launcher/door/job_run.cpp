@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "comm/shared_region.h"
 #include "config/config_toml.h"
@@ -94,7 +94,7 @@ class JobRun {
     try {
       status = supervise();
     } catch (const Error& error) {
-      std::fputs(error.report().c_str(), stderr);
+      log_error(error);
       status = failed_before_start(error);
     }
     if (refusal_ && leads()) status = failed_before_start(*refusal_);
@@ -104,7 +104,7 @@ class JobRun {
       // mpirun kills this process a second after another's failure.
       if (follower_) status.state == "failed" ? follower_->leave(status) : follower_->finish(status);
       if (hook_ && status.state != "failed") finish_hook(run_, *hook_, status);
-      std::fprintf(stderr, "%s\n", stop_line(status).c_str());
+      log_stop(status);
       if (status.state == "failed" && !job_.one_machine) end_mpirun_later();
     } else if (*status.exit_code != 0) {
       wait_for_leader(run_.directory);
@@ -182,7 +182,7 @@ class JobRun {
   }
 
   RunStatus refused() const {
-    if (leads()) std::fputs(refusal_->report().c_str(), stderr);
+    if (leads()) log_error(*refusal_);
     return failed_before_start(*refusal_);
   }
 

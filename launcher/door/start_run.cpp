@@ -3,9 +3,9 @@
 #include <sys/wait.h>
 
 #include <csignal>
-#include <cstdio>
 #include <optional>
 
+#include "base/log.h"
 #include "base/process.h"
 #include "comm/shared_region.h"
 #include "config/config_toml.h"
@@ -91,13 +91,13 @@ int train_in_rank(const CommandLine& line) {
                                 },
                             .operation = operation});
   } catch (const Error& error) {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
     status = failed_before_start(error);
   }
   record_end(run, status, report);
   follower.finish(status);
   finish_hook(run, hook, status);
-  std::fprintf(stderr, "%s\n", stop_line(status).c_str());
+  log_stop(status);
   return *status.exit_code;
 }
 

@@ -395,8 +395,10 @@ void Checkpoints::end() {
   });
   if (failed) return;
   seconds_ = done->committed - done->start;
-  log_line(fmt::format("COMMITTED step {} ({:.2f} s; training waited {:.2f} s)", done->step, seconds_,
-                       done->begun - done->start + done->state->compute_seconds()));
+  const double waited = done->begun - done->start + done->state->compute_seconds();
+  log_fields(
+      fmt::format("COMMITTED step {} ({:.2f} s; training waited {:.2f} s)", done->step, seconds_, waited),
+      {{"step", done->step}, {"checkpoint", done->path}, {"seconds", seconds_}});
   committed(done->step, done->path, done->kept);
 }
 

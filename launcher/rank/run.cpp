@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -54,9 +53,10 @@ std::string of_set(const std::string& set) {
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result.loss, result.target_tokens, set, result.choices);
-  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
-                       step, result.loss, std::exp(result.loss), result.target_tokens,
-                       result.choices ? describe(*result.choices) : ""));
+  log_fields(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
+                         step, result.loss, std::exp(result.loss), result.target_tokens,
+                         result.choices ? describe(*result.choices) : ""),
+             {{"step", step}, {"eval_loss", result.loss}, {"set", set}});
 }
 
 // Evaluation loss, and answers to train.sample_prompts.
@@ -287,7 +287,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   if (ranks.leads() && error.text().area == "PEER-08") {
     log_file_line(error.what());
   } else {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
   ranks.tell(error);
   if (ranks.own_door()) control.publish_end(static_cast<int>(error.code()));
@@ -334,6 +334,14 @@ void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& prog
   if (trace) trace->write();
 }
 
+// The run's configuration, with its model's directory. log.format applies from here on.
+Config read_config(const CommandLine& line, Ranks& ranks) {
+  Config config = load_config(line.positional[0], line.overrides);
+  use_log_format(config.log, ranks.group().rank());
+  settle_model(config, read_environment());
+  return config;
+}
+
 // A training run from its configuration to the trained model.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
@@ -341,8 +349,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // Configuration, checkpoints to resume from, and the plan. Nothing large is allocated yet, and a run that
   // does not fit ends here.
-  Config config = load_config(line.positional[0], line.overrides);
-  settle_model(config, read_environment());
+  const Config config = read_config(line, ranks);
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);

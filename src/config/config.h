@@ -57,6 +57,7 @@ enum class LrSchedule : uint8_t {
 
 enum class OffloadHome : uint8_t { kAuto, kNone, kHost, kNvme };
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
+enum class LogFormat : uint8_t { kText, kJson };
 enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
 
 // "64MiB".
@@ -248,6 +249,7 @@ struct CheckpointConfig {
 
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
+  LogFormat format = LogFormat::kText;  // of stderr; log.txt is always text
   // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
   // which a process of its own feeds (launcher/door/follower.h).
   std::vector<LogTarget> to = {};

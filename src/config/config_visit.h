@@ -331,6 +331,10 @@ void visit_log(LogT& log, V& v) {
   v.key("log", "every", log.every,
         {KeyTag::kReporting, "steps between lines in log.txt, and on stderr unless it is a terminal",
          kCountFromOne});
+  v.key("log", "format", log.format,
+        {KeyTag::kReporting,
+         "json: stderr gets a JSON object in place of each line, with time, rank, host, level and message; "
+         "log.txt is always text"});
   v.key("log", "to", log.to,
         {KeyTag::kReporting,
          "also send the curves to these: TensorBoard event files in <run>/tensorboard, or a tracker's Python "

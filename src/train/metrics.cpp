@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/cuda.h"
 #include "base/error.h"
 #include "kernels/runtime.h"
@@ -107,6 +108,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
   for (const auto& [name, value] : row.columns) json[name] = value;
+  json["time"] = unix_seconds();
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());
@@ -120,7 +122,8 @@ void MetricsFile::write(const StepRow& row) {
 void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set,
                              const std::optional<ChoiceScores>& choices) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
-  nlohmann::ordered_json row = {{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}};
+  nlohmann::ordered_json row = {
+      {"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}, {"time", unix_seconds()}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
   std::vector<std::pair<std::string, double>> tagged = {{tag, eval_loss}};
@@ -136,7 +139,8 @@ void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_toke
 }
 
 void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {
-  const nlohmann::ordered_json row = {{"step", step}, {"prompt", prompt}, {"answer", answer}};
+  const nlohmann::ordered_json row = {
+      {"step", step}, {"prompt", prompt}, {"answer", answer}, {"time", unix_seconds()}};
   write_line(row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

@@ -1,10 +1,12 @@
-"""What systems that look after a run rely on: the command after a commit (checkpoint.on_commit)."""
+"""What systems that look after a run rely on: the command after a commit (checkpoint.on_commit), a log of JSON objects (log.format)
+and the times of metrics.jsonl."""
 
+import datetime
 import json
 
 import pytest
 
-from test_run import config, lmlaunch, work  # noqa: F401
+from test_run import config, lmlaunch, rows, work  # noqa: F401
 
 SHELL = "/bin/sh"
 
@@ -49,3 +51,36 @@ def test_a_command_that_does_not_exist_is_named_before_anything_is_created(work)
     done = lmlaunch(config(work, "nohook", checkpoint__on_commit=["no-such-program", "{}"]), cwd=work, check=False)
     assert done.returncode == 12 and "HOOK-39" in done.stderr and "no-such-program" in done.stderr
     assert not (work / "runs" / "nohook").exists()
+
+
+LINE = {"time", "rank", "host", "level", "message"}
+
+
+def test_each_line_of_a_json_log_is_an_object(work):
+    done = lmlaunch(config(work, "logged", log__format="json", checkpoint__every=4, train__eval_every=6), cwd=work)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert all(LINE <= set(line) and line["rank"] == 0 and line["level"] in ("info", "note", "warning") for line in lines)
+    assert all(datetime.datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    metrics = rows(work, "logged")
+    assert [(line["step"], line["loss"]) for line in lines if "tokens_per_s" in line] == [(r["step"], r["loss"]) for r in metrics if "loss" in r]
+    assert [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line] == [(r["step"], r["eval_loss"]) for r in metrics if "eval_loss" in r]
+    saved = [line for line in lines if line["message"].startswith("COMMITTED")]
+    assert [line["step"] for line in saved] == [4, 8, 12] and saved[-1]["checkpoint"].endswith("step_00000012")
+    assert (lines[-1]["exit_code"], lines[-1]["reason"], lines[-1]["step"]) == (0, "done", 12)
+    # For people, as before.
+    log = (work / "runs" / "logged" / "log.txt").read_text().splitlines()
+    assert sum(line.startswith("COMMITTED step ") for line in log) == 3 and not any(line.startswith("{") for line in log)
+
+
+def test_an_error_in_a_json_log_names_its_code_and_what_to_do(work):
+    done = lmlaunch(config(work, "unlogged", log__format="json", data__train=["none.jsonl"]), cwd=work, check=False)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    error = next(line for line in lines if line["level"] == "error")
+    assert LINE <= set(error) and error["exit_code"] == done.returncode == lines[-1]["exit_code"] and error["area"] and error["next"]
+
+
+def test_each_row_of_metrics_has_its_time(work):
+    lmlaunch(config(work, "timed", train__eval_every=6), cwd=work)
+    metrics = rows(work, "timed")
+    # Seconds since 1970, and no microseconds or text.
+    assert metrics and all(1.7e9 < row["time"] < 1e11 for row in metrics)
