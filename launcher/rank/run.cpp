@@ -23,6 +23,7 @@
 #include "launcher/rank/job.h"
 #include "launcher/rank/progress.h"
 #include "launcher/rank/ranks.h"
+#include "launcher/rank/run_export.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
@@ -65,6 +66,7 @@ struct Judge {
   const std::vector<EvalBatches>& held_out;
   const Samples& samples;
   MetricsFile& metrics;
+  RunExport& exported;
 
   // Returns the loss of the first set, which decides. Records all sets, or none if a stop was requested.
   std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
@@ -74,7 +76,10 @@ struct Judge {
       if (!result) return std::nullopt;
       results.push_back(*result);
     }
-    for (size_t i = 0; i < results.size(); ++i) record_evaluation(results[i], held_out[i].set, step, metrics);
+    for (size_t i = 0; i < results.size(); ++i) {
+      record_evaluation(results[i], held_out[i].set, step, metrics);
+      exported.evaluated(held_out[i].set, results[i].loss);
+    }
     return results.empty() ? std::nullopt : std::optional(results.front().loss);
   }
   double evaluate_at(int64_t step) const {
@@ -372,13 +377,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::unique_ptr<EventFile> events = files.events(config.log);
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
+  RunExport exported({config.log, directory, job->plan, rank->pulse(), steps, ranks.leads()});
   Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
 
   // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.layout.frozen_elements > 0) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
-  const Judge judge{*rank, held_out, samples, metrics};
+  const Judge judge{*rank, held_out, samples, metrics, exported};
   const auto stopped = [&] { return ranks.any("stop", stop.requested()); };
   if (saved.empty()) judge.at_start(stopped);
   if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);
@@ -393,6 +399,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());
+    exported.step(row, checkpoints.newest_step());
     door.publish();
     files.running(row.step);
   };

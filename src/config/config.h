@@ -253,7 +253,8 @@ struct LogConfig {
   // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
   // which a process of its own feeds (launcher/door/follower.h).
   std::vector<LogTarget> to = {};
-  std::string webhook = "";  // POST of start, end and failure; often a secret: never shown
+  std::string prometheus = "";  // an address to listen at (config/listen_address.h), or a file's path
+  std::string webhook = "";     // POST of start, end and failure; often a secret: never shown
 };
 
 struct Config {

@@ -10,6 +10,7 @@
 
 #include "base/name_pattern.h"
 #include "config/config_text.h"
+#include "config/listen_address.h"
 
 namespace lm {
 namespace {
@@ -261,6 +262,11 @@ class Checks {
     require(url.empty() || (host > 0 && url.size() > host && url.find(' ') == std::string::npos),
             "log.webhook", "log.webhook",
             "log.webhook is not an address: it begins with https:// or http://, and has no spaces");
+    const std::string& prometheus = config_.log.prometheus;
+    require(!means_address(prometheus) || listen_address(prometheus), "log.prometheus", "log.prometheus",
+            "log.prometheus = " + value_text(prometheus) +
+                " is neither a numeric address and a port, such as \"127.0.0.1:9400\" or \"[::1]:9400\", nor "
+                "the path of a file");
   }
 
   void offload() {

@@ -335,6 +335,10 @@ void visit_log(LogT& log, V& v) {
         {KeyTag::kReporting,
          "json: stderr gets a JSON object in place of each line, with time, rank, host, level and message; "
          "log.txt is always text"});
+  v.key("log", "prometheus", log.prometheus,
+        {KeyTag::kReporting,
+         "an address such as 127.0.0.1:9400 at which Prometheus scrapes the run, or the path of a file for "
+         "node_exporter's textfile collector; \"\": neither"});
   v.key("log", "to", log.to,
         {KeyTag::kReporting,
          "also send the curves to these: TensorBoard event files in <run>/tensorboard, or a tracker's Python "

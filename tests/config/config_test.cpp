@@ -464,6 +464,12 @@ TEST(Config, AWebhookIsAnAddress) {
     EXPECT_HAS(failure(kLeast, {std::string("log.webhook=") + wrong}), "it begins with https:// or http://");
 }
 
+TEST(Config, PrometheusGetsANumericAddressOrAFile) {
+  for (const char* good : {"127.0.0.1:9400", "[::]:0", "run.prom", "/var/lib/a:b.prom"})
+    EXPECT_EQ(parse_config(kLeast, "c.toml", {std::string("log.prometheus=") + good}).log.prometheus, good);
+  EXPECT_HAS(failure(kLeast, {"log.prometheus=localhost:9400"}), "neither a numeric address and a port");
+}
+
 TEST(Config, TheCommandAfterACommitNamesAProgram) {
   const auto command = parse_config(kLeast, "c.toml", {R"(checkpoint.on_commit=["cp", "{}"])"}).checkpoint;
   EXPECT_EQ(command.on_commit, (std::vector<std::string>{"cp", "{}"}));

@@ -1,12 +1,16 @@
-"""What systems that look after a run rely on: the command after a commit (checkpoint.on_commit), a log of JSON objects (log.format)
-and the times of metrics.jsonl."""
+"""What systems that look after a run rely on: the command after a commit (checkpoint.on_commit), a log of JSON objects (log.format),
+the times of metrics.jsonl, and what Prometheus scrapes (log.prometheus; its text's form: tests/launcher/prometheus_test.cpp)."""
 
 import datetime
 import json
+import re
+import signal
+import subprocess
+import urllib.request
 
 import pytest
 
-from test_run import config, lmlaunch, rows, work  # noqa: F401
+from test_run import config, lmlaunch, rows, warm_program, work  # noqa: F401
 
 SHELL = "/bin/sh"
 
@@ -84,3 +88,38 @@ def test_each_row_of_metrics_has_its_time(work):
     metrics = rows(work, "timed")
     # Seconds since 1970, and no microseconds or text.
     assert metrics and all(1.7e9 < row["time"] < 1e11 for row in metrics)
+
+
+def samples(text):
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_prometheus_scrapes_a_run_while_it_trains(work):
+    toml = config(work, "scraped", log__prometheus="127.0.0.1:0", train__steps=100000)
+    with subprocess.Popen([warm_program(), toml], cwd=work, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            url = next(found[1] for line in run.stderr if (found := re.match(r"prometheus: (http://127\.0\.0\.1:\d+/metrics)$", line)))
+            seen = {}
+            while int(seen.get("lmlaunch_step", 0)) < 3:
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url) as answer:
+                    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+                    seen = samples(answer.read().decode())
+        finally:
+            run.send_signal(signal.SIGTERM)
+            run.stderr.read()
+    assert run.returncode == 75
+    row = next(row for row in rows(work, "scraped") if "loss" in row and row["step"] == int(seen["lmlaunch_step"]))
+    for name, key in {"loss": "loss", "gradient_norm": "grad_norm", "learning_rate": "lr", "tokens_per_second": "tokens_per_s",
+                      'memory_bytes{tier="host"}': "host_bytes"}.items():
+        assert float(seen["lmlaunch_" + name]) == row[key], name
+    assert seen["lmlaunch_planned_steps"] == "100000" and float(seen["lmlaunch_heartbeat_age_seconds"]) >= 0
+    assert any(name.startswith('lmlaunch_run_info{run="scraped"') for name in seen)
+
+
+def test_a_file_for_a_collector_has_the_last_step(work):
+    lmlaunch(config(work, "collected", log__prometheus="run.prom", train__eval_every=6, checkpoint__every=4), cwd=work)
+    seen, metrics = samples((work / "run.prom").read_text()), rows(work, "collected")
+    assert seen["lmlaunch_step"] == "12" and float(seen["lmlaunch_loss"]) == [row["loss"] for row in metrics if "loss" in row][-1]
+    assert float(seen['lmlaunch_eval_loss{set=""}']) == [row["eval_loss"] for row in metrics if "eval_loss" in row][-1]
+    assert int(float(seen["lmlaunch_tokens_total"])) == sum(row["tokens"] for row in metrics if "loss" in row)
+    assert not list(work.glob("run.prom?*"))
