@@ -32,23 +32,25 @@ def test_a_committed_checkpoint_is_given_to_a_command_once(work):
     assert calls[-1] == str(work / "runs" / "hooked" / "checkpoints" / "step_00000012") and len(set(calls)) == len(calls)
     assert "HOOK-39" not in done.stderr and "on_commit" not in status(work, "hooked")
     lmlaunch("verify", work / "copy_step_00000012", cwd=work)
-    lmlaunch(toml, cwd=work)  # has nothing left to do
+    # Trained further without another checkpoint: nothing is new.
+    lmlaunch(toml, "train.steps=14", "checkpoint.every=0", cwd=work)
     assert (work / "calls").read_text().splitlines() == calls
     # As if the first start had been killed while the command ran.
     (work / "runs" / "hooked" / "on_commit" / "done").unlink()
-    lmlaunch(toml, cwd=work)
+    lmlaunch(toml, "train.steps=16", "checkpoint.every=0", cwd=work)
     assert (work / "calls").read_text().splitlines() == [*calls, calls[-1]]
 
 
 @pytest.mark.parametrize("script, limit, why", [("echo no room >&2; exit 3", "1h", "exit code 3"),
                                                 ("sleep 3600 & wait", "1s", 'killed after checkpoint.on_commit_limit = "1s"')])
 def test_a_command_that_fails_is_reported_and_ends_no_run(work, script, limit, why):
-    done = lmlaunch(hooked(work, "unhooked", script, checkpoint__on_commit_limit=limit), cwd=work)
+    name = f"unhooked_{limit}"
+    done = lmlaunch(hooked(work, name, script, checkpoint__on_commit_limit=limit), cwd=work)
     said = f"{why} for step_00000012"
     assert f"warning HOOK-39: checkpoint.on_commit: {SHELL}: {said}" in done.stderr
-    assert said in (work / "runs" / "unhooked" / "log.txt").read_text()
-    assert status(work, "unhooked")["on_commit"] == said and status(work, "unhooked")["state"] == "done"
-    assert limit == "1s" or "no room" in (work / "runs" / "unhooked" / "on_commit" / "log.txt").read_text()
+    assert said in (work / "runs" / name / "log.txt").read_text()
+    assert status(work, name)["on_commit"] == said and status(work, name)["state"] == "done"
+    assert limit == "1s" or "no room" in (work / "runs" / name / "on_commit" / "log.txt").read_text()
 
 
 def test_a_command_that_does_not_exist_is_named_before_anything_is_created(work):
