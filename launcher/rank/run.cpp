@@ -261,6 +261,7 @@ struct DoorNews {
   }
   // If the CLI process is killed from here on, the run's final status does not change.
   Exit end(Exit code) const {
+    checkpoints.wait_for_mirror();
     publish();
     if (ranks.own_door()) control.publish_end(static_cast<int>(code));
     return code;

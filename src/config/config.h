@@ -241,6 +241,7 @@ struct CheckpointConfig {
   int64_t keep = 2;               // number of newest checkpoints
   bool keep_best = false;         // also the one with the lowest eval loss, saved when it is reached
   std::string resume = "auto";    // the newest valid one; "never"; or a name such as step_00000100
+  std::string mirror = "";        // a directory, in which <run's name>/checkpoints gets copies; "": none
   // Started after each commit (launcher/door/commit_hook.h): arguments without a shell, in which "{}" is the
   // checkpoint's directory; killed after the limit.
   std::vector<std::string> on_commit = {};

@@ -317,6 +317,11 @@ void visit_checkpoint(CheckpointT& checkpoint, V& v) {
          "auto: resume from the newest valid checkpoint; never; or a name such as step_00000100",
          {},
          true});
+  v.key("checkpoint", "mirror", checkpoint.mirror,
+        {kReporting,
+         "a directory on another disk, into which checkpoints are copied beside training and verified, under "
+         "the "
+         "run's name; a start that lacks them resumes from there; \"\": none"});
   v.key("checkpoint", "on_commit", checkpoint.on_commit,
         {kReporting,
          "a command after each committed checkpoint, such as a copy to object storage: a list of arguments "

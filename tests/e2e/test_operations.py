@@ -1,16 +1,18 @@
 """What systems that look after a run rely on: the command after a commit (checkpoint.on_commit), a log of JSON objects (log.format),
-the times of metrics.jsonl, and what Prometheus scrapes (log.prometheus; its text's form: tests/launcher/prometheus_test.cpp)."""
+the times of metrics.jsonl, and what Prometheus scrapes (log.prometheus; its text's form: tests/launcher/prometheus_test.cpp),
+and the copies of checkpoints in a mirror (checkpoint.mirror; kills while it copies: tests/checkpoint/mirror_test.cpp)."""
 
 import datetime
 import json
 import re
+import shutil
 import signal
 import subprocess
 import urllib.request
 
 import pytest
 
-from test_run import config, lmlaunch, rows, warm_program, work  # noqa: F401
+from test_run import config, lmlaunch, losses, rows, warm_program, work  # noqa: F401
 
 SHELL = "/bin/sh"
 
@@ -125,3 +127,33 @@ def test_a_file_for_a_collector_has_the_last_step(work):
     assert float(seen['lmlaunch_eval_loss{set=""}']) == [row["eval_loss"] for row in metrics if "eval_loss" in row][-1]
     assert int(float(seen["lmlaunch_tokens_total"])) == sum(row["tokens"] for row in metrics if "loss" in row)
     assert not list(work.glob("run.prom?*"))
+
+
+def test_a_run_whose_directory_is_gone_resumes_from_its_mirror(work):
+    settings = {"checkpoint__every": 4, "checkpoint__keep": 1, "train__steps": 16}
+    lmlaunch(config(work, "whole", **settings), cwd=work)
+    toml = config(work, "mirrored", checkpoint__mirror="shared", **{**settings, "train__steps": 12})
+    done = lmlaunch(toml, cwd=work)
+    mirror = work / "shared" / "mirrored"
+    assert "MIRRORED step 12" in done.stderr and [path.name for path in (mirror / "checkpoints").iterdir()] == ["step_00000012"]
+    lmlaunch("verify", mirror / "checkpoints" / "step_00000012", cwd=work)
+    shutil.rmtree(work / "runs" / "mirrored")
+    changed = lmlaunch(toml, "optimizer.lr=0.02", cwd=work, check=False)
+    assert changed.returncode == 14 and "optimizer.lr" in changed.stderr and not (work / "runs" / "mirrored").exists()
+    done = lmlaunch(toml, "train.steps=16", "--override", "train.steps", cwd=work)
+    assert "resumes from shared/mirrored/checkpoints/step_00000012: step 12" in done.stderr
+    assert losses(work, "mirrored") == losses(work, "whole")[12:]
+    assert [path.name for path in (mirror / "checkpoints").iterdir()] == ["step_00000016"]
+    one, other = (json.loads(lmlaunch("verify", f"runs/{name}", "--json", cwd=work).stdout)["weights_hash"] for name in ("whole", "mirrored"))
+    assert one == other
+
+
+def test_a_mirror_that_cannot_be_written_ends_no_run(work):
+    (work / "full").write_text("a file where a directory would be")
+    done = lmlaunch(config(work, "unmirrored", checkpoint__every=4, checkpoint__mirror="full"), cwd=work)
+    assert "warning MIRR-41" in done.stderr and status(work, "unmirrored")["state"] == "done"
+
+
+def test_a_mirror_is_not_the_run_itself(work):
+    done = lmlaunch(config(work, "itself", checkpoint__mirror="runs"), cwd=work, check=False)
+    assert done.returncode == 10 and "onto themselves" in done.stderr
