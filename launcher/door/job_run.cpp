@@ -36,6 +36,11 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
                     job.launcher, job.ranks),
         "leave --ranks out, or start lmlaunch without " + job.launcher);
   }
+  if (line.has("--restarts")) {
+    throw usage_error(
+        "--restarts inside an MPI job: " + job.launcher + " ends the job with its first process",
+        "leave --restarts out; configs/slurm/train.sbatch puts the job back into the queue");
+  }
   if (beside_this_program("lmlaunch-mpi.so").empty()) {
     throw Error(Exit::kDoesNotFit,
                 {.area = "MPI-34",

@@ -1,9 +1,11 @@
 """What systems that look after a run rely on: the command after a commit (checkpoint.on_commit), a log of JSON objects (log.format),
 the times of metrics.jsonl, and what Prometheus scrapes (log.prometheus; its text's form: tests/launcher/prometheus_test.cpp),
-and the copies of checkpoints in a mirror (checkpoint.mirror; kills while it copies: tests/checkpoint/mirror_test.cpp)."""
+and the copies of checkpoints in a mirror (checkpoint.mirror; kills while it copies: tests/checkpoint/mirror_test.cpp),
+and a run whose rank is killed and started again (--restarts)."""
 
 import datetime
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from test_run import config, lmlaunch, losses, rows, warm_program, work  # noqa: F401
+from test_run import BIN, config, lmlaunch, losses, rows, warm_program, work  # noqa: F401
 
 SHELL = "/bin/sh"
 
@@ -157,3 +159,33 @@ def test_a_mirror_that_cannot_be_written_ends_no_run(work):
 def test_a_mirror_is_not_the_run_itself(work):
     done = lmlaunch(config(work, "itself", checkpoint__mirror="runs"), cwd=work, check=False)
     assert done.returncode == 10 and "onto themselves" in done.stderr
+
+
+def rank_of(process):
+    """The worker that a CLI process has started: its child of that name."""
+    children = f"/proc/{process.pid}/task/{process.pid}/children"
+    for child in open(children).read().split():
+        if "lmlaunch-cpu" in os.readlink(f"/proc/{child}/exe"):
+            return int(child)
+    return None
+
+
+def test_a_killed_rank_is_started_again_and_nothing_of_it_remains(work):
+    settings = {"train__steps": 300, "checkpoint__every": 10}
+    lmlaunch(config(work, "undisturbed", **settings), cwd=work)
+    toml = config(work, "restarted", **settings)
+    metrics, kills = work / "runs" / "restarted" / "metrics.jsonl", 0
+    with subprocess.Popen([BIN / "lmlaunch", "--restarts", "2", toml], cwd=work, stderr=subprocess.PIPE, text=True) as run:
+        for done in (25, 100):  # rows after which the rank is killed
+            while run.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < done):
+                pass
+            rank = rank_of(run)
+            if run.poll() is None and rank:
+                os.kill(rank, signal.SIGKILL)
+                kills += 1
+        messages = run.stderr.read()
+    assert run.returncode == 0 and messages.count("note RUN-42: restart ") == kills > 0, messages
+    assert losses(work, "restarted") == losses(work, "undisturbed")
+    assert [row["step"] for row in rows(work, "restarted") if "loss" in row] == list(range(1, 301))
+    model = [(work / "runs" / name / "model" / "model.safetensors").read_bytes() for name in ("undisturbed", "restarted")]
+    assert model[0] == model[1] and status(work, "restarted")["state"] == "done"
