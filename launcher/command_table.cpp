@@ -40,6 +40,8 @@ CommandRow training() {
         "GPUs of this machine that share the run, a process each; 0: the CPU; default: 1 if one is visible"},
        {"--ranks", Takes::kCount, "N",
         "CPU processes on this machine that share the run; on several machines: mpirun -n N lmlaunch ..."},
+       {"--restarts", Takes::kCount, "N",
+        "start again from the newest checkpoint, at most N times, if a rank is lost or hangs; default: 0"},
        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
        {"--override", Takes::kTexts, "KEY",
         "resume from a checkpoint although this key's value has changed; may be repeated"},

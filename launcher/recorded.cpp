@@ -144,4 +144,11 @@ std::optional<NumericsPlan> recorded_numerics(const std::string& directory, cons
   return gpu == (device == DeviceType::kCuda) ? std::optional(recorded) : std::nullopt;
 }
 
+std::string mirror_of(const CheckpointConfig& config, const std::string& run_directory) {
+  if (config.mirror.empty()) return "";
+  const std::filesystem::path run = std::filesystem::absolute(run_directory).lexically_normal();
+  const bool slash = run.filename().empty();
+  return config.mirror + "/" + (slash ? run.parent_path() : run).filename().string();
+}
+
 }  // namespace lm

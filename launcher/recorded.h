@@ -2,6 +2,7 @@
 // describes one start, this one is kept from the first. Only reads.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 
 namespace lm {
 
+inline constexpr char kConfigFile[] = "config.toml";
 inline constexpr char kNumericsFile[] = "numerics.json";
 // The day on which a run was begun, if its chat template prints the date: "2026-01-31" and a line break.
 inline constexpr char kDateFile[] = "date.txt";
@@ -45,5 +47,12 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
 // or device. Throws Error(14) for a damaged file.
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
                                               const ModelSpec& model, DeviceType device);
+
+// What a mirror has beside the checkpoints, so that a run without its directory resumes from there; the
+// configuration last.
+inline constexpr std::array<const char*, 4> kMirroredFiles = {kNumericsFile, kDateFile, kBaseModelFile,
+                                                              kConfigFile};
+// The mirror of a run's directory: checkpoint.mirror with the name of the run's directory; "": none.
+std::string mirror_of(const CheckpointConfig& config, const std::string& run_directory);
 
 }  // namespace lm

@@ -1,12 +1,14 @@
 #include "launcher/door/checked_run.h"
 
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 
+#include "base/bytes.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "config/config_toml.h"
+#include "launcher/door/commit_hook.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/door/fetch.h"
 #include "launcher/door/follower.h"
@@ -17,6 +19,7 @@
 #include "launcher/machine/visible_gpus.h"
 #include "launcher/model_place.h"
 #include "launcher/planned_model.h"
+#include "launcher/recorded.h"
 #include "launcher/report/card.h"
 #include "launcher/status.h"
 #include "spec/model_spec.h"
@@ -98,9 +101,31 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
                                   .next = "build it again, or see `lmlaunch doctor`"});
 }
 
+namespace {
+
+// A run that resumes from its mirror must have its configuration.
+void check_mirror(const CheckedRun& run) {
+  namespace fs = std::filesystem;
+  const std::string mirror = mirror_of(run.config.checkpoint, run.directory);
+  if (mirror.empty()) return;
+  std::error_code error;
+  const fs::path copies = fs::weakly_canonical(mirror, error);
+  if (!copies.empty() && copies == fs::weakly_canonical(run.directory, error)) {
+    throw Error(Exit::kConfig, {.area = "MIRR-41",
+                                .what = "checkpoint.mirror would copy the run's checkpoints onto themselves",
+                                .place = mirror,
+                                .next = "set checkpoint.mirror to a directory on another disk"});
+  }
+  if (fs::exists(mirror + "/config.toml", error) && !fs::exists(run.directory + "/config.toml", error))
+    check_run_directory(mirror, run.config, run.model, run.overridden);
+}
+
+}  // namespace
+
 CheckedRun check_run(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  use_log_format(run.config.log, 0);
   settle_or_fetch(run.config, FetchPart::kAll);
   raise_descriptor_limit();
   const std::string model = resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
@@ -111,14 +136,17 @@ CheckedRun check_run(const CommandLine& line) {
   run.directory = run_directory(run.config, config_path);
   run.overridden = line.list("--override");
   check_run_directory(run.directory, run.config, run.model, run.overridden);
+  check_mirror(run);
   require_names(run.config);
   require_trackers(run.config.log);
+  require_hook(run.config.checkpoint);
   return run;
 }
 
 CheckedRun check_run_of_leader(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  use_log_format(run.config.log, read_launcher_job().rank);
   settle_model(run.config, read_environment());
   raise_descriptor_limit();
   resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
@@ -126,6 +154,24 @@ CheckedRun check_run_of_leader(const CommandLine& line) {
   run.directory = run_directory(run.config, config_path);
   return run;
 }
+
+namespace {
+
+// A run whose directory is gone has its configuration in the mirror; the worker finds the checkpoints there.
+void restore_files(const CheckedRun& run) {
+  namespace fs = std::filesystem;
+  const std::string mirror = mirror_of(run.config.checkpoint, run.directory);
+  std::error_code error;
+  if (mirror.empty() || fs::exists(run.directory + "/" + kConfigFile, error) ||
+      !fs::exists(mirror + "/" + kConfigFile, error))
+    return;
+  log_note("MIRR-41", "the run's directory has no configuration: restored from " + mirror);
+  for (const char* name : kMirroredFiles)
+    if (fs::exists(mirror + "/" + name, error))
+      atomic_write_file(run.directory + "/" + name, read_small_file(mirror + "/" + name, kMiB));
+}
+
+}  // namespace
 
 RunLock take_directory(const CheckedRun& run) {
   RunLock lock(run.directory);
@@ -135,6 +181,7 @@ RunLock take_directory(const CheckedRun& run) {
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
   remove_leftovers(run.directory, lock);
+  restore_files(run);
   try_run_directory(run.directory);
   return lock;
 }
@@ -143,7 +190,7 @@ void record_end(const CheckedRun& run, const RunStatus& status, LiveReport& repo
   try {
     write_status(run.directory, status);
   } catch (const Error& error) {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
   report.finish();
   const std::string model = run.directory + "/model";

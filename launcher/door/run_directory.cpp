@@ -55,7 +55,7 @@ bool early_file(const std::string& name) {
   static constexpr std::array kNames = {
       ".lock",    ".preflight",      "config.toml", "numerics.json", "plan.json",           "plan.txt",
       "log.txt",  "status.json",     "report.html", "tensorboard",   "chat_template.jinja", "tokens",
-      "date.txt", "base_model.json", "follow"};
+      "date.txt", "base_model.json", "follow",      "on_commit"};
   if (name.starts_with("log.rank") || name.starts_with(kEndedPrefix)) return true;
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."

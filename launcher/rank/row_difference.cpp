@@ -109,7 +109,7 @@ bool is_computed(std::string_view column) {
   for (const char* unit : {"_ms", "_per_s", "_bytes", "_pct"}) {
     if (column.ends_with(unit)) return false;
   }
-  return column != "step";
+  return column != "step" && column != "time";
 }
 
 RowDifference compare_rows(const std::string& a, const std::string& b) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -24,6 +23,7 @@
 #include "launcher/rank/job.h"
 #include "launcher/rank/progress.h"
 #include "launcher/rank/ranks.h"
+#include "launcher/rank/run_export.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/rank/save_model.h"
 #include "launcher/rank/scored_answers.h"
@@ -54,9 +54,10 @@ std::string of_set(const std::string& set) {
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result, set);
-  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
-                       step, result.loss, std::exp(result.loss), result.target_tokens,
-                       result.choices ? describe(*result.choices) : ""));
+  log_fields(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
+                         step, result.loss, std::exp(result.loss), result.target_tokens,
+                         result.choices ? describe(*result.choices) : ""),
+             {{"step", step}, {"eval_loss", result.loss}, {"set", set}});
   if (result.answers.answers > 0)
     log_line(fmt::format("answers after step {}: {}", step, describe(result.answers)));
 }
@@ -67,6 +68,7 @@ struct Judge {
   const std::vector<EvalBatches>& held_out;
   const Asked& asked;
   MetricsFile& metrics;
+  RunExport& exported;
 
   // Returns the loss of the first set, which decides. Records all sets, or none if a stop was requested.
   std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
@@ -81,7 +83,10 @@ struct Judge {
       if (!answers) return std::nullopt;
       results.front().answers = *answers;
     }
-    for (size_t i = 0; i < results.size(); ++i) record_evaluation(results[i], held_out[i].set, step, metrics);
+    for (size_t i = 0; i < results.size(); ++i) {
+      record_evaluation(results[i], held_out[i].set, step, metrics);
+      exported.evaluated(held_out[i].set, results[i].loss);
+    }
     return results.empty() ? std::nullopt : std::optional(results.front().loss);
   }
   double evaluate_at(int64_t step) const {
@@ -273,6 +278,7 @@ struct DoorNews {
   }
   // If the CLI process is killed from here on, the run's final status does not change.
   Exit end(Exit code) const {
+    checkpoints.wait_for_mirror();
     publish();
     if (ranks.own_door()) control.publish_end(static_cast<int>(code));
     return code;
@@ -304,7 +310,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   if (ranks.leads() && error.text().area == "PEER-08") {
     log_file_line(error.what());
   } else {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
   ranks.tell(error);
   if (ranks.own_door()) control.publish_end(static_cast<int>(error.code()));
@@ -351,6 +357,14 @@ void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& prog
   if (trace) trace->write();
 }
 
+// The run's configuration, with its model's directory. log.format applies from here on.
+Config read_config(const CommandLine& line, Ranks& ranks) {
+  Config config = load_config(line.positional[0], line.overrides);
+  use_log_format(config.log, ranks.group().rank());
+  settle_model(config, read_environment());
+  return config;
+}
+
 // A training run from its configuration to the trained model.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
@@ -358,8 +372,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // Configuration, checkpoints to resume from, and the plan. Nothing large is allocated yet, and a run that
   // does not fit ends here.
-  Config config = load_config(line.positional[0], line.overrides);
-  settle_model(config, read_environment());
+  const Config config = read_config(line, ranks);
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
@@ -382,13 +395,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::unique_ptr<EventFile> events = files.events(config.log);
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
+  RunExport exported({config.log, directory, job->plan, rank->pulse(), steps, ranks.leads()});
   Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
 
   // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.layout.frozen_elements > 0) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
-  const Judge judge{*rank, held_out, asked, metrics};
+  const Judge judge{*rank, held_out, asked, metrics, exported};
   const auto stopped = [&] { return ranks.any("stop", stop.requested()); };
   if (saved.empty()) judge.at_start(stopped);
   if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);
@@ -404,6 +418,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());
+    exported.step(row, checkpoints.newest_step());
     door.publish();
     files.running(row.step);
   };

@@ -81,6 +81,7 @@ void add_pointers(const std::vector<std::string>& texts, std::vector<char*>& out
   } else {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
+    if (program.own_group) setpgid(0, 0);
   }
   if (program.stop_signals != StopSignals::kAsHere) {
     const bool ignored = program.stop_signals == StopSignals::kIgnored;

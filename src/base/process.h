@@ -21,6 +21,7 @@ struct Program {
   std::vector<int> keep_fds = {};             // stay open across exec, under the same number
   StopSignals stop_signals = StopSignals::kAsHere;
   bool own_session = false;  // leads a session and outlives this process: it must end by itself
+  bool own_group = false;    // leads a process group, which a terminal's Ctrl-C does not reach
 };
 
 // Its standard streams; -1: this process's.

@@ -60,6 +60,7 @@ enum class LrSchedule : uint8_t {
 };
 
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
+enum class LogFormat : uint8_t { kText, kJson };
 enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
 enum class AnswerMetric : uint8_t { kExactMatch, kTokenF1, kRougeL };  // data/answer_scores.h
 
@@ -306,14 +307,21 @@ struct CheckpointConfig {
   int64_t keep = 2;               // number of newest checkpoints
   bool keep_best = false;         // also the one with the lowest eval loss, saved when it is reached
   std::string resume = "auto";    // the newest valid one; "never"; or a name such as step_00000100
+  std::string mirror = "";        // a directory, in which <run's name>/checkpoints gets copies; "": none
+  // Started after each commit (launcher/door/commit_hook.h): arguments without a shell, in which "{}" is the
+  // checkpoint's directory; killed after the limit.
+  std::vector<std::string> on_commit = {};
+  Duration on_commit_limit = {3600};
 };
 
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
+  LogFormat format = LogFormat::kText;  // of stderr; log.txt is always text
   // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
   // which a process of its own feeds (launcher/door/follower.h).
   std::vector<LogTarget> to = {};
-  std::string webhook = "";  // POST of start, end and failure; often a secret: never shown
+  std::string prometheus = "";  // an address to listen at (config/listen_address.h), or a file's path
+  std::string webhook = "";     // POST of start, end and failure; often a secret: never shown
 };
 
 struct Config {

@@ -10,6 +10,7 @@
 
 #include "base/name_pattern.h"
 #include "config/config_text.h"
+#include "config/listen_address.h"
 
 namespace lm {
 namespace {
@@ -339,6 +340,13 @@ class Checks {
         !checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
         "checkpoint.keep_best keeps the checkpoint with the lowest eval loss: set train.eval_every (now " +
             value_text(config_.train.eval_every) + ")");
+    const std::vector<std::string>& command = checkpoint.on_commit;
+    require(command.empty() || (!command.front().empty() && command.front().find("{}") == std::string::npos),
+            "checkpoint.on_commit", "checkpoint.on_commit",
+            "checkpoint.on_commit = " + value_text(command) +
+                " names no program: the first entry is the program, the others are its arguments");
+    require(checkpoint.on_commit_limit.seconds > 0, "checkpoint.on_commit_limit",
+            "checkpoint.on_commit_limit", "checkpoint.on_commit_limit is 0: give a time such as \"30min\"");
   }
 
   void log() {
@@ -347,6 +355,11 @@ class Checks {
     require(url.empty() || (host > 0 && url.size() > host && url.find(' ') == std::string::npos),
             "log.webhook", "log.webhook",
             "log.webhook is not an address: it begins with https:// or http://, and has no spaces");
+    const std::string& prometheus = config_.log.prometheus;
+    require(!means_address(prometheus) || listen_address(prometheus), "log.prometheus", "log.prometheus",
+            "log.prometheus = " + value_text(prometheus) +
+                " is neither a numeric address and a port, such as \"127.0.0.1:9400\" or \"[::1]:9400\", nor "
+                "the path of a file");
   }
 
   void offload() {

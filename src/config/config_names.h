@@ -179,6 +179,10 @@ struct EnumNames<OffloadHome> {
   };
 };
 template <>
+struct EnumNames<LogFormat> {
+  static constexpr EnumName<LogFormat> kAll[] = {{LogFormat::kText, "text"}, {LogFormat::kJson, "json"}};
+};
+template <>
 struct EnumNames<LogTarget> {
   static constexpr EnumName<LogTarget> kAll[] = {{LogTarget::kTensorboard, "tensorboard"},
                                                  {LogTarget::kWandb, "wandb"},

@@ -390,6 +390,17 @@ void visit_checkpoint(CheckpointT& checkpoint, V& v) {
          "auto: resume from the newest valid checkpoint; never; or a name such as step_00000100",
          {},
          true});
+  v.key("checkpoint", "mirror", checkpoint.mirror,
+        {kReporting,
+         "a directory on another disk, into which checkpoints are copied beside training and verified, under "
+         "the "
+         "run's name; a start that lacks them resumes from there; \"\": none"});
+  v.key("checkpoint", "on_commit", checkpoint.on_commit,
+        {kReporting,
+         "a command after each committed checkpoint, such as a copy to object storage: a list of arguments "
+         "without a shell, in which {} is the checkpoint's directory; []: none"});
+  v.key("checkpoint", "on_commit_limit", checkpoint.on_commit_limit,
+        {kReporting, "after this time the command of on_commit is killed"});
 }
 
 template <class LogT, class V>
@@ -398,6 +409,14 @@ void visit_log(LogT& log, V& v) {
   v.key("log", "every", log.every,
         {KeyTag::kReporting, "steps between lines in log.txt, and on stderr unless it is a terminal",
          kCountFromOne});
+  v.key("log", "format", log.format,
+        {KeyTag::kReporting,
+         "json: stderr gets a JSON object in place of each line, with time, rank, host, level and message; "
+         "log.txt is always text"});
+  v.key("log", "prometheus", log.prometheus,
+        {KeyTag::kReporting,
+         "an address such as 127.0.0.1:9400 at which Prometheus scrapes the run, or the path of a file for "
+         "node_exporter's textfile collector; \"\": neither"});
   v.key("log", "to", log.to,
         {KeyTag::kReporting,
          "also send the curves to these: TensorBoard event files in <run>/tensorboard, or a tracker's Python "

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/cuda.h"
 #include "base/error.h"
 #include "kernels/runtime.h"
@@ -130,6 +131,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
   for (const auto& [name, value] : row.columns) json[name] = value;
+  json["time"] = unix_seconds();
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
   if (row.loss_scale) json["loss_scale"] = *row.loss_scale;
@@ -145,7 +147,8 @@ void MetricsFile::write(const StepRow& row) {
 
 void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::string& set) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
-  nlohmann::ordered_json row = {{"step", step}, {key, result.loss}, {"target_tokens", result.target_tokens}};
+  nlohmann::ordered_json row = {
+      {"step", step}, {key, result.loss}, {"target_tokens", result.target_tokens}, {"time", unix_seconds()}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
   std::vector<std::pair<std::string, double>> tagged = {{tag, result.loss}};
@@ -165,7 +168,8 @@ void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::
 }
 
 void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {
-  const nlohmann::ordered_json row = {{"step", step}, {"prompt", prompt}, {"answer", answer}};
+  const nlohmann::ordered_json row = {
+      {"step", step}, {"prompt", prompt}, {"answer", answer}, {"time", unix_seconds()}};
   write_line(row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

@@ -24,7 +24,7 @@ class Row:
         evaluation = any(key.startswith("eval_loss") for key in self.values)
         out = {}
         for key, value in self.values.items():
-            if key == "step" or not isinstance(value, (int, float)):
+            if key in ("step", "time") or not isinstance(value, (int, float)):
                 continue
             metric, _, set_name = (re.sub(r"[^\w.-]", "_", part) for part in key.partition("/"))
             if evaluation:
