@@ -227,11 +227,12 @@ void save_beside(const Saving& run, int64_t steps, bool best) {
   if (run.checkpoints.due(run.trainer, best)) run.checkpoints.begin(run.rank, run.trainer, run.metrics);
 }
 
-// Saves a checkpoint to resume from.
-void leave(const CommandLine& line, const Saving& run, int64_t steps) {
+// Ends a run that was asked to stop: saves a checkpoint to resume from.
+Exit leave(const CommandLine& line, const Saving& run, int64_t steps) {
   if (run.trainer.steps() > 0 && run.stop.time_to_save()) run.save();
   log_line(
       fmt::format("stopped after step {} of {}; to resume: {}", run.trainer.steps(), steps, typed(line)));
+  return Exit::kStopped;
 }
 
 // Logs why early stopping ended the run, and which step's weights are the result. Returns the checkpoint that
@@ -436,10 +437,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
     return files.path("model");
   });
   finish_loop(result, ranks, progress, limit, trace);
-  if (result.stopped) {
-    leave(line, saving, steps);
-    return door.end(Exit::kStopped);
-  }
+  if (result.stopped) return door.end(leave(line, saving, steps));
   // The trained model appears atomically. It comes first, because it is worth more than what follows.
   const std::string source = result_source(*job, result.early, saving);
   save_model(files, *job, *rank, space, result.steps, source);
