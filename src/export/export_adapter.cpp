@@ -111,10 +111,11 @@ class OneForm {
   bool changes() const { return changes_; }
   // The shape that a tensor is written with.
   void resize(TensorInfo& tensor) const {
-    if (changes_) tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r;
+    if (changes_ && of_pair(tensor.name)) tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r;
   }
   // Its values: `tensor` has the written shape, `values` the module's own.
   std::vector<float> filled(const TensorInfo& tensor, const std::vector<float>& values) const {
+    if (!of_pair(tensor.name)) return values;
     std::vector<float> out(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
     if (is_a(tensor.name)) {
       std::copy(values.begin(), values.end(), out.begin());
@@ -129,8 +130,11 @@ class OneForm {
   }
 
  private:
-  static constexpr std::string_view kPrefix = "base_model.model.", kB = ".lora_B.weight";
-  static bool is_a(const std::string& name) { return !name.ends_with(kB); }
+  static constexpr std::string_view kPrefix = "base_model.model.", kA = ".lora_A.weight",
+                                    kB = ".lora_B.weight";
+  static bool is_a(const std::string& name) { return name.ends_with(kA); }
+  // DoRA's magnitudes have no rank, and stay.
+  static bool of_pair(const std::string& name) { return is_a(name) || name.ends_with(kB); }
 
   // The largest rank and the largest scale, so that B becomes no larger.
   void find_common(const ModelLayout& layout) {
