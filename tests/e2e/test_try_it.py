@@ -311,8 +311,8 @@ def test_text_comes_as_whole_characters(tmp_path):
     bytes_of.save(str(tmp_path / "tokenizer.json"))
     program = BIN.parent / "share" / "lmlaunch" / "prepare" / "text.py"
     ids = bytes_of.encode(text).ids
-    requests = [{"model_dir": str(tmp_path), "chat_template": ""}, {"begin": True}, *({"next": token} for token in ids), {"end": True},
-                {"begin": True}, {"next": ids[1]}, {"end": True}]
+    steps = [{"begin": True}, *({"next": token} for token in ids), {"end": True}, {"begin": True}, {"next": ids[1]}, {"end": True}]
+    requests = [{"model_dir": str(tmp_path), "chat_template": ""}, *({**step, "answer": 0} for step in steps)]
     done = subprocess.run([os.environ.get("LMLAUNCH_PYTHON", "python3"), "-I", "-B", program], input="".join(json.dumps(r) + "\n" for r in requests),
                           capture_output=True, text=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -107,7 +107,8 @@ TEST(Transfers, TakeTwoPlacesForTheInputsOfFrozenBlocks) {
   for (const int64_t group : {1, 2, 5}) {
     for (const int64_t first : {0, 1, 2, 3, 5, 7}) {  // 7: the head alone is trained
       SCOPED_TRACE("group " + std::to_string(group) + ", first " + std::to_string(first));
-      StepConfig run{.units = schedule_units(6), .micro_batches = 5, .recompute = Recompute::kBlock, .group = group};
+      StepConfig run{
+          .units = schedule_units(6), .micro_batches = 5, .recompute = Recompute::kBlock, .group = group};
       run.first_trained = first;
       const int64_t places = InputPlaces{first}.place(7) + 1;
       EXPECT_EQ(places, first <= 3 ? 7 : first == 5 ? 5 : 3);
