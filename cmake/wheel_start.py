@@ -9,7 +9,7 @@ from pathlib import Path
 TORCH = "@TORCH@"
 DOES_NOT_FIT = 12
 # Every other command plans, prints or looks, and needs no torch.
-NEED_TORCH = ("train", "export", "generate", "chat", "eval", "verify", "diff")
+NEED_TORCH = ("train", "export", "generate", "chat", "eval", "verify", "diff", "serve", "merge")
 
 
 def needs_torch(arguments):

@@ -473,8 +473,8 @@ TEST(Config, PrometheusGetsANumericAddressOrAFile) {
 TEST(Config, TheCommandAfterACommitNamesAProgram) {
   const auto command = parse_config(kLeast, "c.toml", {R"(checkpoint.on_commit=["cp", "{}"])"}).checkpoint;
   EXPECT_EQ(command.on_commit, (std::vector<std::string>{"cp", "{}"}));
-  for (const char* wrong : {R"(["", "{}"])", R"(["{}"])"})
-    EXPECT_HAS(failure(kLeast, {std::string("checkpoint.on_commit=") + wrong}), "names no program");
+  EXPECT_HAS(failure(kLeast, {R"(checkpoint.on_commit=["{}"])"}), "names no program");
+  EXPECT_HAS(failure(kLeast, {R"(checkpoint.on_commit=["", "{}"])"}), "got [the string \"\", ");
 }
 
 TEST(Config, WhatIsPrintedReadsBackEqual) {

@@ -33,7 +33,7 @@ command = ["python3", "score.py"]
 
 TEST(EvalGenerate, AWrongNameIsPlacedInItsTable) {
   EXPECT_HAS(failure(kEval + "[eval.generate]\nmax_token = 1\n"),
-             "c.toml:7:1: unknown key `max_token` in [eval.generate]; did you mean `max_tokens`?");
+             "unknown key `max_token` in [eval.generate]; did you mean `max_tokens`? at c.toml:7:1");
   EXPECT_HAS(failure(kEval + "[eval]\nmetrics = []\n"),
              "unknown key `metrics` in [eval]; it belongs to [eval.generate]");
   EXPECT_HAS(failure(kEval + "[eval.generat]\ndata = []\n"), "did you mean [eval.generate]?");
@@ -52,7 +52,7 @@ TEST(EvalGenerate, IsRefusedWhereItWouldDoNothing) {
   EXPECT_HAS(failure(kEval, {data[0], "eval.generate.metrics=[]"}), "scores no answer");
   EXPECT_EQ(failure(kEval, {data[0], "eval.generate.metrics=[]", "eval.generate.command=[\"c\"]"}), "");
   EXPECT_HAS(failure(kEval, {"eval.generate.command=[\"c\"]"}), "eval.generate.data, which names no file");
-  EXPECT_HAS(failure(kEval, {data[0], "eval.generate.command=[\"\"]"}), "the name of the program is empty");
+  EXPECT_HAS(failure(kEval, {data[0], "eval.generate.command=[\"\"]"}), "got [the string \"\"]");
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ RUN_AS = {
 # Those that need a launcher, GPUs, a browser or two runs that differ, in sentences and in blocks.
 ELSEWHERE = {
     "lmlaunch merge": "tests/e2e/test_serve.py",
+    "lmlaunch eval": "tests/e2e/test_try_it.py",
+    "lmlaunch generate": "tests/e2e/test_try_it.py",
     "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME --data": "tests/e2e/test_fetch.py",
