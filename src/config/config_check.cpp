@@ -140,8 +140,6 @@ class Checks {
             "eval.generate.command",
             "eval.generate.metrics = [] scores no answer to eval.generate.data: name a metric, or set "
             "eval.generate.command");
-    require(generate.command.empty() || !generate.command.front().empty(), "eval.generate.command",
-            "eval.generate.command", "eval.generate.command: the name of the program is empty");
   }
 
   void data() {
@@ -347,8 +345,8 @@ class Checks {
         "checkpoint.keep_best keeps the checkpoint with the lowest eval loss: set train.eval_every (now " +
             value_text(config_.train.eval_every) + ")");
     const std::vector<std::string>& command = checkpoint.on_commit;
-    require(command.empty() || (!command.front().empty() && command.front().find("{}") == std::string::npos),
-            "checkpoint.on_commit", "checkpoint.on_commit",
+    require(command.empty() || command.front().find("{}") == std::string::npos, "checkpoint.on_commit",
+            "checkpoint.on_commit",
             "checkpoint.on_commit = " + value_text(command) +
                 " names no program: the first entry is the program, the others are its arguments");
     require(checkpoint.on_commit_limit.seconds > 0, "checkpoint.on_commit_limit",
