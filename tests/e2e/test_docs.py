@@ -123,7 +123,7 @@ def check_quick_answer(work):
     plan = (work / "runs" / "gpt2" / "plan.txt").read_text()
     assert "step: 1 x 2 sequences" in plan and "recompute block" in plan
     config = (work / "runs" / "gpt2" / "config.toml").read_text()
-    assert 'path = "openai-community/gpt2"' in config and 'dtype = "bf16"' in config
+    assert 'path = "openai-community/gpt2"' in config and 'dtype = "fp16"' in config
     steps = [json.loads(line) for line in (work / "runs" / "gpt2" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps if "loss" in row] == list(range(1, 11))
     assert AutoModelForCausalLM.from_pretrained(work / "runs" / "gpt2" / "model").config.model_type == "gpt2"
