@@ -9,9 +9,7 @@ Measured: LoRA and QLoRA against all weights, 2 sequences of 512 tokens of SmolL
 Usage: peft_methods.py BIN_DIR [--smoke] [--rounds 7] [--threads 2]
 """
 
-from figures import Figures, common_options
-from published import (GB, GIB, LLAMA_1B, LLAMA_3B, MISTRAL_7B, MOMENTS, PARAMETERS, Plan, Way, allocated, batch, classes, compare_plans,
-                       measure_ways)
+from published import (GB, GIB, LLAMA_1B, LLAMA_3B, MISTRAL_7B, MOMENTS, PARAMETERS, Plan, Way, allocated, batch, classes, run)
 
 BILLIONS = {model: parameters / 1e9 for model, parameters in PARAMETERS.items()}
 BATCH = batch(4, 768)
@@ -36,16 +34,5 @@ WAYS = [
 ]
 
 
-def main():
-    parser = common_options(__doc__)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    figures = Figures(options, [*(row.figure for row in PLANS), *(figure for way in WAYS for figure in way.figures(BASE.name))])
-    compare_plans(options, figures, PLANS)
-    measure_ways(options, figures, BASE, WAYS, 2, 512)
-    figures.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, PLANS, BASE, WAYS, 2, 512)

@@ -13,7 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Callable
 
-from figures import Figure
+from figures import Figure, Figures, common_options
 from processes import Side
 from train_step import shape_of
 
@@ -115,3 +115,15 @@ def measure_ways(options, figures, base, ways, sequences, length):
         print(f"{way.name:32} {least / GIB:.2f} of {most / GIB:.2f} GiB, {quick:.0f} of {slow:.0f} ms", flush=True)
         figures.set(f"{way.name}: memory", least / most, f"{base.name}, {most / GIB:.2f} GiB")
         figures.set(f"{way.name}: step time", quick / slow, f"{base.name}, {slow:.0f} ms")
+
+
+def run(doc, plans, base, ways, sequences, length):
+    """A benchmark of these two tables."""
+    parser = common_options(doc)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    figures = Figures(options, [*(row.figure for row in plans), *(figure for way in ways for figure in way.figures(base.name))])
+    compare_plans(options, figures, plans)
+    measure_ways(options, figures, base, ways, sequences, length)
+    figures.finish()

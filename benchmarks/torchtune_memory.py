@@ -9,8 +9,7 @@ Measured: the same list for 2 sequences of 512 tokens of SmolLM2-135M's shape, r
 Usage: torchtune_memory.py BIN_DIR [--smoke] [--rounds 7] [--threads 2]
 """
 
-from figures import Figures, common_options
-from published import GIB, LLAMA_3B, LLAMA_8B, Plan, Way, allocated, batch, compare_plans, measure_ways
+from published import GIB, LLAMA_3B, LLAMA_8B, Plan, Way, allocated, batch, run
 
 PACKED = [*batch(2, 4096), "data.packing=true"]
 BF16 = ["optimizer.master=none", "train.gradients=bf16", "optimizer.clip=none"]  # torchtune clips no gradients by default
@@ -51,16 +50,5 @@ WAYS = [
 ]
 
 
-def main():
-    parser = common_options(__doc__)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    figures = Figures(options, [*(row.figure for row in PLANS), *(figure for way in WAYS for figure in way.figures(BASE.name))])
-    compare_plans(options, figures, PLANS)
-    measure_ways(options, figures, BASE, WAYS, 2, 512)
-    figures.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, PLANS, BASE, WAYS, 2, 512)

@@ -8,8 +8,7 @@ gradient checkpointing takes about 20 % more time.
 Usage: transformers_memory.py BIN_DIR [--smoke] [--rounds 7] [--threads 2]
 """
 
-from figures import Figures, common_options
-from published import GB, LLAMA_3B, MOMENTS, PARAMETERS, Plan, Way, batch, classes, compare_plans, measure_ways
+from published import GB, LLAMA_3B, MOMENTS, PARAMETERS, Plan, Way, batch, classes, run
 
 SCALE = PARAMETERS[LLAMA_3B] / 3e9
 BATCH = batch(4, 512)
@@ -30,16 +29,5 @@ WAYS = [
 ]
 
 
-def main():
-    parser = common_options(__doc__)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    figures = Figures(options, [*(row.figure for row in PLANS), *(figure for way in WAYS for figure in way.figures(BASE.name))])
-    compare_plans(options, figures, PLANS)
-    measure_ways(options, figures, BASE, WAYS, 4, 256)
-    figures.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, PLANS, BASE, WAYS, 4, 256)
