@@ -105,39 +105,4 @@ std::string prometheus_text(const RunMetrics& m) {
   return text.take();
 }
 
-Scrape scrape_of(std::string_view head) {
-  const std::string_view line = head.substr(0, head.find("\r\n"));
-  const size_t first = line.find(' '), last = line.rfind(' ');
-  if (first == std::string_view::npos || first == 0 || last <= first + 1) return Scrape::kMalformed;
-  const std::string_view method = line.substr(0, first), version = line.substr(last + 1);
-  std::string_view target = line.substr(first + 1, last - first - 1);
-  if ((version != "HTTP/1.1" && version != "HTTP/1.0") || target.find(' ') != std::string_view::npos)
-    return Scrape::kMalformed;
-  target = target.substr(0, target.find('?'));
-  if (target != "/metrics" && target != "/") return Scrape::kNotFound;
-  return method == "GET" ? Scrape::kMetrics : method == "HEAD" ? Scrape::kHead : Scrape::kNotAllowed;
-}
-
-std::string scrape_answer(Scrape scrape, const std::string& body) {
-  const auto answer = [](const char* status, const char* type, const std::string& text, size_t length) {
-    return fmt::format("HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
-                       status, type, length, text);
-  };
-  constexpr const char* kPlain = "text/plain; charset=utf-8";
-  constexpr const char* kMetricsType = "text/plain; version=0.0.4; charset=utf-8";
-  switch (scrape) {
-    case Scrape::kMetrics:
-      return answer("200 OK", kMetricsType, body, body.size());
-    case Scrape::kHead:
-      return answer("200 OK", kMetricsType, "", body.size());
-    case Scrape::kNotFound:
-      return answer("404 Not Found", kPlain, "see /metrics\n", 13);
-    case Scrape::kNotAllowed:
-      return answer("405 Method Not Allowed", kPlain, "GET alone\n", 10);
-    case Scrape::kMalformed:
-      break;
-  }
-  return answer("400 Bad Request", kPlain, "no HTTP/1.1 request\n", 20);
-}
-
 }  // namespace lm

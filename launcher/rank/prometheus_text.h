@@ -5,7 +5,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "launcher/machine/gpu_meter.h"
@@ -27,12 +26,5 @@ struct RunMetrics {
 };
 
 std::string prometheus_text(const RunMetrics& metrics);
-
-// What a request's head asks for: the text up to the empty line. Only "GET /metrics" and "GET /" of HTTP/1.x
-// get the metrics, and HEAD their head.
-enum class Scrape : uint8_t { kMetrics, kHead, kNotFound, kNotAllowed, kMalformed };
-Scrape scrape_of(std::string_view head);
-// The whole answer; `body`: the metrics.
-std::string scrape_answer(Scrape scrape, const std::string& body);
 
 }  // namespace lm

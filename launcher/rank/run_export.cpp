@@ -26,17 +26,17 @@ RunExport::RunExport(const RunExportSetup& setup) : pulse_(setup.pulse) {
   now_.run = run.filename().empty() ? run.parent_path().filename().string() : run.filename().string();
   now_.version = LM_VERSION;
   now_.total_steps = setup.total_steps;
+  moved_at_ = monotonic_seconds();
   const PeakBytes& peak = setup.plan.peak;
   now_.planned_memory = {{"host", peak.host}};
   if (peak.device > 0) now_.planned_memory["device"] = peak.device;
   if (peak.disk > 0) now_.planned_memory["disk"] = peak.disk;
   if (means_address(where)) {
-    server_ = std::make_unique<ScrapeServer>(where);
+    server_ = std::make_unique<ScrapeServer>(where, [this] { return text(); });
     log_line("prometheus: " + server_->url());
   } else {
     file_ = where;
   }
-  moved_at_ = monotonic_seconds();
   thread_ = std::thread([this] { work(); });
 }
 
@@ -79,9 +79,13 @@ std::string RunExport::text() {
   {
     const std::lock_guard lock(mutex_);
     metrics = now_;
+    metrics.heartbeat_age = monotonic_seconds() - moved_at_;
   }
-  metrics.heartbeat_age = monotonic_seconds() - moved_at_;
-  metrics.gpus = gpus_->read();
+  {
+    const std::lock_guard lock(gpu_mutex_);
+    if (!gpus_) gpus_ = std::make_unique<GpuMeter>();
+    metrics.gpus = gpus_->read();
+  }
   return prometheus_text(metrics);
 }
 
@@ -95,24 +99,20 @@ void RunExport::write_file() {
 }
 
 void RunExport::work() {
-  gpus_ = std::make_unique<GpuMeter>();
   double written = -kFileSeconds;
   while (!leave_) {
     if (const uint64_t beats = pulse_.latest().count; beats != beats_) {
       beats_ = beats;
+      const std::lock_guard lock(mutex_);
       moved_at_ = monotonic_seconds();
     }
-    if (server_) {
-      server_->serve(kLookMs, [this] { return text(); });
-      continue;
-    }
-    if (monotonic_seconds() - written >= kFileSeconds) {
+    if (!file_.empty() && monotonic_seconds() - written >= kFileSeconds) {
       write_file();
       written = monotonic_seconds();
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
-  if (!server_) write_file();
+  if (!file_.empty()) write_file();
 }
 
 }  // namespace lm

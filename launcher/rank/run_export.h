@@ -1,5 +1,5 @@
 // Exports a run's state for Prometheus (log.prometheus): by HTTP, or as a file for node_exporter's textfile
-// collector. A thread of its own answers from a snapshot that the compute thread replaces after each step, so
+// collector. Threads of its own answer from a snapshot that the compute thread replaces after each step, so
 // no scrape delays a step. Rank 0 only; elsewhere, and without the key, every call does nothing.
 #pragma once
 
@@ -47,16 +47,17 @@ class RunExport {
 
   std::string file_;  // "": by HTTP
   const StepPulse& pulse_;
-  std::unique_ptr<ScrapeServer> server_;
-  std::mutex mutex_;  // guards now_
+  std::mutex mutex_;  // guards these two
   RunMetrics now_;
+  double moved_at_ = 0;   // monotonic: when the progress counter was last seen to move
+  std::mutex gpu_mutex_;  // NVML takes longer than a step may wait
+  std::unique_ptr<GpuMeter> gpus_;
   // The thread's own.
   uint64_t beats_ = 0;
-  double moved_at_ = 0;  // monotonic: when the progress counter was last seen to move
   bool warned_ = false;
-  std::unique_ptr<GpuMeter> gpus_;
   std::atomic<bool> leave_ = false;
   std::thread thread_;
+  std::unique_ptr<ScrapeServer> server_;  // its threads end first
 };
 
 }  // namespace lm

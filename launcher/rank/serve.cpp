@@ -219,8 +219,18 @@ class Service {
   int64_t vocab_, started_;
 };
 
-std::string fault_body(const HttpFault& fault) {
-  return openai_error(fault.status, fault.what());
+std::unique_ptr<HttpServer> listen(const Access& access, Service& service) {
+  try {
+    return std::make_unique<HttpServer>(
+        access.address, access.port, HttpLimits{},
+        [&](const HttpRequest& request, HttpReply& reply) { service.handle(request, reply); },
+        [](const HttpFault& fault) { return HttpBody{openai_error(fault.status, fault.what())}; });
+  } catch (const CannotListen& failure) {
+    throw Error(Exit::kConfig, {.area = "SERVE-10",
+                                .what = failure.what(),
+                                .place = "the command line",
+                                .next = "choose another --port or --host"});
+  }
 }
 
 }  // namespace
@@ -238,12 +248,10 @@ Exit serve_command(const CommandLine& line) {
   ServeEngine engine(speaker, context);
   const std::string model = served_name(line.positional[0]);
   Service service(engine, access, model, speaker.spec().vocab);
-  const HttpServer server(
-      access.address, access.port, {},
-      [&](const HttpRequest& request, HttpReply& reply) { service.handle(request, reply); }, fault_body);
+  const std::unique_ptr<HttpServer> server = listen(access, service);
   const bool six = access.address.find(':') != std::string::npos;
   std::printf("serving %s on http://%s%s%s:%d/v1\n", model.c_str(), six ? "[" : "", access.address.c_str(),
-              six ? "]" : "", server.port());
+              six ? "]" : "", server->port());
   std::fflush(stdout);
   engine.run([] { return stop_signals > 0; });
   log_line("stopped by a signal");

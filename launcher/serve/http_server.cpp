@@ -13,7 +13,6 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "base/error.h"
 
 namespace lm {
 namespace {
@@ -26,11 +25,8 @@ std::string head_of(int status, const std::string& type, bool keep_alive) {
                      status, http_reason(status), type, keep_alive ? "keep-alive" : "close");
 }
 
-Error cannot_listen(const std::string& address, int port, const std::string& why) {
-  return Error(Exit::kConfig, {.area = "SERVE-10",
-                               .what = fmt::format("cannot listen on {} port {}: {}", address, port, why),
-                               .place = "the command line",
-                               .next = "choose another --port or --host"});
+CannotListen cannot_listen(const std::string& address, int port, const std::string& why) {
+  return CannotListen(fmt::format("cannot listen on {} port {}: {}", address, port, why));
 }
 
 struct Address {
@@ -82,11 +78,9 @@ void HttpReply::write(const std::string& bytes) {
   }
 }
 
-void HttpReply::send(int status, const std::string& json) {
+void HttpReply::send(int status, const std::string& body, const char* type) {
   begun_ = true;
-  write(fmt::format("{}Content-Length: {}\r\n\r\n", head_of(status, "application/json", keep_alive_),
-                    json.size()) +
-        json);
+  write(fmt::format("{}Content-Length: {}\r\n\r\n", head_of(status, type, keep_alive_), body.size()) + body);
 }
 
 void HttpReply::begin_stream() {
@@ -189,7 +183,7 @@ class HttpServer::Reader {
 };
 
 HttpServer::HttpServer(const std::string& address, int port, const HttpLimits& limits, Handler handler,
-                       std::function<std::string(const HttpFault&)> fault_body)
+                       std::function<HttpBody(const HttpFault&)> fault_body)
     : limits_(limits), handler_(std::move(handler)), fault_body_(std::move(fault_body)) {
   const std::optional<Address> at = numeric_address(address, port);
   if (!at) throw cannot_listen(address, port, "it is no numeric address such as 127.0.0.1");
@@ -227,12 +221,15 @@ void HttpServer::accept_all() {
 
 void HttpServer::accept_one() {
   const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (socket < 0) return;
+  if (socket < 0) {
+    ::poll(nullptr, 0, kPollMs);  // no descriptor is free: the peer waits in the queue
+    return;
+  }
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // an event is a small packet
   if (static_cast<int64_t>(connections_.size()) >= limits_.connections) {
-    HttpReply(socket, kPollMs, false)
-        .send(503, fault_body_(HttpFault(503, fmt::format("{} connections are open", limits_.connections))));
+    HttpReply reply(socket, kPollMs, false);
+    refuse(reply, HttpFault(503, fmt::format("{} connections are open", limits_.connections)));
     ::close(socket);
     return;
   }
@@ -241,6 +238,11 @@ void HttpServer::accept_one() {
     serve(one.socket);
     one.ended = true;
   });
+}
+
+void HttpServer::refuse(HttpReply& reply, const HttpFault& fault) const {
+  const HttpBody body = fault_body_(fault);
+  reply.send(fault.status, body.text, body.type);
 }
 
 void HttpServer::forget_ended() {
@@ -273,15 +275,16 @@ bool HttpServer::serve_request(Reader& reader, int socket) {
       handler_(*request, reply);
     } catch (const HttpFault& fault) {
       if (reply.begun()) return false;
-      reply.send(fault.status, fault_body_(fault));
+      refuse(reply, fault);
     } catch (const std::exception& error) {
       if (reply.begun()) return false;
-      reply.send(500, fault_body_(HttpFault(500, error.what())));
+      refuse(reply, HttpFault(500, error.what()));
     }
     return reply.can_go_on();
   } catch (const HttpFault& fault) {
     // Where the request ends is not known: the connection cannot be used again.
-    HttpReply(socket, timeout_ms, false).send(fault.status, fault_body_(fault));
+    HttpReply reply(socket, timeout_ms, false);
+    refuse(reply, fault);
     reader.drain();
     return false;
   }

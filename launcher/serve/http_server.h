@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -21,13 +22,23 @@ struct HttpLimits {
   int seconds = 30;  // for a request to arrive, and for the peer to take a part of the answer
 };
 
+// Nothing can listen at the address, and why.
+struct CannotListen : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct HttpBody {
+  std::string text;
+  const char* type = "application/json";
+};
+
 // The answer to one request: send, or begin_stream and events.
 class HttpReply {
  public:
   HttpReply(int socket, int timeout_ms, bool keep_alive, bool chunks = true)
       : socket_(socket), timeout_ms_(timeout_ms), keep_alive_(keep_alive), chunks_(chunks) {}
 
-  void send(int status, const std::string& json);
+  void send(int status, const std::string& body, const char* type = "application/json");
   // Server-sent events, as chunks; to HTTP/1.0 up to the end of the connection. `data` has no line break.
   void begin_stream();
   void event(const std::string& data);
@@ -49,10 +60,10 @@ class HttpServer {
  public:
   using Handler = std::function<void(const HttpRequest&, HttpReply&)>;
 
-  // Listens on a numeric address; port 0: one that is free. Throws Error(10) "SERVE-10" if it cannot.
-  // `fault_body` makes the JSON of an answer to a request that is refused before the handler sees it.
+  // Listens on a numeric address; port 0: one that is free. Throws CannotListen. `fault_body` makes the body
+  // of the answer to a request that is refused, by HttpFault.
   HttpServer(const std::string& address, int port, const HttpLimits& limits, Handler handler,
-             std::function<std::string(const HttpFault&)> fault_body);
+             std::function<HttpBody(const HttpFault&)> fault_body);
   // Closes every connection and waits for the handlers, which HttpReply::gone tells so.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
@@ -71,6 +82,7 @@ class HttpServer {
 
   void accept_all();
   void accept_one();
+  void refuse(HttpReply& reply, const HttpFault& fault) const;
   void forget_ended();
   void serve(int socket);
   // False: the connection ends.
@@ -78,7 +90,7 @@ class HttpServer {
 
   HttpLimits limits_;
   Handler handler_;
-  std::function<std::string(const HttpFault&)> fault_body_;
+  std::function<HttpBody(const HttpFault&)> fault_body_;
   int listener_ = -1, port_ = 0;
   std::atomic<bool> stopping_ = false;
   std::list<Connection> connections_;  // the accepting thread's, and once that has ended the owner's

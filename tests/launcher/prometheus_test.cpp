@@ -9,7 +9,6 @@
 #include <regex>
 #include <set>
 #include <sstream>
-#include <thread>
 
 #include "base/error.h"
 #include "config/listen_address.h"
@@ -82,17 +81,6 @@ TEST(Prometheus, BeforeTheFirstStepThereIsNoLoss) {
   EXPECT_EQ(prometheus_text({}).find("lmlaunch_loss"), std::string::npos);
 }
 
-TEST(Prometheus, OnlyAGetOfTheMetricsIsAnswered) {
-  EXPECT_EQ(scrape_of("GET /metrics HTTP/1.1\r\nHost: x"), Scrape::kMetrics);
-  EXPECT_EQ(scrape_of("GET /metrics?x=1 HTTP/1.0"), Scrape::kMetrics);
-  EXPECT_EQ(scrape_of("HEAD / HTTP/1.1"), Scrape::kHead);
-  EXPECT_EQ(scrape_of("GET /etc/passwd HTTP/1.1"), Scrape::kNotFound);
-  EXPECT_EQ(scrape_of("POST /metrics HTTP/1.1"), Scrape::kNotAllowed);
-  for (const char* head : {"", "GET", "GET /metrics", " /metrics HTTP/1.1", "GET  HTTP/1.1",
-                           "GET /metrics HTTP/2", "GET /metrics x HTTP/1.1", "\r\nGET /metrics HTTP/1.1"})
-    EXPECT_EQ(scrape_of(head), Scrape::kMalformed) << head;
-}
-
 TEST(Prometheus, AnAddressIsNumeric) {
   EXPECT_EQ(listen_address("127.0.0.1:9400")->port, 9400);
   EXPECT_EQ(listen_address("[::1]:0")->host, "::1");
@@ -104,16 +92,12 @@ TEST(Prometheus, AnAddressIsNumeric) {
   EXPECT_FALSE(means_address("lmlaunch.prom"));
 }
 
-int port_of(const ScrapeServer& server) {
-  const std::string& url = server.url();
-  return std::stoi(url.substr(url.rfind(':') + 1));
-}
-
-// The answer to a request, which a server of this process serves.
-std::string asked(const ScrapeServer& server, const std::string& request) {
-  std::thread serving([&] { server.serve(10000, [] { return std::string("text\n"); }); });
+// What a server answers to a request.
+std::string asked(const std::string& request) {
+  const ScrapeServer server("127.0.0.1:0", [] { return std::string("text\n"); });
+  EXPECT_EQ(server.url(), "http://127.0.0.1:" + std::to_string(server.port()) + "/metrics");
   sockaddr_in to{};
-  to.sin_family = AF_INET, to.sin_port = htons(static_cast<uint16_t>(port_of(server)));
+  to.sin_family = AF_INET, to.sin_port = htons(static_cast<uint16_t>(server.port()));
   inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
@@ -122,31 +106,39 @@ std::string asked(const ScrapeServer& server, const std::string& request) {
   char bytes[4096];
   for (ssize_t n = 0; (n = recv(fd, bytes, sizeof bytes, 0)) > 0;) out.append(bytes, static_cast<size_t>(n));
   close(fd);
-  serving.join();
   return out;
+}
+std::string asked_for(const std::string& line, const std::string& more = "") {
+  return asked(line + "\r\nHost: x\r\nConnection: close\r\n" + more + "\r\n");
 }
 
 TEST(Prometheus, IsServedByHttp) {
-  const ScrapeServer server("127.0.0.1:0");
-  EXPECT_HAS(server.url(), "http://127.0.0.1:");
-  const std::string got = asked(server, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string got = asked_for("GET /metrics HTTP/1.1");
   EXPECT_TRUE(got.starts_with("HTTP/1.1 200 OK\r\n")) << got;
   EXPECT_HAS(got, "text/plain; version=0.0.4");
   EXPECT_HAS(got, "Content-Length: 5\r\n");
   EXPECT_TRUE(got.ends_with("\r\n\r\ntext\n")) << got;
-  EXPECT_HAS(asked(server, "GET / HTTP/3\r\n\r\n"), "400 Bad Request");
+  EXPECT_HAS(asked_for("GET /metrics?x=1 HTTP/1.1"), "HTTP/1.1 200 OK\r\n");
+}
+
+TEST(Prometheus, OnlyAGetOfTheMetricsIsAnswered) {
+  EXPECT_HAS(asked_for("GET /etc/passwd HTTP/1.1"), "HTTP/1.1 404 ");
+  EXPECT_HAS(asked_for("POST /metrics HTTP/1.1", "Content-Length: 0\r\n"), "HTTP/1.1 405 ");
+  EXPECT_HAS(asked_for("POST /metrics HTTP/1.1", "Content-Length: 3\r\n"), "HTTP/1.1 413 ");
+  EXPECT_HAS(asked_for("GET /metrics x HTTP/1.1"), "HTTP/1.1 400 ");
   // A head without end is not collected for ever.
-  EXPECT_HAS(asked(server, "GET / HTTP/1.1\r\n" + std::string(9000, 'x')), "400 Bad Request");
+  EXPECT_HAS(asked("GET / HTTP/1.1\r\nA: " + std::string(9000, 'x')), "HTTP/1.1 431 ");
 }
 
 TEST(Prometheus, APortInUseIsNamedBeforeTraining) {
-  const ScrapeServer server("127.0.0.1:0");
+  const auto text = [] { return std::string(); };
+  const ScrapeServer server("127.0.0.1:0", text);
   try {
-    const ScrapeServer second("127.0.0.1:" + std::to_string(port_of(server)));
+    const ScrapeServer second("127.0.0.1:" + std::to_string(server.port()), text);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Exit::kDoesNotFit);
-    EXPECT_HAS(error.report(), "cannot listen: Address already in use");
+    EXPECT_HAS(error.report(), "Address already in use");
   }
 }
 
