@@ -5,19 +5,6 @@
 namespace lm {
 namespace {
 
-// Calls body(first, rows, adapter) for each adapter's rows, and with null for those between.
-template <class Body>
-void each_run(const Linear& linear, const Body& body) {
-  int64_t row = 0;
-  for (const Adapter& adapter : linear.adapters) {
-    if (row < adapter.first) body(row, adapter.first - row, nullptr);
-    body(adapter.first, adapter.rows, &adapter);
-    row = adapter.first + adapter.rows;
-  }
-  const int64_t all = linear.weight.weight.rows;
-  if (row < all) body(row, all - row, nullptr);
-}
-
 const void* from_row(const View& vector, int64_t row) {
   return vector.defined() ? vector.row_range(row, 1).data : nullptr;
 }
@@ -81,7 +68,7 @@ void save_norms(const Context& context, const Linear& linear, const std::vector<
 
 void scale_output(const Context& context, const Linear& linear, const LinearForward& pass,
                   const LinearSaved& saved) {
-  each_run(linear, [&](int64_t first, int64_t rows, const Adapter* adapter) {
+  each_run(linear, linear.adapters, [&](int64_t first, int64_t rows, const Adapter* adapter) {
     const View& residual = pass.residual;
     context.kernels.scale_columns(
         {.x = saved.product.column_range(first, rows),
@@ -103,7 +90,7 @@ View scale_gradient(const Context& context, const Linear& linear, const View& dy
                     View* rest, bool first_batch) {
   const View out = context.tensor(dy.rows, dy.columns);
   if (rest != nullptr) *rest = context.like(out);
-  each_run(linear, [&](int64_t first, int64_t rows, const Adapter* adapter) {
+  each_run(linear, linear.adapters, [&](int64_t first, int64_t rows, const Adapter* adapter) {
     const View from = dy.column_range(first, rows), to = out.column_range(first, rows);
     if (adapter == nullptr) return context.kernels.copy_rows({.from = from, .to = to}, context.stream);
     const ArenaFrame frame(context.arena);

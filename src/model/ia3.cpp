@@ -15,19 +15,6 @@ const float* in_fp32(const Context& context, const View& factors) {
   return copy.floats();
 }
 
-// Calls body(first, rows, scale) for each scaled run of rows, and with null for those between.
-template <class Body>
-void each_run(const Linear& linear, const Body& body) {
-  int64_t row = 0;
-  for (const OutputScale& scale : linear.scales) {
-    if (row < scale.first) body(row, scale.first - row, nullptr);
-    body(scale.first, scale.rows, &scale);
-    row = scale.first + scale.rows;
-  }
-  const int64_t all = linear.weight.weight.rows;
-  if (row < all) body(row, all - row, nullptr);
-}
-
 // out = factors * dy, and the gradient of the factors of x. `out` may not be dy.
 void scaled_backward(const Context& context, const Param& factors, const View& dy, const View& x,
                      const View& out, bool first) {
@@ -49,7 +36,7 @@ View product_gradient(const Context& context, const Linear& linear, const View& 
                       bool first_batch) {
   if (linear.scales.empty()) return dy;
   const View out = context.tensor(dy.rows, dy.columns);
-  each_run(linear, [&](int64_t first, int64_t rows, const OutputScale* scale) {
+  each_run(linear, linear.scales, [&](int64_t first, int64_t rows, const OutputScale* scale) {
     const View from = dy.column_range(first, rows), to = out.column_range(first, rows);
     if (scale == nullptr) return context.kernels.copy_rows({.from = from, .to = to}, context.stream);
     scaled_backward(context, scale->factors, from, saved.product.column_range(first, rows), to, first_batch);
@@ -78,7 +65,7 @@ void scales_forward(const Context& context, const Linear& linear, const DeviceBa
   if (linear.scales.empty()) return linear_forward(context, plain, batch, {x, pass.y, pass.residual}, none);
   linear_forward(context, plain, batch, {.x = x, .y = saved.product}, none);
   if (!pass.y.defined()) return;
-  each_run(linear, [&](int64_t first, int64_t rows, const OutputScale* scale) {
+  each_run(linear, linear.scales, [&](int64_t first, int64_t rows, const OutputScale* scale) {
     const ArenaFrame run(context.arena);
     context.kernels.scale_columns(
         {.x = saved.product.column_range(first, rows),

@@ -72,6 +72,20 @@ struct LinearSaved {
 // Allocates what forward saves, in the arena.
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows);
 
+// Calls body(first, rows, part) for the rows of each of `parts`, Adapters or OutputScales in the order of
+// their rows, and with null for the rows between: all of W's.
+template <class Part, class Body>
+void each_run(const Linear& linear, const std::vector<Part>& parts, const Body& body) {
+  int64_t row = 0;
+  for (const Part& part : parts) {
+    if (row < part.first) body(row, part.first - row, nullptr);
+    body(part.first, part.rows, &part);
+    row = part.first + part.rows;
+  }
+  const int64_t all = linear.weight.weight.rows;
+  if (row < all) body(row, all - row, nullptr);
+}
+
 // y [T, out] = linear(x [T, in]); with `residual` [T, out] it is added in the GEMM (rounded once).
 struct LinearForward {
   View x, y;
