@@ -29,6 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What waits for a disk that does not answer cannot be killed, and the run does not wait for it.
+constexpr double kKillSeconds = 2;
 // A shorter wait at the run's end is not logged.
 constexpr double kQuietSeconds = 1;
 
@@ -81,8 +83,8 @@ CommitHook::~CommitHook() {
 void CommitHook::kill_group() {
   kill(-process_, SIGKILL);  // its children, too
   kill(process_, SIGKILL);   // if it has not led its group yet
-  while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  const double until = monotonic_seconds() + kKillSeconds;
+  while (waitpid(process_, nullptr, WNOHANG) == 0 && monotonic_seconds() < until) poll(nullptr, 0, 10);
   process_ = -1;
 }
 
