@@ -221,9 +221,7 @@ class Trainee {
     config.train.recompute = t_.recompute ? Recompute::kBlock : Recompute::kNone;
     config.train.method = t_.lora ? Method::kLora : Method::kFull;
     config.train.gradients = t_.gradients == DType::kF32 ? GradientDType::kF32 : GradientDType::kBF16;
-    config.model.dtype = t_.dtype == DType::kF16    ? ModelDType::kF16
-                         : t_.dtype == DType::kBF16 ? ModelDType::kBF16
-                                                    : ModelDType::kF32;
+    config.model.dtype = model_type(t_.dtype);
     config.optimizer = optimizer_;
     config.optimizer.threads = 2;
     const auto home = [&](OffloadHome wanted) { return on_device() ? wanted : OffloadHome::kNone; };
