@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "launcher/model_place.h"
+#include "launcher/score_model.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
@@ -126,6 +127,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
     out.spec = read_model_spec(out.directory);
   }
   require_positions(config, out.spec);
+  settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;

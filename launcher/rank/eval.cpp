@@ -61,14 +61,18 @@ void refuse_without_choices(const CommandLine& line, const std::vector<EvalBatch
 void report(const EvalBatches& set, const EvalResult& result, bool prints, nlohmann::ordered_json& json) {
   const std::string of = set.set.empty() ? "" : "/" + set.set;
   json["eval_loss" + of] = result.loss;
-  json["perplexity" + of] = std::exp(result.loss);
+  if (!result.scored) json["perplexity" + of] = std::exp(result.loss);
   json["target_tokens" + of] = result.target_tokens;
-  for (const auto& [name, value] : result.choices ? named_scores(*result.choices) : NamedScores{})
+  for (const auto& [name, value] : result.choices ? named_scores(*result.choices) : result.columns)
     json[name + of] = value;
   if (!prints) return;
-  std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens%s\n",
-              set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
-              result.target_tokens, result.choices ? describe(*result.choices).c_str() : "");
+  const std::string set_name = set.set.empty() ? "" : " of " + set.set;
+  if (result.scored)
+    return static_cast<void>(
+        std::printf("eval loss%s %s\n", set_name.c_str(), describe_scored(result).c_str()));
+  std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens%s\n", set_name.c_str(), result.loss,
+              std::exp(result.loss), result.target_tokens,
+              result.choices ? describe(*result.choices).c_str() : "");
 }
 
 }  // namespace

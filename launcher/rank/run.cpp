@@ -53,7 +53,9 @@ std::string of_set(const std::string& set) {
 }
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
-  metrics.write_eval(step, result.loss, result.target_tokens, set, result.choices);
+  metrics.write_eval(step, result.loss, result.target_tokens, set, result.choices, result.columns);
+  if (result.scored)
+    return log_line(fmt::format("eval loss{} after step {}: {}", of_set(set), step, describe_scored(result)));
   log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
                        step, result.loss, std::exp(result.loss), result.target_tokens,
                        result.choices ? describe(*result.choices) : ""));

@@ -185,6 +185,7 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
                    .chat_template = job.chat_template,
                    .architecture = job.model.spec.architecture,
                    .revision = "",
+                   .scores = job.model.spec.scores(),
                    .wrapped = !job.model.spec.wrapper.empty()};
     if (const auto hub = name_of_snapshot(job.model.directory)) {
       base.name = hub->repository();
@@ -197,6 +198,7 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
   options.replace = request.replace;
   options.fresh = job.config.model.init == ModelInit::kRandom;
   options.chat_template = job.chat_template;
+  if (job.model.spec.scores()) options.scores = &job.model.spec;
   export_model(request.output, job.model.directory, job.model.layout, source, options);
 }
 

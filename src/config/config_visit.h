@@ -145,6 +145,20 @@ void visit_train(TrainT& train, V& v) {
       "train", "method", train.method,
       {kState,
        "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\""});
+  v.key(
+      "train", "objective", train.objective,
+      {kNumerics,
+       "what is minimised. sft: the loss of tokens; classify: that of a text's label; reward: that of pairs "
+       "of chosen and rejected answers. The last two train a head of scores in place of the vocabulary "
+       "head"});
+  v.key("train", "labels", train.labels,
+        {kNumerics,
+         "with classify: the labels' names in the order of the head's rows; one: regression; []: those of "
+         "the model's id2label"});
+  v.key("train", "problem", train.problem,
+        {kNumerics,
+         "with classify: whether a text has one of the labels, any of them, or a number for each; auto: a "
+         "number with one label, else one of them"});
   v.key("train", "only", train.only,
         {kState,
          "full fine-tuning of the tensors with these names alone; the others are frozen: whole segments of a "

@@ -11,9 +11,11 @@
 namespace lm {
 namespace {
 
-std::string card(const AdapterSpec& spec, const std::string& base_model) {
-  std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
-                    "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
+std::string card(const AdapterSpec& spec, const std::string& base_model, bool scores) {
+  std::string out =
+      "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
+      "\nlibrary_name: peft\npipeline_tag: " + (scores ? "text-classification" : "text-generation") +
+      "\ntags:\n- lora\n---\n\n";
   out += fmt::format("LoRA adapter, r = {}, target modules:", spec.r);
   for (const std::string& target : spec.targets) out += " " + target;
   return out + ".\n";
@@ -57,13 +59,14 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
                  {"layers_pattern", nullptr},
                  {"layers_to_transform", nullptr},
                  {"lora_dropout", spec.dropout},
-                 {"modules_to_save", nullptr},
+                 // PEFT's two names of such a head.
+                 {"modules_to_save", base.scores ? Json({"classifier", "score"}) : Json(nullptr)},
                  {"peft_type", "LORA"},
                  {"r", spec.r},
                  {"rank_pattern", Json::object()},
                  {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
                  {"target_modules", target_modules(spec.targets, base.wrapped)},
-                 {"task_type", "CAUSAL_LM"},
+                 {"task_type", base.scores ? "SEQ_CLS" : "CAUSAL_LM"},
                  {"use_dora", false},
                  {"use_rslora", false}};
   // As an integer if it is one: PEFT declares lora_alpha as int.
@@ -87,7 +90,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
   }
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
-  atomic_write_file(output.temporary() + "/README.md", card(spec, base.name));
+  atomic_write_file(output.temporary() + "/README.md", card(spec, base.name, base.scores));
   if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary(), base.chat_template);
   output.commit();
 }

@@ -138,8 +138,8 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
     const std::string ours = fmt::format("layers.{}.{}", i, module.name);
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
     const auto add = [&](TrainableRole role, const char* name, int64_t rows, int64_t columns) {
-      out.push_back(single(ours + name, ParameterKind::kMatrix, "base_model.model." + hf + name + ".weight",
-                           rows, columns));
+      out.push_back(single(ours + name, ParameterKind::kMatrix,
+                           std::string(kAdapterPrefix) + hf + name + ".weight", rows, columns));
       out.back().role = role;
       out.back().owner = hf + ".weight";
     };
@@ -219,14 +219,20 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     add(fmt::format("block {}", i), layer_parameters(spec, i),
         adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{}, layer_buffers(spec, i));
   }
-  std::vector<Parameter> last;
+  std::vector<Parameter> last, trained;
+  // Beside adapters a head of scores is trained whole, and is in their files.
+  const bool beside = adapter != nullptr && spec.scores();
   if (!spec.tied) {
-    last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.vocab, spec.hidden));
+    (beside ? trained : last)
+        .push_back(single("head", ParameterKind::kMatrix,
+                          (beside ? std::string(kAdapterPrefix) : "") + weight(names.head), spec.head_rows(),
+                          spec.hidden));
+    if (beside) trained.back().role = TrainableRole::kHead;
   }
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
-  add("head", std::move(last), {}, {});
+  add("head", std::move(last), std::move(trained), {});
   return blocks;
 }
 

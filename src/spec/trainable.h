@@ -14,6 +14,7 @@ enum class TrainableRole : uint8_t {
   kWeight,  // the model's own tensor: it owns itself
   kLoraA,   // W' = W + s B A of a matrix of the files
   kLoraB,
+  kHead,  // a head of scores, trained whole beside adapters and in their files
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -23,6 +24,7 @@ constexpr bool in_adapter(TrainableRole role) {
       return false;
     case TrainableRole::kLoraA:
     case TrainableRole::kLoraB:
+    case TrainableRole::kHead:
       return true;
   }
   return false;

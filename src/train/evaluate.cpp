@@ -1,6 +1,8 @@
 #include "train/evaluate.h"
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/bytes.h"
@@ -19,7 +21,8 @@ void add_to_documents(const Batch& batch, const std::vector<float>& losses, doub
   }
 }
 
-// Sums of weight * nll over the targets: of each batch, and of each document of a set of choices.
+// Sums of weight * nll over the targets: of each batch, and of each document of a set of choices. Of a head
+// of scores each document's scores.
 struct Sums {
   std::vector<double> batches, documents = {};
   std::vector<int64_t> first = {};  // per batch its first document; at the end their number
@@ -31,19 +34,25 @@ std::optional<Sums> sums_of(Rank& rank, const EvalBatches& set, const std::funct
   const auto count = std::ssize(batches);
   const auto first = [&](int64_t r) { return count * r / group.ranks(); };
   const bool choices = !set.groups.empty();
+  const int64_t width = rank.scores() > 0 ? rank.scores() : choices ? 1 : 0;  // numbers of a document
   Sums sums{.batches = std::vector<double>(batches.size()), .first = {0}};
   for (const Batch& batch : batches) sums.first.push_back(sums.first.back() + batch.documents());
-  if (choices) sums.documents.resize(static_cast<size_t>(sums.first.back()));
+  sums.documents.resize(static_cast<size_t>(sums.first.back() * width));
   std::vector<float> losses;
   rank.step().flush();  // by every rank, even one without a batch
   // Every rank runs the same number of forward passes; one without batches left repeats a batch.
   for (int64_t i = first(group.rank()), round = 0; round < ceil_div(count, group.ranks()); ++round, ++i) {
     if (stopped()) return std::nullopt;
     const Batch& batch = batches[static_cast<size_t>(std::min(i, count - 1))];
-    const double sum = rank.step().evaluate(batch, choices ? &losses : nullptr);
+    const double sum = rank.step().evaluate(batch, width > 0 ? &losses : nullptr);
     if (i >= first(group.rank() + 1)) continue;
     sums.batches[static_cast<size_t>(i)] = sum;
-    if (choices) add_to_documents(batch, losses, sums.documents.data() + sums.first[static_cast<size_t>(i)]);
+    double* const documents = sums.documents.data() + sums.first[static_cast<size_t>(i)] * width;
+    if (rank.scores() > 0) {
+      std::ranges::copy(losses, documents);
+    } else if (choices) {
+      add_to_documents(batch, losses, documents);
+    }
   }
   const auto share = [&](std::vector<double>& values, const auto& begin) {
     std::vector<ByteRange> shards;
@@ -52,7 +61,8 @@ std::optional<Sums> sums_of(Rank& rank, const EvalBatches& set, const std::funct
     group.share("evaluation", reinterpret_cast<std::byte*>(values.data()), shards);
   };
   share(sums.batches, first);
-  if (choices) share(sums.documents, [&](int64_t r) { return sums.first[static_cast<size_t>(first(r))]; });
+  if (width > 0)
+    share(sums.documents, [&](int64_t r) { return sums.first[static_cast<size_t>(first(r))] * width; });
   return sums;
 }
 
@@ -83,7 +93,43 @@ EvalResult score_endings(const EvalBatches& set, const Sums& sums) {
   return result;
 }
 
+EvalResult score_documents(const Rank& rank, const EvalBatches& set, const Sums& sums) {
+  const Objective& objective = rank.objective();
+  const auto width = static_cast<size_t>(rank.scores());
+  const std::vector<float> scores(sums.documents.begin(), sums.documents.end());
+  std::vector<double> gradients(scores.size()), columns(objective.columns.size());
+  std::vector<SampleScores> samples;
+  EvalResult result{.scored = true};
+  for (size_t b = 0; b < set.batches.size(); ++b) {
+    const size_t first = static_cast<size_t>(sums.first[b]) * width,
+                 count = static_cast<size_t>(sums.first[b + 1]) * width - first;
+    const auto here = scores_by_sample(set.batches[b], std::span(scores).subspan(first, count),
+                                       std::span(gradients).subspan(first, count), width);
+    // The documents of a pair are one example.
+    for (size_t d = 0; d < here.size(); ++d)
+      result.target_tokens += d == 0 || here[d].sample != here[d - 1].sample ? 1 : 0;
+    samples.insert(samples.end(), here.begin(), here.end());
+  }
+  objective.score(samples, columns);
+  for (size_t c = 0; c < columns.size(); ++c) {
+    const double value =
+        result.target_tokens > 0 ? columns[c] / static_cast<double>(result.target_tokens) : 0;
+    const std::string name(objective.columns[c]);
+    name == "loss" ? static_cast<void>(result.loss = value)
+                   : static_cast<void>(result.columns.emplace_back(name, value));
+  }
+  if (objective.whole == nullptr) return result;
+  for (const auto& figure : objective.whole(samples)) result.columns.push_back(figure);
+  return result;
+}
+
 }  // namespace
+
+std::string describe_scored(const EvalResult& result) {
+  std::string out = fmt::format("{:.4f} over {} examples", result.loss, result.target_tokens);
+  for (const auto& [name, value] : result.columns) out += fmt::format(", {} {:.4f}", name, value);
+  return out;
+}
 
 EvalResult evaluate(Rank& rank, const EvalBatches& set) {
   return *evaluate_unless(rank, set, [] { return false; });
@@ -93,6 +139,7 @@ std::optional<EvalResult> evaluate_unless(Rank& rank, const EvalBatches& set,
                                           const std::function<bool()>& stopped) {
   const std::optional<Sums> sums = sums_of(rank, set, stopped);
   if (!sums) return std::nullopt;
+  if (rank.scores() > 0) return score_documents(rank, set, *sums);
   if (!set.groups.empty()) return score_endings(set, *sums);
   EvalResult result;
   double nll = 0, weight = 0;

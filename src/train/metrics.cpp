@@ -118,13 +118,13 @@ void MetricsFile::write(const StepRow& row) {
 }
 
 void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set,
-                             const std::optional<ChoiceScores>& choices) {
+                             const std::optional<ChoiceScores>& choices, const NamedColumns& columns) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
   nlohmann::ordered_json row = {{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
   std::vector<std::pair<std::string, double>> tagged = {{tag, eval_loss}};
-  for (const auto& [name, value] : choices ? named_scores(*choices) : NamedScores{}) {
+  for (const auto& [name, value] : choices ? named_scores(*choices) : columns) {
     row[set.empty() ? name : name + "/" + set] = value;
     tagged.emplace_back(set.empty() ? "eval/" + name : "eval/" + set + "_" + name, value);
   }

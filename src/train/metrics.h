@@ -64,8 +64,10 @@ class MetricsFile {
   void write(const StepRow& row);
   void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
   // `set`: the name of the evaluation set if there are several, else "". `choices`: of one of choices.
+  // `columns`: of a head of scores.
   void write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set = "",
-                  const std::optional<ChoiceScores>& choices = std::nullopt);
+                  const std::optional<ChoiceScores>& choices = std::nullopt,
+                  const NamedColumns& columns = {});
   // Keeps the first `bytes`, rows of an earlier start, and appends to them. If fewer are left (a power cut),
   // keeps the complete rows.
   void keep(int64_t bytes);

@@ -405,7 +405,7 @@ double TrainStep::evaluate(const Batch& batch, std::vector<float>* losses) {
     pass.head(operation);
     const View& rows = pass.losses();
     if (losses == nullptr || !rows.defined()) return;
-    losses->resize(static_cast<size_t>(rows.rows));
+    losses->resize(static_cast<size_t>(rows.elements()));
     copy_bytes(losses->data(), rows.data, rows.bytes(), context_.stream);
   });
   return read_loss();  // waits for the copy, too

@@ -73,7 +73,7 @@ class TrainStep : private PassMemory {
   void end_save() { save_ = nullptr; }
 
   // Sum of nll over the batch's targets, without gradients. Begins with a flush. `losses`: becomes the nll of
-  // each target, in the order of the batch; null: not wanted.
+  // each target, in the order of the batch, or of a head of scores these; null: not wanted.
   double evaluate(const Batch& batch, std::vector<float>* losses = nullptr);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
@@ -122,6 +122,7 @@ class TrainStep : private PassMemory {
   void begin_gradient(int64_t unit) override { gradients_->begin(unit); }
   void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) override;
   void weigh(int64_t micro, const View& rows) override;
+  void score(const Batch& batch, const View& rows);
   std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;
   std::byte* input(int64_t block, int64_t micro) override;
   const Unit& unit(const Operation& operation) const {

@@ -42,6 +42,14 @@ bool stored_transposed(const NameMap* base) {
   return base == nullptr || std::ranges::any_of(base->modules, &ModuleName::transposed);
 }
 
+// PEFT's names of the head of a model for sequence classification, which it saves beside the adapter.
+bool is_score_head(const Json& config, const Json& modules) {
+  const auto task = config.find("task_type");
+  if (task == config.end() || *task != "SEQ_CLS" || !modules.is_array()) return false;
+  const auto names = [](const Json& name) { return name == "score" || name == "classifier"; };
+  return std::ranges::all_of(modules, names) && std::ranges::find(modules, Json("score")) != modules.end();
+}
+
 double number(const Json& config, const char* key, double missing, const std::string& place) {
   const auto it = config.find(key);
   if (it == config.end() || it->is_null()) return missing;
@@ -103,6 +111,7 @@ std::vector<std::string> read_targets(const Json& config, const NameMap* model, 
 void refuse_what_is_set(const Json& config, const NameMap* base, const std::string& place) {
   for (const auto& [key, value] : config.items()) {
     if (is_neutral(value) || is_harmless(key)) continue;
+    if (key == "modules_to_save" && is_score_head(config, value)) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     // The default pattern of layers only matters together with layers_to_transform.
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
@@ -111,8 +120,9 @@ void refuse_what_is_set(const Json& config, const NameMap* base, const std::stri
   if (type != "LORA")
     fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA", place);
   const std::string task = text(config, "task_type", "CAUSAL_LM", place);
-  if (task != "CAUSAL_LM")
-    fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM", place);
+  if (task != "CAUSAL_LM" && task != "SEQ_CLS")
+    fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM and SEQ_CLS",
+         place);
   const std::string bias = text(config, "bias", "none", place);
   if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
   // These initialisations also changed the base weights, so the stored A and B do not fit the published base.

@@ -57,6 +57,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kLoraB:
       return 0;
     case TrainableRole::kWeight:
+    case TrainableRole::kHead:
       break;
   }
   switch (parameter.kind) {
