@@ -170,8 +170,16 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout, co
 
 void check_adapter(const std::string& directory, const ModelSpec& base) {
   const AdapterSpec spec = read_adapter_config(directory, &base.names).spec;
+  // A head of scores that the base does not have has as many rows as the adapter's file says.
+  ModelSpec with_head = base;
+  const ModelFiles files(directory, kAdapterWeights);
+  const auto head = files.find(std::string(kAdapterPrefix) + "score.weight");
+  if (head && !base.scores() && head->entry->shape.size() == 2)
+    set_score_head(with_head,
+                   {.labels = std::vector<std::string>(static_cast<size_t>(head->entry->shape[0]))},
+                   directory);
   const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
-  load_adapter(directory, make_layout(base, &spec, DType::kF32), unread, {});
+  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {});
 }
 
 }  // namespace lm
