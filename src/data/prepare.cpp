@@ -382,8 +382,7 @@ Prepared prepare_evaluation(PrepareOptions options) {
   options.max_rows = 0;
   options.score = options.format == DataFormat::kChoices;
   Prepared prepared = prepare_tokens(options);
-  if (options.score || prepared.choice_rows == 0 || options.objective != ObjectiveChoice::kSft)
-    return prepared;
+  if (options.score || prepared.choice_rows == 0) return prepared;
   options.score = true;  // detected
   return prepare_tokens(options);
 }
