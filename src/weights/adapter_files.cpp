@@ -10,7 +10,7 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kMostRank = 1 << 16;
+constexpr int64_t kMostRank = 1 << 16, kMostLabels = 1 << 16;
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
   throw Error(Exit::kInput, {.area = "FILE-23",
@@ -174,7 +174,8 @@ void check_adapter(const std::string& directory, const ModelSpec& base) {
   ModelSpec with_head = base;
   const ModelFiles files(directory, kAdapterWeights);
   const auto head = files.find(std::string(kAdapterPrefix) + "score.weight");
-  if (head && !base.scores() && head->entry->shape.size() == 2)
+  if (head && !base.scores() && head->entry->shape.size() == 2 && head->entry->shape[0] >= 1 &&
+      head->entry->shape[0] <= kMostLabels)
     set_score_head(with_head,
                    {.labels = std::vector<std::string>(static_cast<size_t>(head->entry->shape[0]))},
                    directory);
