@@ -166,6 +166,15 @@ def test_a_fresh_head_is_saved_with_the_adapter_as_peft_does(work, method):
     assert loss_of(merged, data)[0].item() == pytest.approx(last, rel=1e-4)
 
 
+def test_a_head_may_be_more_precise_than_its_model(work):
+    changes = dict(train__method="lora", train__objective="classify", train__labels=NAMES, model__dtype="bf16")
+    losses = {}
+    for dtype in ("bf16", "fp32"):
+        lmlaunch(config(work, f"mixed_{dtype}", **settings("base", "single", lora__dtype=dtype, **changes)), cwd=work)
+        losses[dtype] = [row["loss"] for row in rows(work, f"mixed_{dtype}") if "loss" in row]
+    assert losses["bf16"][-1] < losses["bf16"][0] and losses["fp32"] == pytest.approx(losses["bf16"], rel=0.05)
+
+
 def test_what_a_head_of_scores_cannot_do_is_refused(work):
     lmlaunch(config(work, "refusals", **{**settings("llama", "single", train__objective="classify"), "train__steps": 1}), cwd=work)
     for arguments, exit_code, text in [
