@@ -89,6 +89,12 @@ Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, co
   LM_CHECK(options.vocab >= 1, "vocabulary");
   LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
   if (options_.name.empty()) options_.name = train.name();
+  const auto labelled = [&](const DataSource& source, const std::vector<float>& labels) {
+    return !options.scored || std::ssize(labels) == source.examples() * options.scored->labels;
+  };
+  LM_CHECK(labelled(train, options.labels) &&
+               std::ranges::all_of(evals, [&](const EvalSource& e) { return labelled(*e.source, e.labels); }),
+           "a label for each example");
   const int64_t examples = train.examples();
   const int64_t held = evals.empty() ? held_out(examples, options.eval_fraction) : 0;
   const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
