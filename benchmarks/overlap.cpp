@@ -176,7 +176,7 @@ void measure(const Setting& setting, Clip clip, const char* clip_name, double sh
   const PlacementPlan placement = on_disk(setting);
   StepConfig shape{.units = placement.units(),
                    .micro_batches = kMicroBatches,
-                   .recompute = setting.recompute,
+                   .recompute = setting.recompute ? Recompute::kBlock : Recompute::kNone,
                    .clip = clip,
                    .group = setting.group,
                    .first_tile = placement.first_tile};

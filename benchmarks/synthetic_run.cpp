@@ -76,10 +76,11 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
   synchronize(stream);  // the tiles end here
 }
 
-AdapterSpec all_linear() {
+AdapterSpec all_linear(const Config& config) {
   return {.r = 16,
           .alpha = 16,
           .rslora = false,
+          .dora = config.lora.dora,
           .dropout = 0,
           .targets = resolve_targets(llama_names(), {"all-linear"}, "lora.targets")};
 }
@@ -93,7 +94,7 @@ Machine roomy_machine(int threads) {
 }
 
 int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config) {
-  const AdapterSpec adapter = all_linear();
+  const AdapterSpec adapter = all_linear(config);
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   const Machine machine = roomy_machine(static_cast<int>(*config.run.threads));
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16, base_encoding(config.model));
@@ -104,7 +105,7 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
     : setup_(std::move(setup)),
       stream_(stream),
       gemm_shape_bytes_(gemm_shape_bytes(machine)),
-      adapter_(all_linear()),
+      adapter_(all_linear(setup_.config)),
       layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16,
                           base_encoding(setup_.config.model))) {
   const Config& config = setup_.config;
@@ -141,7 +142,10 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
   } else {
     initialise_weights(load, 1, rank_->weights());
   }
-  if (setup_.lora) initialise_adapter(load, 1, rank_->weights());
+  if (setup_.lora && adapter_.dora)
+    initialise_from_base(load, 1, {.directory = "", .dtype = DType::kBF16}, adapter_, rank_->weights());
+  else if (setup_.lora)
+    initialise_adapter(load, 1, rank_->weights());
   rank_->weights_ready();
   batches_ = random_batches(config.train.global_batch, plan_.numerics.micro_batch, config.data.max_length,
                             setup_.spec.vocab);

@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "config/config_names.h"
 #include "config/config_toml.h"
 #include "kernels/cpu_rates.h"
 #include "kernels/gemm_rate.h"
@@ -168,6 +169,8 @@ void run(int argc, char** argv) {
                                        {"wait_ms", (off_device.wait_seconds() - waited) * 1e3},
                                        {"planned",
                                         {{"rss", run.planned_host_bytes()},
+                                         {"peak", plan.peak.host},
+                                         {"recompute", recompute_name(plan.recompute())},
                                          {"libraries", run.class_bytes("libraries")},
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},

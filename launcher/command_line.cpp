@@ -183,13 +183,14 @@ void check_together(const CommandRow& row, const CommandLine& line) {
   need(line.positional.size() >= row.least, row.arguments);
   const bool translates = line.has("--words") || line.lists.count("--from") != 0;
   if (line.command == "init" && !translates) need(line.positional.size() >= 2, row.arguments);
-  if (line.command == "export") need(line.has("-o"), "-o DIR");
+  if (line.command == "export" || line.command == "merge") need(line.has("-o"), "-o DIR");
   if (line.command == "generate") {
     need(line.has("--prompt") || line.has("--prompts"), "--prompt TEXT or --prompts FILE");
     if (line.has("--prompt") && line.has("--prompts"))
       throw usage_error("--prompt and --prompts exclude each other", see_help(&row));
   }
-  const bool moves_files = line.command == "export" || line.command == "verify" || line.command == "diff";
+  const bool moves_files = line.command == "export" || line.command == "merge" || line.command == "verify" ||
+                           line.command == "diff";
   if (moves_files && line.integer("--gpus").value_or(0) > 0) {
     throw usage_error(line.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
                       "leave --gpus out");

@@ -21,6 +21,10 @@ const FlagRow kSeed{"--seed", Takes::kCount, "S", "random seed of sampling; defa
 const FlagRow kSystem{"--system", Takes::kText, "TEXT",
                       "a system message before the conversation; default: none"};
 
+const FlagRow kAdapter{"--adapter", Takes::kTexts, "DIR[@WEIGHT]",
+                       "an adapter of the model, a directory or a run, with its weight; may be repeated: "
+                       "the model has their sum"};
+
 // A repeated argument has no upper limit.
 constexpr size_t kMany = 1000000;
 
@@ -36,6 +40,8 @@ CommandRow training() {
         "GPUs of this machine that share the run, a process each; 0: the CPU; default: 1 if one is visible"},
        {"--ranks", Takes::kCount, "N",
         "CPU processes on this machine that share the run; on several machines: mpirun -n N lmlaunch ..."},
+       {"--restarts", Takes::kCount, "N",
+        "start again from the newest checkpoint, at most N times, if a rank is lost or hangs; default: 0"},
        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
        {"--override", Takes::kTexts, "KEY",
         "resume from a checkpoint although this key's value has changed; may be repeated"},
@@ -131,13 +137,33 @@ CommandRow generating() {
            {"--prompts", Takes::kText, "FILE",
             "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
             "for each, in this order"},
+           kAdapter,
            kSystem,
+           {"--batch", Takes::kCount, "N", "rows of --prompts that are answered together; default: 8"},
            {"--max-tokens", Takes::kCount, "N", "maximum new tokens; default: 128"},
            kTemperature,
            kTopP,
            kTopK,
            kSeed,
            kGpus,
+           kJson}};
+}
+
+CommandRow merging() {
+  return {"merge",
+          "ADAPTER[@WEIGHT] [ADAPTER[@WEIGHT] ...] -o DIR",
+          "combine LoRA adapters of one base model into one, as peft's add_weighted_adapter does",
+          1,
+          kMany,
+          false,
+          {{"-o", Takes::kText, "DIR", "output directory"},
+           {"--type", Takes::kText, "TYPE",
+            "cat: exact, the ranks add up (default); svd: its best approximation of a rank; linear: adds the "
+            "matrices A and B, of one rank, each with the root of its weight"},
+           {"--rank", Takes::kCount, "N", "of svd; default: the largest rank of the adapters"},
+           {"--base", Takes::kText, "DIR",
+            "the base model of all of them, where they name it by different directories"},
+           kNoGpus,
            kJson}};
 }
 
@@ -148,7 +174,8 @@ CommandRow chatting() {
           1,
           1,
           true,
-          {kSystem,
+          {kAdapter,
+           kSystem,
            {"--max-tokens", Takes::kCount, "N", "maximum new tokens of an answer; default: 1024"},
            {"--context", Takes::kCount, "N",
             "maximum tokens of the conversation; default: 4096, or the model's context length if less"},
@@ -157,6 +184,26 @@ CommandRow chatting() {
            kTopK,
            kSeed,
            kGpus}};
+}
+
+CommandRow serving() {
+  return {
+      "serve",
+      "RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
+      "answer OpenAI's completions and chat completions over HTTP",
+      1,
+      1,
+      true,
+      {kAdapter,
+       {"--port", Takes::kCount, "N", "default: 8000; 0: one that is free"},
+       {"--host", Takes::kText, "ADDRESS",
+        "address to listen on; default: 127.0.0.1; any but loopback needs --token-file"},
+       {"--token-file", Takes::kText, "FILE",
+        "a file whose line is the bearer token that requests must bring; default: none"},
+       {"--context", Takes::kCount, "N",
+        "maximum tokens of a prompt and its answer; default: 4096, or the model's context length if less"},
+       {"--batch", Takes::kCount, "N", "answers that are computed together; default: 8"},
+       kGpus}};
 }
 
 }  // namespace
@@ -177,6 +224,10 @@ const std::vector<CommandRow>& commands() {
         {"--gguf", Takes::kText, "TYPE",
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
         {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
+        {"--patterns", Takes::kNothing, "",
+         "with lora.ranks or lora.alphas: keep them, as PEFT's rank_pattern and alpha_pattern; without it "
+         "the "
+         "adapter is written with one rank and alpha, since servers ignore the patterns"},
         {"--merge", Takes::kNothing, "",
          "merge the adapter into the weights that it was trained on; the result is read again and "
          "compared, unless --gguf"},
@@ -184,8 +235,10 @@ const std::vector<CommandRow>& commands() {
          "with --merge: into this model's weights (of a quantised one, the original)"},
         kNoGpus,
         kJson}},
+      merging(),
       generating(),
       chatting(),
+      serving(),
       {"eval",
        "CONFIG|RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
        "loss and perplexity on the evaluation set, accuracy of choices; of a model: on "

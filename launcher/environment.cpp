@@ -54,6 +54,10 @@ std::string hub_directory() {
 
 }  // namespace
 
+bool can_execute(const std::string& program) {
+  return program.find('/') == std::string::npos ? !on_path(program).empty() : executable(program);
+}
+
 std::string how_to_mend(const std::string& program) {
   const std::filesystem::path package = std::filesystem::path(program).parent_path().parent_path();
   std::error_code error;

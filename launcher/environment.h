@@ -81,6 +81,9 @@ std::optional<double> silence_seconds();
 // if not set.
 std::optional<double> follow_seconds();
 
+// Whether a program of this name or path exists and may be executed here, searched for as execvp does.
+bool can_execute(const std::string& program);
+
 // Settings of Open MPI for a job on one machine, beside the user's: messages pass through shared memory, so
 // that its ranks listen on no network.
 std::vector<std::string> one_machine_mpi();

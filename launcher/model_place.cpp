@@ -10,6 +10,7 @@
 #include "base/relative.h"
 #include "config/config_text.h"
 #include "launcher/recorded.h"
+#include "plan/adapter.h"
 #include "weights/adapter_files.h"
 
 namespace lm {
@@ -100,10 +101,12 @@ constexpr const char* kWhyConfig =
 Error other_directory(const std::string& path) {
   const std::string directory = model_directory(path, {}), exported = "lmlaunch export " + path;
   if (holds_adapter(directory)) {
-    return refusal(
-        "this is an adapter of \"" + base_of(directory) + "\", not a whole model", path,
-        "set train.method = \"lora\" or \"qlora\" to train it further, or merge it into its base model: " +
-            exported + " --merge -o DIR");
+    const Method method = method_of(read_adapter_config(directory, nullptr).spec.kind);
+    const std::string methods = method == Method::kLora ? "\"lora\" or \"qlora\"" : value_text(method);
+    return refusal("this is an adapter of \"" + base_of(directory) + "\", not a whole model", path,
+                   "set train.method = " + methods +
+                       " to train it further, or merge it into its base model: " + exported +
+                       " --merge -o DIR");
   }
   if (run_of(path) == path) {
     return refusal("this run has no trained model yet", path,
@@ -126,6 +129,9 @@ void settle_home(Config& config, const std::string& home) {
                             &config.data.chat_template, &config.data.cache_dir})
     *path = with_home(*path, home);
   for (std::string& path : config.offload.paths) path = with_home(path, home);
+  for (std::string& path : config.eval.generate.data) path = with_home(path, home);
+  if (auto& command = config.eval.generate.command; !command.empty())
+    command.front() = with_home(command.front(), home);
   for (std::string& prompt : config.train.sample_prompts) {
     if (prompt.starts_with('@')) prompt = "@" + with_home(prompt.substr(1), home);
   }
@@ -159,7 +165,7 @@ void settle_model(Config& config, const Environment& environment) {
     model = meant;
     return;
   }
-  if (config.train.method != Method::kLora) return;
+  if (!trains_adapter(config)) return;
   std::error_code ignored;
   if (!adapter.empty() && !fs::equivalent(adapter, meant, ignored)) {
     throw Error(Exit::kConfig, {.area = "CONF-20",

@@ -19,9 +19,10 @@
 namespace lm {
 namespace {
 
-AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
-  if (lora.init.empty()) return configured_adapter(names, lora);
-  return continued_adapter(names, lora, read_adapter_config(lora.init, &names).spec, lora.init);
+AdapterSpec make_adapter(const ModelSpec& model, const Config& config) {
+  const std::string& init = config.lora.init;
+  if (init.empty()) return configured_adapter(model, config);
+  return continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
 }
 
 // LoftQ needs the original weights: files with quantized weights do not tell the quantization error.
@@ -129,12 +130,12 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   require_positions(config, out.spec);
   settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
-  if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  if (trains_adapter(config)) out.adapter = make_adapter(out.spec, config);
+  const DType dtype = storage_type(config.model.dtype);
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
                            trained_filter(config.train, out.spec));
-  set_groups(config.optimizer, out.layout);
+  set_groups(config.optimizer, out.layout, config.lora.b_lr_ratio);
   return out;
 }
 

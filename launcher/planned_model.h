@@ -20,7 +20,7 @@ struct ModelShape {
 struct PlannedModel {
   std::string directory;  // resolved from model.path; "": planned from a built-in shape
   ModelSpec spec;
-  std::optional<AdapterSpec> adapter;  // train.method = "lora"
+  std::optional<AdapterSpec> adapter;  // of any train.method but "full"
   ModelLayout layout;
 
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }

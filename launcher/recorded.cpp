@@ -13,20 +13,33 @@
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
-#include "spec/parameter.h"
+#include "plan/adapter.h"
 
 namespace lm {
 namespace {
 
 constexpr std::string_view kAutoMark = "# auto: ";
 
-// A target that is no module of the model stays as it is: planning the run reports it.
-std::vector<std::string> spelt_out(const NameMap& names, const std::vector<std::string>& targets) {
+// Settings that do not fit the model stay as they are: planning the run reports them.
+LoraConfig spelt_out(const ModelSpec& model, const Config& config) {
   try {
-    return resolve_targets(names, targets, "lora.targets");
+    return resolved_lora(config.lora, configured_adapter(model, config));
   } catch (const Error&) {
-    return targets;
+    return config.lora;
   }
+}
+
+// What lora.init has decided: keys that are not written are as they were recorded.
+void take_decided(const LoraConfig& recorded, LoraConfig& asked) {
+  const auto open = [&](const char* key) {
+    return std::find(asked.written.begin(), asked.written.end(), key) == asked.written.end();
+  };
+  if (open("r")) asked.r = recorded.r;
+  if (open("alpha")) asked.alpha = recorded.alpha;
+  if (open("targets")) asked.targets = recorded.targets;
+  if (open("layers")) asked.layers = recorded.layers;
+  if (open("ranks")) asked.ranks = recorded.ranks;
+  if (open("alphas")) asked.alphas = recorded.alphas;
 }
 
 }  // namespace
@@ -100,9 +113,11 @@ std::string require_run(const std::string& path) {
 }
 
 std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked,
-                                           const NameMap& names) {
+                                           const ModelSpec& model) {
   Config before = recorded, after = asked;
-  for (Config* config : {&before, &after}) config->lora.targets = spelt_out(names, config->lora.targets);
+  if (!asked.lora.init.empty()) take_decided(recorded.lora, after.lora);
+  for (Config* config : {&before, &after})
+    if (trains_adapter(*config)) config->lora = spelt_out(model, *config);
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {
@@ -115,18 +130,25 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
 }
 
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
-                                              const NameMap& names, DeviceType device) {
+                                              const ModelSpec& model, DeviceType device) {
   const std::string file = directory + "/" + kNumericsFile, settings = directory + "/config.toml";
   if (directory.empty() || access(file.c_str(), F_OK) != 0 || access(settings.c_str(), F_OK) != 0)
     return std::nullopt;
   try {
-    if (!run_differences(load_config(settings), config, names).empty()) return std::nullopt;
+    if (!run_differences(load_config(settings), config, model).empty()) return std::nullopt;
   } catch (const Error&) {
     return std::nullopt;  // an unreadable run does not stop a start that loses nothing
   }
   const NumericsPlan recorded = parse_numerics(read_small_file(file, 1 << 16), file);
   const bool gpu = recorded.kernel_set.starts_with("cuda");
   return gpu == (device == DeviceType::kCuda) ? std::optional(recorded) : std::nullopt;
+}
+
+std::string mirror_of(const CheckpointConfig& config, const std::string& run_directory) {
+  if (config.mirror.empty()) return "";
+  const std::filesystem::path run = std::filesystem::absolute(run_directory).lexically_normal();
+  const bool slash = run.filename().empty();
+  return config.mirror + "/" + (slash ? run.parent_path() : run).filename().string();
 }
 
 }  // namespace lm

@@ -2,16 +2,18 @@
 // describes one start, this one is kept from the first. Only reads.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config_print.h"
 #include "plan/numerics.h"
-#include "spec/name_map.h"
+#include "spec/model_spec.h"
 
 namespace lm {
 
+inline constexpr char kConfigFile[] = "config.toml";
 inline constexpr char kNumericsFile[] = "numerics.json";
 // The day on which a run was begun, if its chat template prints the date: "2026-01-31" and a line break.
 inline constexpr char kDateFile[] = "date.txt";
@@ -36,13 +38,21 @@ std::string run_of(const std::string& directory);
 std::string require_run(const std::string& path);
 
 // config_difference between a run's recorded configuration and the requested one, with adapters spelt the
-// same: "all-linear" becomes the modules that it stands for in a model with these names, and settings that
-// lora.init decided are not compared.
-std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked, const NameMap& names);
+// same: "all-linear", patterns and excluded modules become the modules that have adapters in this model, and
+// settings that lora.init decided are not compared.
+std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked,
+                                           const ModelSpec& model);
 
 // The numerics recorded in `directory`; empty if it ("": none) holds no run, or one of another configuration
 // or device. Throws Error(14) for a damaged file.
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
-                                              const NameMap& names, DeviceType device);
+                                              const ModelSpec& model, DeviceType device);
+
+// What a mirror has beside the checkpoints, so that a run without its directory resumes from there; the
+// configuration last.
+inline constexpr std::array<const char*, 4> kMirroredFiles = {kNumericsFile, kDateFile, kBaseModelFile,
+                                                              kConfigFile};
+// The mirror of a run's directory: checkpoint.mirror with the name of the run's directory; "": none.
+std::string mirror_of(const CheckpointConfig& config, const std::string& run_directory);
 
 }  // namespace lm

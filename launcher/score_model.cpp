@@ -118,10 +118,13 @@ void settle_scores(const Config& config, const std::string& directory, ModelSpec
   set_score_head(spec, std::move(head), place);
 }
 
-void refuse_scores(const ModelSpec& spec, const std::string& place) {
-  if (!spec.scores()) return;
-  refuse("the model has a head of scores (" + spec.architecture + "), and writes no text", place,
-         "`lmlaunch eval` gives its accuracy on data; generate and chat need a model with a vocabulary head");
+void refuse_scores(const ModelSpec& spec, bool adapter, const std::string& place) {
+  if (!spec.scores() && !adapter) return;
+  const std::string what = spec.scores() ? "model has a head of scores (" + spec.architecture + ")"
+                                         : "adapter has a head of scores";
+  refuse("the " + what + ", and writes no text", place,
+         "`lmlaunch eval` gives its accuracy on data; generate, chat and serve need a model with a "
+         "vocabulary head");
 }
 
 }  // namespace lm

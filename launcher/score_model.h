@@ -13,7 +13,8 @@ namespace lm {
 // Error(10). `directory`: the model's; "": there is none.
 void settle_scores(const Config& config, const std::string& directory, ModelSpec& spec);
 
-// For commands that write text: throws Error(10) if the model has a head of scores.
-void refuse_scores(const ModelSpec& spec, const std::string& place);
+// For commands that write text: throws Error(10) if the model has a head of scores, or if its adapter has one
+// (`adapter`).
+void refuse_scores(const ModelSpec& spec, bool adapter, const std::string& place);
 
 }  // namespace lm

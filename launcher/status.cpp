@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
+#include "config/config.h"
 
 namespace lm {
 namespace {
@@ -49,12 +51,25 @@ std::string stop_line(const RunStatus& status) {
                      status.repeat);
 }
 
+void log_stop(const RunStatus& status) {
+  log_fields(stop_line(status), {{"exit_code", int64_t{status.exit_code.value_or(0)}},
+                                 {"reason", status.reason},
+                                 {"step", status.step},
+                                 {"checkpoint", status.checkpoint},
+                                 {"repeat", status.repeat}});
+}
+
+void use_log_format(const LogConfig& config, int rank) {
+  if (config.format == LogFormat::kJson) log_as_json(rank, host_name());
+}
+
 void write_status(const std::string& directory, const RunStatus& status) {
   nlohmann::ordered_json json = {{"state", status.state}, {"step", status.step}};
   json["exit_code"] = status.exit_code ? nlohmann::ordered_json(*status.exit_code) : nlohmann::ordered_json();
   json["reason"] = status.reason;
   json["checkpoint"] = status.checkpoint;
   json["repeat"] = status.repeat;
+  if (!status.on_commit.empty()) json["on_commit"] = status.on_commit;
   json["updated_at"] = time_text(std::time(nullptr));
   json["host"] = host_name();
   json["pid"] = status.pid != 0 ? status.pid : getpid();

@@ -11,6 +11,8 @@
 
 namespace lm {
 
+struct LogConfig;
+
 struct RunStatus {
   std::string state;             // "running", "done", "stopped" (on request), "failed"
   std::optional<int> exit_code;  // empty while running
@@ -18,6 +20,7 @@ struct RunStatus {
   int64_t step = 0;              // optimizer steps done
   std::string checkpoint;        // path of the last committed one; "": none
   int64_t repeat = 0;            // steps after it that a resumed run repeats
+  std::string on_commit = "";    // how the last command of checkpoint.on_commit failed; "": it did not
   int64_t pid = 0;               // of the run's first process, `lmlaunch` itself; 0: of this process
 };
 
@@ -26,6 +29,12 @@ RunStatus failed_before_start(const Error& error);
 
 // "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
 std::string stop_line(const RunStatus& status);
+
+// Logs that line.
+void log_stop(const RunStatus& status);
+
+// Applies log.format to what this process logs from here on.
+void use_log_format(const LogConfig& config, int rank);
 
 // Writes <directory>/status.json, with the time and this host's name, by which a stale one is recognised;
 // throws Error(20, 21) if it cannot be written.

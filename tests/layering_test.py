@@ -10,6 +10,19 @@ from pathlib import Path
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
+MAX_PARAMETERS = 6
+# Functions that still have more: innermost loops over raw memory, a plugin's interface in C, and what works on a model's tensors.
+# The list only becomes shorter.
+MORE_PARAMETERS = {
+    "src/kernels/attention_amx_bf16.cpp": {"multiply_tiles", "add_keys", "add_products"},
+    "src/kernels/attention_backward.h": {"add_keys"},
+    "src/kernels/attention_forward.h": {"list_rows"},
+    "src/kernels/attention_micro.h": {"block", "multiply", "multiply_rows"},
+    "src/kernels/rms_norm_cpu.cpp": {"backward_vector"},
+    "src/model/head_loss.cpp": {"segment_backward", "head_loss"},
+    "src/model/mixers/activated.h": {"activated_backward"},
+    "comm/mpi_plugin.cpp": {"send"},
+}
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 # Folder -> what it may include (besides itself). Kept in the order of the design's table.
@@ -36,8 +49,9 @@ MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
 MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/data"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
+MAY_INCLUDE["launcher/serve"] = {"src/base", "src/data"}
 MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}
-MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report"}
+MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report", "launcher/serve"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.
 SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_chunks|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
@@ -103,8 +117,23 @@ def blank_comments_and_strings(text):
     return token.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
+def parameters(head, begin):
+    """How many parameters the list has that begins at `begin`, behind its parenthesis."""
+    depth, commas, some = 0, 0, False
+    for i in range(begin, len(head)):
+        if head[i] in "([{" or head[i] == "<":
+            depth += 1
+        elif head[i] in ")]}" or (head[i] == ">" and head[i - 1] != "-"):
+            if depth == 0:
+                break
+            depth -= 1
+        commas += head[i] == "," and depth == 0
+        some = some or not head[i].isspace()
+    return commas + some
+
+
 def functions(text):
-    """(first line, length in lines, name) of every function body, approximately: a brace at namespace or class level
+    """(first line, length in lines, name, parameters) of every function body, approximately: a brace at namespace or class level
     that follows a parameter list."""
     text = re.sub(r"^\s*#.*(?:\\\n.*)*$", lambda m: re.sub(r"[^\n]", " ", m[0]), blank_comments_and_strings(text), flags=re.M)
     stack, start = [], 0  # kinds of the open braces; where the text after the last brace or semicolon begins
@@ -115,14 +144,15 @@ def functions(text):
             if inside or not re.search(r"\)[\s\w:&<>,*()\[\]-]*$", head) or re.search(r"\b(namespace|enum)\b[^()]*$", head):
                 kind = ("other", 0, "")
             else:
-                name = re.search(r"([\w~:]+|operator\W+)\s*\(", head)
+                plain = re.sub(r"template\s*<[^()]*?>\s*(?=[\w\[])|\[\[[^\]]*\]\]", lambda m: " " * len(m[0]), head)
+                name = re.search(r"([\w~:]+|operator\W+)\s*\(", plain)
                 first = text.count("\n", 0, start + len(head) - len(head.lstrip())) + 1
-                kind = ("function", first, name[1] if name else "?")
+                kind = ("function", first, name[1] if name else "?", parameters(plain, name.end()) if name else 0)
             stack.append(kind)
         elif match[0] == "}" and stack:
             kind = stack.pop()
             if kind[0] == "function":
-                yield kind[1], text.count("\n", 0, match.start()) + 2 - kind[1], kind[2]
+                yield kind[1], text.count("\n", 0, match.start()) + 2 - kind[1], kind[2], kind[3]
         if not any(kind[0] == "function" for kind in stack):
             start = match.end()
 
@@ -131,9 +161,16 @@ def size_breaches(path, text):
     lines = text.count("\n")
     if lines > MAX_FILE_LINES:
         yield f"{path}: {lines} lines, at most {MAX_FILE_LINES}: split it"
-    for line, length, name in functions(text):
+    more, product = set(), not path.startswith(("tests/", "benchmarks/"))
+    for line, length, name, count in functions(text):
         if length > MAX_FUNCTION_LINES:
             yield f"{path}:{line}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}: split it"
+        if count > MAX_PARAMETERS and product:
+            more.add(name)
+            if name not in MORE_PARAMETERS.get(path, ()):
+                yield f"{path}:{line}: {name} has {count} parameters, at most {MAX_PARAMETERS}: group them in a struct"
+    for name in sorted(MORE_PARAMETERS.get(path, set()) - more):
+        yield f"tests/layering_test.py: {name} of {path} has at most {MAX_PARAMETERS} parameters: take it off MORE_PARAMETERS"
 
 
 def cycle(graph):
@@ -188,12 +225,30 @@ def kind_breaches(read):
                 yield f"{path}: a switch over {kind} has a default, which hides a kind that is missing"
 
 
+# A tier of memory is a row of src/base/tiers.inc: code asks its row or compares positions. The GPU's memory and the host's may be
+# named, where just that one is meant; the others only where the plan asks what a machine has of each.
+NAMED_TIER = re.compile(r"\b(?:Home|OffloadHome)::k(?!Device\b|Host\b|Auto\b|None\b)\w+|\bOffloadHome::kHost\b")
+NAMES_TIERS = {"src/plan/tier_space.cpp"}
+
+
+def tier_breaches(path, text):
+    if path in NAMES_TIERS:
+        return
+    text = blank_comments_and_strings(text)
+    for match in NAMED_TIER.finditer(text):
+        yield f"{path}:{text.count(chr(10), 0, match.start()) + 1}: names the tier {match[0]}: ask its row (src/base/tier.h)"
+
+
 def self_test():
     """The checks find what they are for, so that silence means something."""
     body = "  work();\n" * 90
     text = 'namespace lm {\nstruct A {\n  int size() const { return 1; }\n};\nint big(int x) {\n' + body + "}\n}\n"
     found = list(functions(text))
-    assert [(name, length) for _, length, name in found] == [("size", 1), ("big", 92)], found
+    assert [(name, length, count) for _, length, name, count in found] == [("size", 1, 0), ("big", 92, 1)], found
+    many = "[[gnu::always_inline]] inline int many(std::map<int, int> a, int (*b)(int, int), int c, int d, int e, int f"
+    assert not list(size_breaches("src/base/a.cpp", many + ") {\n}\n"))
+    assert any("7 parameters" in b for b in size_breaches("src/base/a.cpp", many + ", int g = h(1, 2)) {\n}\n"))
+    assert any("take it off" in b for b in size_breaches("comm/mpi_plugin.cpp", ""))
     assert list(size_breaches("src/base/a.cpp", text)) != []
     root = Path(__file__).resolve().parent.parent
     assert any("torch" in b for b in include_breaches(root, "src/plan/a.h", "#include <ATen/ATen.h>\n"))
@@ -210,6 +265,8 @@ def self_test():
              "src/kernels/activation_formula.h": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
     found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
     assert len(found) == 4 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
+    tiers = "if (a == Home::kNvme || b == OffloadHome::kHost) work(Home::kHost, OffloadHome::kAuto);  // Home::kNvme\n"
+    assert len(list(tier_breaches("src/plan/a.cpp", tiers))) == 2 and not list(tier_breaches("src/plan/tier_space.cpp", tiers))
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert list(cycle_breaches({"a.h": {"b.h"}, "b.h": {"a.h"}})) != []
@@ -228,6 +285,7 @@ def main():
             breaches += size_breaches(path, text)
             if top not in ("tests", "benchmarks"):
                 breaches += include_breaches(root, path, text)
+                breaches += tier_breaches(path, text)
                 ours = (resolve(root, path, match[2]) for match in INCLUDE.finditer(text) if match[1] == '"')
                 includes[path] = {target for target in ours if target}
     breaches += cycle_breaches(includes)

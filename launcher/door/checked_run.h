@@ -11,13 +11,13 @@
 #include "launcher/command_line.h"
 #include "launcher/door/run_directory.h"
 #include "launcher/report/report.h"
-#include "spec/name_map.h"
+#include "spec/model_spec.h"
 
 namespace lm {
 
 struct CheckedRun {
   Config config;
-  NameMap names = {};
+  ModelSpec model = {};
   std::string program = {};    // the worker's executable
   std::string directory = {};  // may not exist yet, or holds what this run may resume from
   std::vector<std::string> overridden = {};

@@ -4,17 +4,18 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "comm/shared_region.h"
 #include "config/config_toml.h"
 #include "launcher/control.h"
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/commit_hook.h"
 #include "launcher/door/end_launcher.h"
 #include "launcher/door/follower.h"
 #include "launcher/door/status_keeper.h"
@@ -34,6 +35,11 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
         fmt::format("--ranks inside an MPI job: {} has already started {} processes, each of which is a rank",
                     job.launcher, job.ranks),
         "leave --ranks out, or start lmlaunch without " + job.launcher);
+  }
+  if (line.has("--restarts")) {
+    throw usage_error(
+        "--restarts inside an MPI job: " + job.launcher + " ends the job with its first process",
+        "leave --restarts out; configs/slurm/train.sbatch puts the job back into the queue");
   }
   if (beside_this_program("lmlaunch-mpi.so").empty()) {
     throw Error(Exit::kDoesNotFit,
@@ -93,7 +99,7 @@ class JobRun {
     try {
       status = supervise();
     } catch (const Error& error) {
-      std::fputs(error.report().c_str(), stderr);
+      log_error(error);
       status = failed_before_start(error);
     }
     if (refusal_ && leads()) status = failed_before_start(*refusal_);
@@ -102,7 +108,8 @@ class JobRun {
       if (lock_) record_end(run_, status, *report_);
       // mpirun kills this process a second after another's failure.
       if (follower_) status.state == "failed" ? follower_->leave(status) : follower_->finish(status);
-      std::fprintf(stderr, "%s\n", stop_line(status).c_str());
+      if (hook_ && status.state != "failed") finish_hook(run_, *hook_, status);
+      log_stop(status);
       if (status.state == "failed" && !job_.one_machine) end_mpirun_later();
     } else if (*status.exit_code != 0) {
       wait_for_leader(run_.directory);
@@ -124,6 +131,7 @@ class JobRun {
         lock_.emplace(take_directory(run_));
         report_.emplace(run_.directory);
         follower_.emplace(run_.config, run_.directory);
+        hook_.emplace(run_.config.checkpoint, run_.directory);
       }
     } catch (const Error& error) {
       refusal_ = error;
@@ -164,9 +172,10 @@ class JobRun {
                   .quiet = !leads()};
     if (lock_) care.left_behind = [this] { lock_->release(); };
     if (report_) {
-      care.meanwhile = [this] {
+      care.meanwhile = [this, &control] {
         report_->refresh();
         if (follower_) follower_->look();
+        if (hook_) hook_->look(control.latest().checkpoint);
       };
     }
     const RunStatus status = supervise_run({child}, control, care);
@@ -178,7 +187,7 @@ class JobRun {
   }
 
   RunStatus refused() const {
-    if (leads()) std::fputs(refusal_->report().c_str(), stderr);
+    if (leads()) log_error(*refusal_);
     return failed_before_start(*refusal_);
   }
 
@@ -190,6 +199,7 @@ class JobRun {
   std::optional<RunLock> lock_;
   std::optional<LiveReport> report_;  // on rank 0
   std::optional<Follower> follower_;  // on rank 0
+  std::optional<CommitHook> hook_;    // on rank 0
   std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
   bool tells_ = false;  // whether to tell the other CLI processes how this one's rank has failed

@@ -2,7 +2,6 @@
 // milliseconds; training and other commands that need torch run in lmlaunch-cpu or lmlaunch-cuda, as its
 // child.
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "launcher/command_line.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/fetch.h"
@@ -48,8 +48,8 @@ int report(const Error& error, bool training) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
     return static_cast<int>(error.code());
   }
-  std::fputs(error.report().c_str(), stderr);
-  if (training) std::fprintf(stderr, "%s\n", stop_line(failed_before_start(error)).c_str());
+  log_error(error);
+  if (training) log_stop(failed_before_start(error));
   return static_cast<int>(error.code());
 }
 

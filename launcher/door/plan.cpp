@@ -184,8 +184,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (!elsewhere) out->data = known_data_shape(config, out->model, environment, run).value_or(DataShape{});
   if (out->imagined) return out;
   // As a start would find them: the run's numerics, and cached rates of an earlier run.
-  const NameMap& names = out->model.spec.names;
-  out->recorded = recorded_numerics(run, config, names, out->device);
+  out->recorded = recorded_numerics(run, config, out->model.spec, out->device);
   const RateSubject subject = rate_subject(config, out->recorded, out->share().cores, out->device);
   take_known_rates(subject, out->cache_dir, out->machine);
   return out;

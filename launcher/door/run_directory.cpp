@@ -55,7 +55,7 @@ bool early_file(const std::string& name) {
   static constexpr std::array kNames = {
       ".lock",    ".preflight",      "config.toml", "numerics.json", "plan.json",           "plan.txt",
       "log.txt",  "status.json",     "report.html", "tensorboard",   "chat_template.jinja", "tokens",
-      "date.txt", "base_model.json", "follow"};
+      "date.txt", "base_model.json", "follow",      "on_commit"};
   if (name.starts_with("log.rank") || name.starts_with(kEndedPrefix)) return true;
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
@@ -261,7 +261,7 @@ std::string run_directory(const Config& config, const std::string& config_path) 
 }
 
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
-                                               const NameMap& names,
+                                               const ModelSpec& model,
                                                const std::vector<std::string>& overridden) {
   std::error_code error;
   if (!fs::exists(directory, error)) return {};
@@ -277,7 +277,7 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   if (nothing_to_lose(directory)) return {};
   std::vector<KeyDifference> refused;
   try {
-    refused = run_differences(load_config(recorded), config, names);
+    refused = run_differences(load_config(recorded), config, model);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");

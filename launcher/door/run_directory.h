@@ -9,7 +9,7 @@
 
 #include "config/config_print.h"
 #include "launcher/status.h"
-#include "spec/name_map.h"
+#include "spec/model_spec.h"
 
 namespace lm {
 
@@ -17,11 +17,11 @@ namespace lm {
 std::string run_directory(const Config& config, const std::string& config_path);
 
 // Throws Error(14) if `directory` holds a finished run, a run of another configuration (with the differences)
-// or files of no run. A run that failed before its first step is replaced. `names`: module names of
-// `config`'s model. Keys in `overridden` may differ, and a larger train.steps or train.epochs trains a
-// finished run further; returns the differences. Only reads.
+// or files of no run. A run that failed before its first step is replaced. `model`: of `config`,
+// which a full fine-tune does not need. Keys in `overridden` may differ, and a larger train.steps or
+// train.epochs trains a finished run further; returns the differences. Only reads.
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
-                                               const NameMap& names,
+                                               const ModelSpec& model,
                                                const std::vector<std::string>& overridden = {});
 
 class RunLock {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <ctime>
 #include <utility>
 
@@ -72,7 +71,7 @@ std::string reason_of_code(int code, bool compares = false) {
 }
 
 void print(const Error& error) {
-  std::fputs(error.report().c_str(), stderr);
+  log_error(error);
 }
 
 // Under RLIMIT_AS (ulimit -v) libraries fail in odd ways when an allocation fails: the loader and libgomp

@@ -32,7 +32,7 @@ constexpr const char* kFolder = "disks";
 // Whether some class of state may be offloaded to disk.
 bool may_use_disks(const Config& config) {
   const OffloadConfig& offload = config.offload;
-  const auto may = [](OffloadHome home) { return home == OffloadHome::kNvme || home == OffloadHome::kAuto; };
+  const auto may = [](OffloadHome home) { return home == OffloadHome::kAuto || names_disk(home); };
   return !offload.paths.empty() && (may(offload.optimizer) || may(offload.gradients) ||
                                     may(offload.weights) || may(offload.activations));
 }

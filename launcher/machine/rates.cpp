@@ -41,7 +41,7 @@ void visit_rates(M& machine, const RateSubject& subject, const V& rate) {
 
 RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
                          DeviceType device) {
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(config.model.dtype);
   const auto threads = recorded ? recorded->threads : config.run.threads.value_or(cores);
   return {device, dtype, static_cast<int>(threads)};
 }

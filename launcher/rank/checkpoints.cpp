@@ -14,6 +14,7 @@
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "launcher/rank/run_files.h"
+#include "launcher/recorded.h"
 #include "offload/io_failure.h"
 #include "weights/model_files.h"
 #include "weights/verify.h"
@@ -59,16 +60,43 @@ std::string tokenizer_hash(const std::string& model) {
   return fs::exists(path, error) ? hash_text(read_small_file(path, int64_t{1} << 28)) : "";
 }
 
-}  // namespace
+std::string copies_of(const CheckpointConfig& config, const std::string& run_directory) {
+  const std::string mirror = mirror_of(config, run_directory);
+  return mirror.empty() ? "" : mirror + "/checkpoints";
+}
 
-std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory) {
-  const std::string directory = run_directory + "/checkpoints", &resume = config.checkpoint.resume;
+// Those in `directory`, and of those in `copies` ("": none) the ones that it does not have; newest first.
+std::vector<FoundCheckpoint> find_with_copies(const std::string& directory, const std::string& copies) {
+  std::vector<FoundCheckpoint> out = find_checkpoints(directory);
+  if (copies.empty()) return out;
+  try {
+    for (FoundCheckpoint& copy : find_checkpoints(copies)) {
+      const bool has = std::ranges::any_of(
+          out, [&](const FoundCheckpoint& own) { return own.step == copy.step && own.manifest; });
+      if (!has) out.push_back(std::move(copy));
+    }
+  } catch (const Error& error) {
+    log_warning("MIRR-41", std::string("the mirror cannot be read: ") + error.what());
+  }
+  std::ranges::stable_sort(out, std::greater(), &FoundCheckpoint::step);
+  return out;
+}
+
+void remove_interrupted(const std::string& directory) {
   for (const std::string& name : interrupted_saves(directory)) {
     std::error_code error;
     fs::remove_all(directory + "/" + name, error);
     log_note("CKPT-01", "removed the incomplete " + name + ": its save was interrupted");
   }
-  std::vector<FoundCheckpoint> found = find_checkpoints(directory);
+}
+
+}  // namespace
+
+std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory) {
+  const std::string directory = run_directory + "/checkpoints", &resume = config.checkpoint.resume;
+  remove_interrupted(directory);
+  std::vector<FoundCheckpoint> found =
+      find_with_copies(directory, copies_of(config.checkpoint, run_directory));
   if (resume == "never") {
     if (found.empty()) return {};
     throw incompatible(fmt::format("checkpoint.resume = \"never\", and this run has {} checkpoints, which a "
@@ -123,7 +151,15 @@ Checkpoints::Checkpoints(const Job& job, std::string run_directory, int lock, Gr
       directory_(run_ + "/checkpoints"),
       lock_(lock),
       group_(group),
-      saved_at_(monotonic_seconds()) {}
+      saved_at_(monotonic_seconds()) {
+  const CheckpointConfig& config = job.config.checkpoint;
+  copies_ = copies_of(config, run_);
+  if (copies_.empty() || !leads()) return;
+  mirror_ = std::make_unique<Mirror>(MirrorSetup{.run = run_,
+                                                 .directory = mirror_of(config, run_),
+                                                 .files = {kMirroredFiles.begin(), kMirroredFiles.end()},
+                                                 .keep = config.keep});
+}
 
 const std::string& Checkpoints::base_hash() {
   const bool fresh = job_.config.model.init == ModelInit::kRandom;
@@ -142,6 +178,10 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       together(group_, "setting checkpoints aside", [&] {
         if (leads()) leave_behind(one.step, trainer.state());
       });
+      // A copy may have been interrupted by the end of the last start.
+      std::error_code error;
+      if (mirror_ && !fs::exists(copies_ + "/" + checkpoint_name(one.step), error))
+        mirror_->add(one.path, one.step, kept(trainer.state()));
       return metrics_bytes(*one.manifest);
     } catch (const Error& error) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
@@ -155,8 +195,10 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
 
 // A run that dies again and again soon after its saves would otherwise never delete a checkpoint.
 void Checkpoints::leave_behind(int64_t step, const TrainerState& state) const {
-  for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
-    if (later.step > step) set_aside(later.path, later.manifest ? "later" : "damaged");
+  for (const std::string& directory : {directory_, copies_}) {
+    if (directory.empty()) continue;
+    for (const FoundCheckpoint& later : find_checkpoints(directory))
+      if (later.step > step) set_aside(later.path, later.manifest ? "later" : "damaged");
   }
   retain_checkpoints(directory_, job_.config.checkpoint.keep, step, kept(state));
 }
@@ -201,7 +243,7 @@ void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& 
 }
 
 int64_t Checkpoints::go_back(Rank& rank, Trainer& trainer) {
-  std::vector<FoundCheckpoint> found = find_checkpoints(directory_);
+  std::vector<FoundCheckpoint> found = find_with_copies(directory_, copies_);
   std::erase_if(found, [](const FoundCheckpoint& one) { return !one.manifest; });
   return restore(found, rank, trainer);
 }
@@ -209,7 +251,7 @@ int64_t Checkpoints::go_back(Rank& rank, Trainer& trainer) {
 std::string Checkpoints::take_best(Rank& rank, const Trainer& trainer) {
   complete();
   if (!job_.config.checkpoint.keep_best) return "";
-  for (const FoundCheckpoint& one : find_checkpoints(directory_)) {
+  for (const FoundCheckpoint& one : find_with_copies(directory_, copies_)) {
     if (one.step != trainer.state().best_step || !one.manifest) continue;
     CheckpointReader reader(one.path, job_.plan.numerics.threads);
     try {  // before the trained state is overwritten
@@ -251,7 +293,7 @@ Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
   out.step = trainer.steps();
   const TrainerState state = trainer.state();
   out.run = {{"trainer", state_json(state)}, {"metrics_bytes", metrics_bytes}};
-  out.numerics = Json::parse(numerics_json(job_.plan.numerics));
+  out.numerics = Json::parse(numerics_json(job_.plan.recorded_numerics()));
   std::string keys;
   for (const KeyText& key : list_keys(resolved_config(job_, run_))) {
     if (!changes_results(key.tag)) continue;
@@ -337,7 +379,24 @@ void Checkpoints::committed(int64_t step, const std::string& path, const std::ve
   failures_ = 0;
   newest_ = path;
   newest_step_ = step;
-  if (leads()) retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, kept);
+  if (!leads()) return;
+  std::vector<int64_t> stay = kept;
+  if (mirror_) {
+    mirror_->add(path, step, kept);
+    for (const int64_t copied : mirror_->in_use()) stay.push_back(copied);
+  }
+  retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, stay);
+}
+
+void Checkpoints::wait_for_mirror() const {
+  if (!mirror_) return;
+  const double begin = monotonic_seconds();
+  bool told = false;
+  mirror_->wait([&] {
+    if (told || monotonic_seconds() - begin < 1) return;
+    log_line("waiting for the mirror's copy of the last checkpoint");
+    told = true;
+  });
 }
 
 void Checkpoints::settle() {
@@ -395,8 +454,10 @@ void Checkpoints::end() {
   });
   if (failed) return;
   seconds_ = done->committed - done->start;
-  log_line(fmt::format("COMMITTED step {} ({:.2f} s; training waited {:.2f} s)", done->step, seconds_,
-                       done->begun - done->start + done->state->compute_seconds()));
+  const double waited = done->begun - done->start + done->state->compute_seconds();
+  log_fields(
+      fmt::format("COMMITTED step {} ({:.2f} s; training waited {:.2f} s)", done->step, seconds_, waited),
+      {{"step", done->step}, {"checkpoint", done->path}, {"seconds", seconds_}});
   committed(done->step, done->path, done->kept);
 }
 

@@ -9,13 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/mirror.h"
 #include "checkpoint/restore.h"
 #include "launcher/rank/job.h"
 #include "train/trainer.h"
 
 namespace lm {
 
-// Valid checkpoints that a run may resume from, by checkpoint.resume, newest first; empty: it starts anew.
+// Valid checkpoints that a run may resume from, by checkpoint.resume, newest first; empty: it starts anew. A
+// copy in checkpoint.mirror stands in for one that the run's directory lacks.
 // Logs which ones are ignored and why, and deletes what interrupted saves have left. Throws Error(14) if
 // there are some and none may be used.
 std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory);
@@ -66,6 +68,8 @@ class Checkpoints {
 
   const std::string& newest() const { return newest_; }  // path; "": none
   int64_t newest_step() const { return newest_step_; }
+  // Waits until the mirror has the newest checkpoint, or has failed to get it.
+  void wait_for_mirror() const;
   // Duration of the last save, from its beginning to its commit.
   double expected_seconds() const { return seconds_; }
   double seconds_since_save() const;
@@ -93,6 +97,8 @@ class Checkpoints {
 
   const Job& job_;
   std::string run_, directory_;
+  std::string copies_;              // directory of the mirror's checkpoints; "": none
+  std::unique_ptr<Mirror> mirror_;  // on rank 0, if there is one
   int lock_;
   Group& group_;
   std::string newest_;

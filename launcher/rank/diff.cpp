@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "checkpoint/state_difference.h"
 #include "config/config_text.h"
+#include "launcher/rank/exported_names.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/rank/row_difference.h"
 #include "launcher/rank/setting_difference.h"
@@ -79,7 +80,15 @@ std::vector<ValueDifference> compare_sources(const Json& a, const Json& b) {
   return out;
 }
 
-CommonCheckpoint compare_checkpoints(const Runs& runs, int64_t step) {
+// The first tensor under its name in exported files; of state, "NAME m", the part before the blank is that.
+void rename_first(StateDifference& state, const TensorNames& names) {
+  if (!state.first) return;
+  std::string& name = state.first->name;
+  const size_t end = std::min(name.find(' '), name.size());
+  name.replace(0, end, names(name.substr(0, end)));
+}
+
+CommonCheckpoint compare_checkpoints(const Runs& runs, int64_t step, const TensorNames& names) {
   const auto path = [&](size_t r) { return runs[r] + "/checkpoints/" + checkpoint_name(step); };
   CheckpointReader a(path(0)), b(path(1));
   CommonCheckpoint out{.step = step,
@@ -87,6 +96,8 @@ CommonCheckpoint compare_checkpoints(const Runs& runs, int64_t step) {
                        .weights = compare_weights(a, b),
                        .optimizer = {}};
   if (out.weights.equal()) out.optimizer = compare_optimizer(a, b);
+  rename_first(out.weights, names);
+  if (out.optimizer) rename_first(*out.optimizer, names);
   return out;
 }
 
@@ -140,8 +151,9 @@ RunDifference compare_runs(const Runs& runs) {
                     .rows = compare_rows(runs[0] + "/metrics.jsonl", runs[1] + "/metrics.jsonl"),
                     .checkpoints = {},
                     .next = {}};
+  const TensorNames names = exported_names(runs[0]);
   for (const int64_t step : common_steps(runs, out.rows.first)) {
-    out.checkpoints.push_back(compare_checkpoints(runs, step));
+    out.checkpoints.push_back(compare_checkpoints(runs, step, names));
     if (!out.checkpoints.back().equal()) break;  // the first tensor that differs is in it
   }
   out.next = commands_next(out);

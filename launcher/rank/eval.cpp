@@ -12,6 +12,7 @@
 #include "launcher/model_place.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
+#include "launcher/rank/scored_answers.h"
 #include "launcher/recorded.h"
 #include "train/evaluate.h"
 
@@ -63,16 +64,18 @@ void report(const EvalBatches& set, const EvalResult& result, bool prints, nlohm
   json["eval_loss" + of] = result.loss;
   if (!result.scored) json["perplexity" + of] = std::exp(result.loss);
   json["target_tokens" + of] = result.target_tokens;
-  for (const auto& [name, value] : result.choices ? named_scores(*result.choices) : result.columns)
-    json[name + of] = value;
+  for (const auto& [name, value] : named_scores(result)) json[name + of] = value;
+  for (const auto& [name, value] : named_scores(result.answers)) json[name] = value;
   if (!prints) return;
   const std::string set_name = set.set.empty() ? "" : " of " + set.set;
-  if (result.scored)
-    return static_cast<void>(
-        std::printf("eval loss%s %s\n", set_name.c_str(), describe_scored(result).c_str()));
-  std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens%s\n", set_name.c_str(), result.loss,
-              std::exp(result.loss), result.target_tokens,
-              result.choices ? describe(*result.choices).c_str() : "");
+  if (result.scored) {
+    std::printf("eval loss%s %s\n", set_name.c_str(), describe_scored(result).c_str());
+    return;
+  }
+  std::printf("eval loss%s %.4f, perplexity %.2f, token accuracy %.4f over %ld target tokens%s\n",
+              set_name.c_str(), result.loss, std::exp(result.loss), result.token_accuracy,
+              result.target_tokens, result.choices ? describe(*result.choices).c_str() : "");
+  if (result.answers.answers > 0) std::printf("answers: %s\n", describe(result.answers).c_str());
 }
 
 }  // namespace
@@ -94,12 +97,15 @@ Exit eval_command(const CommandLine& line) {
   const std::vector<EvalBatches> held_out = data.loader->eval_sets();
   if (held_out.empty()) refuse_without_data(what, false);
   refuse_without_choices(line, held_out);
+  job->chat_template = data.train.chat_template;
+  const ScoredAnswers answers(*job);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
   nlohmann::ordered_json json;
   std::string scores;
   for (const EvalBatches& set : held_out) {
-    const EvalResult result = evaluate(*rank, set);
+    EvalResult result = evaluate(*rank, set);
+    if (&set == held_out.data() && !answers.empty()) result.answers = *answers.score(*rank);
     if (result.choices) scores += score_lines(set, *result.choices);
     report(set, result, !line.has("--json"), json);
   }

@@ -9,7 +9,7 @@
 #include "export/export_gguf.h"
 #include "export/export_source.h"
 #include "kernels/library.h"
-#include "launcher/model_place.h"
+#include "launcher/rank/adapters.h"
 #include "launcher/rank/checkpoint_weights.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/merge_check.h"
@@ -17,41 +17,9 @@
 #include "launcher/rank/run_files.h"
 #include "launcher/report/card.h"
 #include "model/merge.h"
-#include "spec/architecture.h"
-#include "weights/adapter_files.h"
 
 namespace lm {
 namespace {
-
-// Equal names and shapes do not mean the same model: an adapter merged into another model raises no error,
-// but the result answers nonsense.
-void check_base(const Subject& subject, const std::string& base) {
-  const Environment environment = read_environment();
-  const ModelSpec into = read_model_spec(resolve_model(base, environment));
-  const std::string& trained_on = subject.config.model.path;
-  const std::string of_adapter =
-      holds_adapter(subject.trained) ? read_adapter_config(subject.trained, nullptr).base_class : "";
-  std::string difference;
-  if (model_is_here(trained_on, environment)) {
-    difference = architecture_difference(read_model_spec(resolve_model(trained_on, environment)), into);
-  } else if (of_adapter.empty()) {
-    log_note(
-        "FILE-27",
-        "--base is not compared with the model that the adapter was trained on, which was not found: \"" +
-            trained_on + "\"");
-  } else if (of_adapter != into.architecture) {
-    difference = "it is a " + into.architecture + ", not a " + of_adapter;
-  }
-  if (difference.empty()) return;
-  throw Error(
-      Exit::kInput,
-      {.area = "FILE-27",
-       .what = "--base is a model of another architecture than the one that the adapter was trained on: " +
-               difference,
-       .place = base,
-       .next = "name that model, or a copy of it",
-       .kept = "nothing was written"});
-}
 
 // "" unless --base names another model, whose weights are used unchanged.
 std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
@@ -66,7 +34,7 @@ std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
         "--base: with lora.start = \"loftq\" the adapter compensates for the quantization error, which other "
         "weights do not have",
         "leave --base out: it is merged into the dequantized weights that it was trained on");
-  if (config.train.method == Method::kLora) check_base(subject, *base);
+  if (trains_adapter(config)) check_base(subject, *base, "--base");
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
   return *base;
@@ -91,6 +59,9 @@ void check_request(const CommandLine& line, bool lora) {
   if (adapter && !lora)
     throw usage_error("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
                       "leave --adapter out");
+  if (line.has("--patterns") && (!lora || merge))
+    throw usage_error("--patterns is a form of an adapter, and this writes a model",
+                      lora ? "leave --merge or --patterns out" : "leave --patterns out");
   if (adapter && merge)
     throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
   if (lora && !merge && line.has("--gguf"))
@@ -165,7 +136,7 @@ Exit export_command(const CommandLine& line) {
   if (!output) throw usage_error("export needs -o DIR", "lmlaunch export " + line.positional[0] + " -o DIR");
   const std::optional<GgufType> gguf = gguf_type(line);
   Subject subject = open_subject(line.positional[0]);
-  const DType dtype = subject.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(subject.config.model.dtype);
   // In fp32 nothing is lost before the single rounding of the export: an adapter is stored in fp32, and W + s
   // B A is computed in it.
   subject.config.model.dtype = ModelDType::kF32;
@@ -198,7 +169,12 @@ Exit export_command(const CommandLine& line) {
   if (gguf) {
     write_gguf(*job, view, *output, *gguf);
   } else {
-    write_export(*job, view, {.output = *output, .dtype = dtype, .adapter = lora && !merge});
+    write_export(*job, view,
+                 {.output = *output,
+                  .dtype = dtype,
+                  .adapter = lora && !merge,
+                  .replace = false,
+                  .patterns = line.has("--patterns")});
     if (!subject.run.empty()) write_model_card(*output, subject.run, lora && !merge);
   }
   report(line, subject, *output, *job, into, dtype);

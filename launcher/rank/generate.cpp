@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "data/prompts.h"
+#include "launcher/rank/answer_batch.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/rank/speaker.h"
 
@@ -33,10 +36,65 @@ void refuse_empty(const std::vector<int32_t>& prompt, const std::string& place) 
                              .next = "ask something else"});
 }
 
-// Every row's object with its answer, in the order of the file. Row n is sampled with --seed + n, and its
-// answer does not depend on the rows before it.
+// The rows of a file while they are answered. They are printed in the order of the file.
+class AnsweredRows {
+ public:
+  AnsweredRows(Speaker& speaker, const std::vector<AskedPrompt>& asked) : speaker_(speaker), asked_(asked) {}
+
+  // Row n is sampled with --seed + n, and its answer does not depend on the other rows.
+  void begin(AnswerBatch& batch, std::vector<int32_t> prompt, AnswerOptions options) {
+    const auto number = std::ssize(rows_);
+    Row& row = rows_.emplace_back();  // a deque: it stays where it is
+    row.begun = monotonic_seconds();
+    row.prompt_tokens = prompt.size();
+    options.sampling.seed += static_cast<uint64_t>(number);
+    speaker_.text().begin_answer(number);
+    batch.add({.prompt = std::move(prompt),
+               .most = options.most,
+               .stop = speaker_.text().stop(),
+               .sampling = options.sampling,
+               .on_token =
+                   [this, &row, number](int32_t token, std::span<const float>) {
+                     if (row.answer.tokens.empty())
+                       row.answer.prompt_seconds = monotonic_seconds() - row.begun;
+                     row.answer.tokens.push_back(token);
+                     row.answer.text += speaker_.text().next(token, number);
+                     return true;
+                   },
+               .on_end = [this, &row, number](bool) { end(row, number); }});
+  }
+
+  size_t begun() const { return rows_.size(); }
+
+ private:
+  struct Row {
+    Speaker::Spoken answer;
+    size_t prompt_tokens = 0;
+    double begun = 0;
+    bool ended = false;
+  };
+
+  void end(Row& row, int64_t number) {
+    row.answer.text += speaker_.text().end_answer(number);
+    const double seconds = monotonic_seconds() - row.begun;
+    if (row.answer.tokens.empty()) row.answer.prompt_seconds = seconds;
+    row.answer.seconds = seconds - row.answer.prompt_seconds;
+    row.ended = true;
+    for (; printed_ < rows_.size() && rows_[printed_].ended; ++printed_)
+      print_json(nlohmann::ordered_json(asked_[printed_].row), rows_[printed_].answer,
+                 rows_[printed_].prompt_tokens);
+  }
+
+  Speaker& speaker_;
+  const std::vector<AskedPrompt>& asked_;
+  std::deque<Row> rows_;
+  size_t printed_ = 0;
+};
+
+// Every row's object with its answer, several rows at a time.
 Exit answer_file(const CommandLine& line) {
-  AnswerOptions options = options_of(line);
+  const AnswerOptions options = options_of(line);
+  const int64_t together = texts_together(line);
   const std::string system = line.value("--system").value_or("");
   const std::vector<AskedPrompt> asked = read_prompts(*line.value("--prompts"), system);
   Speaker speaker(line);
@@ -48,12 +106,13 @@ Exit answer_file(const CommandLine& line) {
     refuse_empty(prompts.back(), one.place);
     longest = std::max(longest, static_cast<int64_t>(std::ssize(prompts.back())));
   }
-  speaker.load(longest + options.most);
-  for (size_t i = 0; i < asked.size(); ++i) {
-    speaker.forget();
-    const auto answer = speaker.answer(prompts[i], options, [](const std::string&) {});
-    print_json(nlohmann::ordered_json(asked[i].row), answer, prompts[i].size());
-    ++options.sampling.seed;
+  speaker.load(longest + options.most, std::min<int64_t>(together, std::ssize(prompts)));
+  AnswerBatch batch(speaker.rank());
+  AnsweredRows rows(speaker, asked);
+  while (rows.begun() < prompts.size() || batch.running() > 0) {
+    while (rows.begun() < prompts.size() && batch.has_room())
+      rows.begin(batch, std::move(prompts[rows.begun()]), options);
+    batch.step();
   }
   return Exit::kDone;
 }

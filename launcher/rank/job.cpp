@@ -31,7 +31,9 @@
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
+#include "plan/adapter.h"
 #include "train/metrics.h"
+#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -66,7 +68,7 @@ void measure_rates(const RateSubject& subject, StreamView stream, int64_t planne
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     gemm_flops(machine, subject.dtype) = gemm.ceiling;
     machine.gemm_sustained = gemm.sustained / gemm.ceiling;
-    const DType other = subject.dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+    const DType other = subject.dtype == DType::kBF16 ? DType::kF32 : DType::kBF16;
     machine.fastest_flops = std::max(gemm.ceiling, measure_gemm_rate(other, stream).ceiling);
     const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
     machine.attention_flops = cpu.attention_flops;
@@ -200,7 +202,7 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
     out.machine = survey_machine(out.gpus);
     out.machine.libraries = library_versions(at.device);
     out.machine.disks = survey_disks(at.config, at.environment.cache_dir, DiskRates::kKnown);
-    out.recorded = saved ? saved : recorded_numerics(run, at.config, out.model.spec.names, at.device);
+    out.recorded = saved ? saved : recorded_numerics(run, at.config, out.model.spec, at.device);
   });
   return out;
 }
@@ -313,6 +315,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   // With the draft's threads and GEMM shapes; rates are measured on this stream.
   const StreamView stream = start_torch(at.device, drafted.numerics.threads, config.run.deterministic,
                                         drafted.placement.gemm_shapes);
+  allow_tf32(drafted.numerics.products == Products::kTF32);
   found.machine = measure(at, found, drafted, stream);
   Plan plan = commit(at, found, drafted);
   return std::make_unique<Job>(Job{
@@ -323,7 +326,10 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
       .machine = found.machine,
       .plan = plan,
       .ranks_on_machine = at.ranks.on_machine(),
-      .peak_flops = at.trains() ? compute_rates(found.machine, at.device, plan.numerics.dtype).peak_flops : 0,
+      .peak_flops = at.trains()
+                        ? compute_rates(found.machine, at.device, plan.numerics.dtype, plan.numerics.products)
+                              .peak_flops
+                        : 0,
       .stream = stream});
 }
 
@@ -385,14 +391,19 @@ void start_head(const Job& job, const LoadSetup& setup, Rank& rank) {
 
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
-  if (job.config.lora.start == LoraStart::kZero) {
-    initialise_adapter(setup, seed, rank.weights());
-    return start_head(job, setup, rank);
-  }
   const bool drawn = job.config.model.init == ModelInit::kRandom;
-  log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
-  initialise_loftq(setup, seed, {drawn ? "" : job.model.directory, job.plan.numerics.dtype},
-                   job.model.adapter->scale(), rank.weights());
+  const std::string base = drawn ? "" : job.model.directory;
+  const AdapterSpec& adapter = *job.model.adapter;
+  const bool loftq = job.config.lora.start == LoraStart::kLoftq;
+  if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
+  if (adapter.kind == AdapterKind::kNorms) {
+    copy_replaced(setup, seed, base, rank.weights());
+  } else if (loftq || adapter.dora) {
+    initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
+                         adapter, rank.weights());
+  } else {
+    initialise_adapter(setup, seed, rank.weights());
+  }
   start_head(job, setup, rank);
 }
 
@@ -447,7 +458,7 @@ void fit_positions(Config& config) {
 
 // A PEFT adapter names the model that it is for.
 void open_adapter(const std::string& path, Subject& subject) {
-  subject.config.train.method = Method::kLora;
+  subject.config.train.method = method_of(read_adapter_config(path, nullptr).spec.kind);
   subject.trained = path;
   settle_model(subject.config, read_environment());
 }

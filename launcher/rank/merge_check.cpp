@@ -38,9 +38,9 @@ std::vector<float> logits_of(Config config, const std::string& trained, const Co
   if (job->model.spec.scores()) {
     Batch text = some_tokens(job->model.spec.vocab);
     text.target.back() = 0;
-    std::vector<float> scores;
-    rank->step().evaluate(text, &scores);
-    return scores;
+    TargetResults results;
+    rank->step().evaluate(text, &results);
+    return results.scores;
   }
   std::vector<int32_t> rows(kTokens);
   std::iota(rows.begin(), rows.end(), 0);
@@ -55,6 +55,7 @@ MergeCheck check_merged(const Subject& subject, const std::string& merged, DType
   Config config = subject.config;
   // A checkpoint has its arrays in the run's own type.
   if (subject.checkpoint && stored == DType::kBF16) config.model.dtype = ModelDType::kBF16;
+  if (subject.checkpoint && stored == DType::kF16) config.model.dtype = ModelDType::kF16;
   std::vector<float> apart, together;
   try {
     apart = logits_of(config, subject.trained, line);

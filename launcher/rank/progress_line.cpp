@@ -88,8 +88,14 @@ std::string progress_line(const StepView& view) {
 
 void show_step(const StepView& view, int64_t every) {
   const bool due = view.step % every == 0 || view.step == view.total;
-  if (isatty(STDERR_FILENO) == 0) {
-    if (due) log_line(progress_line(view));
+  if (logs_json() || isatty(STDERR_FILENO) == 0) {
+    if (due)
+      log_fields(progress_line(view), {{"step", view.step},
+                                       {"total_steps", view.total},
+                                       {"loss", view.loss},
+                                       {"grad_norm", view.grad_norm},
+                                       {"lr", view.lr},
+                                       {"tokens_per_s", view.tokens_per_s}});
     return;
   }
   show_line(progress_line(view, line_columns()));

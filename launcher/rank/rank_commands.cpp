@@ -39,7 +39,9 @@ Exit run_rank_command(const std::vector<std::string>& arguments) {
   if (line.command == "eval") return eval_command(line);
   if (line.command == "generate") return generate_command(line);
   if (line.command == "chat") return chat_command(line);
+  if (line.command == "serve") return serve_command(line);
   if (line.command == "export") return export_command(line);
+  if (line.command == "merge") return merge_command(line);
   if (line.command == "verify") return verify_command(line);
   if (line.command == "diff") return diff_command(line);
   if (line.command == "doctor" && line.has("--copies")) return print_copies();

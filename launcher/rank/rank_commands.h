@@ -15,7 +15,9 @@ Exit run_rank_command(const std::vector<std::string>& arguments);
 Exit eval_command(const CommandLine& line);
 Exit generate_command(const CommandLine& line);
 Exit chat_command(const CommandLine& line);
+Exit serve_command(const CommandLine& line);
 Exit export_command(const CommandLine& line);
+Exit merge_command(const CommandLine& line);
 Exit verify_command(const CommandLine& line);
 Exit diff_command(const CommandLine& line);
 

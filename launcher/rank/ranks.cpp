@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "launcher/environment.h"
 #include "launcher/machine/survey.h"
 #include "launcher/refusal_text.h"
@@ -36,7 +37,7 @@ std::string log_of(const CommandLine& line, int64_t rank) {
 }
 
 void write_console(int console, const Error& error) {
-  const std::string report = error.report();
+  const std::string report = error_lines(error);
   [[maybe_unused]] const ssize_t written = write(console, report.data(), report.size());
 }
 

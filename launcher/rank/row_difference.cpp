@@ -85,9 +85,10 @@ void compare_columns(const Json& a, const Json& b, const std::string& subject,
   for (const auto& [key, value] : a.items()) {
     if (is_computed(key) && b.contains(key)) add(key, value, b[key]);
   }
-  // Only skipped steps have this column.
-  if (a.contains("skipped") != b.contains("skipped"))
-    add("skipped", a.value("skipped", false), b.value("skipped", false));
+  // Only skipped steps have one of these columns.
+  for (const char* const key : {"skipped", "overflow"}) {
+    if (a.contains(key) != b.contains(key)) add(key, a.value(key, false), b.value(key, false));
+  }
 }
 
 std::vector<ColumnDifference> compare_step(const std::vector<Json>& a, const std::vector<Json>& b) {
@@ -108,7 +109,7 @@ bool is_computed(std::string_view column) {
   for (const char* unit : {"_ms", "_per_s", "_bytes", "_pct"}) {
     if (column.ends_with(unit)) return false;
   }
-  return column != "step";
+  return column != "step" && column != "time";
 }
 
 RowDifference compare_rows(const std::string& a, const std::string& b) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -24,9 +23,10 @@
 #include "launcher/rank/job.h"
 #include "launcher/rank/progress.h"
 #include "launcher/rank/ranks.h"
+#include "launcher/rank/run_export.h"
 #include "launcher/rank/run_files.h"
-#include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
+#include "launcher/rank/scored_answers.h"
 #include "launcher/rank/stop_request.h"
 #include "launcher/status.h"
 #include "optim/learning_rate.h"
@@ -53,20 +53,25 @@ std::string of_set(const std::string& set) {
 }
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
-  metrics.write_eval(step, result.loss, result.target_tokens, set, result.choices, result.columns);
-  if (result.scored)
-    return log_line(fmt::format("eval loss{} after step {}: {}", of_set(set), step, describe_scored(result)));
-  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
-                       step, result.loss, std::exp(result.loss), result.target_tokens,
-                       result.choices ? describe(*result.choices) : ""));
+  metrics.write_eval(step, result, set);
+  const std::string numbers =
+      result.scored
+          ? describe_scored(result)
+          : fmt::format("{:.4f} (perplexity {:.2f}, {} targets){}", result.loss, std::exp(result.loss),
+                        result.target_tokens, result.choices ? describe(*result.choices) : "");
+  log_fields(fmt::format("eval loss{} after step {}: {}", of_set(set), step, numbers),
+             {{"step", step}, {"eval_loss", result.loss}, {"set", set}});
+  if (result.answers.answers > 0)
+    log_line(fmt::format("answers after step {}: {}", step, describe(result.answers)));
 }
 
-// Evaluation loss, and answers to train.sample_prompts.
+// Evaluation loss, scored answers to eval.generate.data, and answers to train.sample_prompts.
 struct Judge {
   Rank& rank;
   const std::vector<EvalBatches>& held_out;
-  const Samples& samples;
+  const Asked& asked;
   MetricsFile& metrics;
+  RunExport& exported;
 
   // Returns the loss of the first set, which decides. Records all sets, or none if a stop was requested.
   std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
@@ -76,7 +81,15 @@ struct Judge {
       if (!result) return std::nullopt;
       results.push_back(*result);
     }
-    for (size_t i = 0; i < results.size(); ++i) record_evaluation(results[i], held_out[i].set, step, metrics);
+    if (!results.empty() && !asked.answers.empty()) {
+      const auto answers = asked.answers.score(rank, stopped);
+      if (!answers) return std::nullopt;
+      results.front().answers = *answers;
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      record_evaluation(results[i], held_out[i].set, step, metrics);
+      exported.evaluated(held_out[i].set, results[i].loss);
+    }
     return results.empty() ? std::nullopt : std::optional(results.front().loss);
   }
   double evaluate_at(int64_t step) const {
@@ -84,17 +97,18 @@ struct Judge {
   }
   void at(int64_t step) const {
     if (!held_out.empty()) evaluate_at(step);
-    samples.answer(rank, step, metrics);
+    asked.samples.answer(rank, step, metrics);
   }
   // Before the first step. A stop request interrupts it, because the next start repeats it.
   void at_start(const std::function<bool()>& stopped) const {
     evaluate_unless_stopped(0, stopped);
-    samples.answer(rank, 0, metrics, stopped);
+    asked.samples.answer(rank, 0, metrics, stopped);
   }
   // This must outlive the hooks.
   void set(TrainerHooks& hooks) const {
     if (!held_out.empty()) hooks.evaluate = [this](int64_t step) { return evaluate_at(step); };
-    if (!samples.empty()) hooks.sample = [this](int64_t step) { samples.answer(rank, step, metrics); };
+    if (!asked.samples.empty())
+      hooks.sample = [this](int64_t step) { asked.samples.answer(rank, step, metrics); };
   }
 };
 
@@ -197,20 +211,31 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
   }
 }
 
+// The parts of a run that make its checkpoints.
+struct Saving {
+  Rank& rank;
+  const Trainer& trainer;
+  MetricsFile& metrics;
+  Checkpoints& checkpoints;
+  const StopRequest& stop;
+
+  void save() const { checkpoints.save(rank, trainer, metrics); }
+};
+
 // Finishes the previous asynchronous save, and starts the next one if it is due. No save is pending after the
 // last step.
-void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, MetricsFile& metrics,
-                 Checkpoints& checkpoints) {
-  checkpoints.poll();
-  if (trainer.steps() == steps) return checkpoints.complete();
-  if (checkpoints.due(trainer, best)) checkpoints.begin(rank, trainer, metrics);
+void save_beside(const Saving& run, int64_t steps, bool best) {
+  run.checkpoints.poll();
+  if (run.trainer.steps() == steps) return run.checkpoints.complete();
+  if (run.checkpoints.due(run.trainer, best)) run.checkpoints.begin(run.rank, run.trainer, run.metrics);
 }
 
-// Saves a checkpoint to resume from.
-void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const Trainer& trainer,
-           int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
-  if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics);
-  log_line(fmt::format("stopped after step {} of {}; to resume: {}", trainer.steps(), steps, typed(line)));
+// Ends a run that was asked to stop: saves a checkpoint to resume from.
+Exit leave(const CommandLine& line, const Saving& run, int64_t steps) {
+  if (run.trainer.steps() > 0 && run.stop.time_to_save()) run.save();
+  log_line(
+      fmt::format("stopped after step {} of {}; to resume: {}", run.trainer.steps(), steps, typed(line)));
+  return Exit::kStopped;
 }
 
 // Logs why early stopping ended the run, and which step's weights are the result. Returns the checkpoint that
@@ -235,13 +260,12 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
 }
 
 // Returns the checkpoint that a sharded model is written from. `early`: early stopping has ended the run.
-std::string result_source(const Job& job, bool early, const StopRequest& stop, Rank& rank,
-                          const Trainer& trainer, MetricsFile& metrics, Checkpoints& checkpoints) {
-  if (stop.time_to_save()) checkpoints.finish(rank, trainer, metrics);
-  const std::string best = early ? end_early(job.config, rank, trainer, checkpoints) : "";
+std::string result_source(const Job& job, bool early, const Saving& run) {
+  if (run.stop.time_to_save()) run.checkpoints.finish(run.rank, run.trainer, run.metrics);
+  const std::string best = early ? end_early(job.config, run.rank, run.trainer, run.checkpoints) : "";
   if (!best.empty()) return best;
-  if (trains_in_shards(job)) checkpoints.save(rank, trainer, metrics);
-  return checkpoints.newest();
+  if (trains_in_shards(job)) run.save();
+  return run.checkpoints.newest();
 }
 
 // Progress records for the CLI process that supervises this rank, if it has one.
@@ -258,6 +282,7 @@ struct DoorNews {
   }
   // If the CLI process is killed from here on, the run's final status does not change.
   Exit end(Exit code) const {
+    checkpoints.wait_for_mirror();
     publish();
     if (ranks.own_door()) control.publish_end(static_cast<int>(code));
     return code;
@@ -289,7 +314,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   if (ranks.leads() && error.text().area == "PEER-08") {
     log_file_line(error.what());
   } else {
-    std::fputs(error.report().c_str(), stderr);
+    log_error(error);
   }
   ranks.tell(error);
   if (ranks.own_door()) control.publish_end(static_cast<int>(error.code()));
@@ -336,6 +361,14 @@ void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& prog
   if (trace) trace->write();
 }
 
+// The run's configuration, with its model's directory. log.format applies from here on.
+Config read_config(const CommandLine& line, Ranks& ranks) {
+  Config config = load_config(line.positional[0], line.overrides);
+  use_log_format(config.log, ranks.group().rank());
+  settle_model(config, read_environment());
+  return config;
+}
+
 // A training run from its configuration to the trained model.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
@@ -343,8 +376,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // Configuration, checkpoints to resume from, and the plan. Nothing large is allocated yet, and a run that
   // does not fit ends here.
-  Config config = load_config(line.positional[0], line.overrides);
-  settle_model(config, read_environment());
+  const Config config = read_config(line, ranks);
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
@@ -359,7 +391,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
       *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
   take_data(data, files, ranks, *job);
   const std::vector<EvalBatches> held_out = data.loader->eval_sets();
-  const Samples samples(*job);
+  const Asked asked(*job);
   const int64_t steps = total_steps(config, *data.loader);
 
   // Allocates weights, gradients, optimizer state and the arena, each in its tier.
@@ -367,13 +399,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::unique_ptr<EventFile> events = files.events(config.log);
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
+  RunExport exported({config.log, directory, job->plan, rank->pulse(), steps, ranks.leads()});
   Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
 
   // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.layout.frozen_elements > 0) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
-  const Judge judge{*rank, held_out, samples, metrics};
+  const Judge judge{*rank, held_out, asked, metrics, exported};
   const auto stopped = [&] { return ranks.any("stop", stop.requested()); };
   if (saved.empty()) judge.at_start(stopped);
   if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);
@@ -382,17 +415,19 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
   const DoorNews door{ranks, control, trainer, checkpoints, stop};
+  const Saving saving{*rank, trainer, metrics, checkpoints, stop};
   TrainerHooks hooks;  // all ranks leave after the same step: they agree on it
   hooks.stop_requested = stopped;
   hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());
+    exported.step(row, checkpoints.newest_step());
     door.publish();
     files.running(row.step);
   };
   hooks.after_step = [&](bool best) {
-    save_beside(*rank, trainer, steps, best, metrics, checkpoints);
+    save_beside(saving, steps, best);
     door.publish();
   };
   judge.set(hooks);
@@ -405,12 +440,9 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
     return files.path("model");
   });
   finish_loop(result, ranks, progress, limit, trace);
-  if (result.stopped) {
-    leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
-    return door.end(Exit::kStopped);
-  }
+  if (result.stopped) return door.end(leave(line, saving, steps));
   // The trained model appears atomically. It comes first, because it is worth more than what follows.
-  const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
+  const std::string source = result_source(*job, result.early, saving);
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) judge.at(result.steps);  // early stopping has just evaluated
   show_result(job->plan, job->model.adapter.has_value(), result, directory);

@@ -29,7 +29,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.run.device = job.stream.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   config.run.threads = job.plan.numerics.threads;
   config.train.micro_batch = job.plan.numerics.micro_batch;
-  config.train.recompute = job.plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.recompute = job.plan.recompute();
   config.train.update = job.plan.placement.in_backward() ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
   if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
@@ -54,7 +54,7 @@ void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
   log_to_file(path("log.txt"));
   holds_ = std::filesystem::exists(path("config.toml"));
   // First: a reader of this configuration must find its numerics.
-  write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
+  write(kNumericsFile, numerics_json(job.plan.recorded_numerics()) + "\n");
   const std::string text = read_small_file(asked, kMiB);
   const std::string mark = preset_mark(preset_of(text)) + auto_mark(job.config, text);
   write("config.toml", mark + print_config(resolved_config(job, directory_)));
@@ -170,28 +170,39 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
   }
   const DType dtype = job.plan.numerics.dtype;
   StoreSource source(rank.weights(), job.plan.numerics.trained_dtype(), job.stream, masters);
-  write_export(
-      job,
-      [&source](size_t block, const TensorPlace& place, int64_t row) {
-        return source.view(block, place, row);
-      },
-      {.output = output, .dtype = dtype, .adapter = job.model.adapter.has_value(), .replace = replace});
+  write_export(job,
+               [&source](size_t block, const TensorPlace& place, int64_t row) {
+                 return source.view(block, place, row);
+               },
+               {.output = output,
+                .dtype = dtype,
+                .adapter = job.model.adapter.has_value(),
+                .replace = replace,
+                .patterns = true});  // a run's own files are read again as they are
+}
+
+BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
+                          const std::string& chat_template) {
+  BaseModel base{.name = path,
+                 .directory = directory,
+                 .chat_template = chat_template,
+                 .architecture = spec.architecture,
+                 .revision = "",
+                 .scores = spec.scores(),
+                 .wrapped = !spec.wrapper.empty()};
+  if (const auto hub = name_of_snapshot(directory)) {
+    base.name = hub->repository();
+    base.revision = hub->revision;
+  }
+  return base;
 }
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    BaseModel base{.name = job.config.model.path,
-                   .directory = job.model.directory,
-                   .chat_template = job.chat_template,
-                   .architecture = job.model.spec.architecture,
-                   .revision = "",
-                   .scores = job.model.spec.scores(),
-                   .wrapped = !job.model.spec.wrapper.empty()};
-    if (const auto hub = name_of_snapshot(job.model.directory)) {
-      base.name = hub->repository();
-      base.revision = hub->revision;
-    }
-    return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, request.replace);
+    const BaseModel base =
+        base_of_adapter(job.config.model.path, job.model.directory, job.model.spec, job.chat_template);
+    return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source,
+                         {.replace = request.replace, .patterns = request.patterns});
   }
   ExportOptions options;
   options.dtype = request.dtype;

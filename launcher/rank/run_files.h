@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "export/export_adapter.h"
 #include "export/weight_source.h"
 #include "launcher/rank/job.h"
 #include "train/event_file.h"
@@ -67,11 +68,16 @@ inline constexpr char kChatTemplate[] = "chat_template.jinja";
 // The chat template of a trained run or adapter; "": its base model's own.
 std::string own_template(const Subject& subject);
 
+// What an adapter's files say of its base model: `path` as the configuration names it, in `directory`.
+BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
+                          const std::string& chat_template);
+
 struct ExportRequest {
   std::string output;
   DType dtype = DType::kBF16;  // of a model; an adapter is always fp32
   bool adapter = false;        // a PEFT adapter, not a model
   bool replace = false;
+  bool patterns = false;  // AdapterForm's
 };
 // The same from any source.
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request);

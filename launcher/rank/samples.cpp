@@ -50,18 +50,13 @@ std::string in_a_line(const std::string& text) {
   return out;
 }
 
-TextTools tools_of(const Job& job) {
-  return text_tools(job.environment, job.model.directory, job.chat_template, job.date,
-                    job.config.data.render);
-}
-
 }  // namespace
 
 Samples::Samples(const Job& job) : job_(job) {
   const std::vector<std::string> texts = prompts_of(job.config.train.sample_prompts);
   if (texts.empty()) return;
   options_.most = job.config.train.sample_tokens;
-  TextSession session(tools_of(job));
+  TextSession session(text_tools(job));
   options_.stop = session.stop();
   for (const std::string& text : texts) {
     prompts_.push_back({text, session.prompt(text)});
@@ -83,7 +78,7 @@ void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics,
   if (empty() || options.stopped()) return;
   rank.decoder().forget();  // the weights have changed since the last time
   std::optional<TextSession> session;
-  if (rank.group().rank() == 0) session.emplace(tools_of(job_));
+  if (rank.group().rank() == 0) session.emplace(text_tools(job_));
   for (const SamplePrompt& prompt : prompts_) {
     const Answer answer = answer_prompt(rank, prompt.tokens, options);
     if (cut) return;

@@ -18,28 +18,35 @@ TextTools text_tools(const Environment& environment, const std::string& model_di
           render == Render::kPlain};
 }
 
+TextTools text_tools(const Job& job) {
+  return text_tools(job.environment, job.model.directory, job.chat_template, job.date,
+                    job.config.data.render);
+}
+
 Speaker::Speaker(const CommandLine& line)
     : line_(line), subject_(open_subject(line.positional[0], line.overrides)) {
   const Environment environment = read_environment();
+  if (const std::vector<std::string> adapters = line.list("--adapter"); !adapters.empty()) {
+    scratch_ = std::make_unique<ScratchDirectory>();
+    add_adapters(adapters, *scratch_, subject_);
+  }
   const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
   if (trains_scores(subject_.config)) settle_scores(subject_.config, model, spec_);
-  refuse_scores(spec_, line.positional[0]);
+  refuse_scores(spec_, is_of_scores(subject_), line.positional[0]);
   text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_),
                                                    recorded_date(subject_.run), subject_.config.data.render));
 }
 
-void Speaker::load(int64_t positions) {
+void Speaker::load(int64_t positions, int64_t texts) {
   subject_.config.data.max_length = std::max<int64_t>(positions, 2);
-  subject_.config.train.global_batch = 1;
-  subject_.config.train.micro_batch = 1;
+  subject_.config.data.packing = false;  // a text is one document
+  subject_.config.train.global_batch = texts;
+  subject_.config.train.micro_batch = texts;
   job_ = open_job(subject_.config, line_, PlanPurpose::kGenerate);
   rank_ = make_rank(*job_, false);
   load_rank(*job_, *rank_, subject_.trained);
-}
-
-void Speaker::forget() {
-  rank_->decoder().forget();
+  scratch_.reset();
 }
 
 Speaker::Spoken Speaker::answer(std::span<const int32_t> prompt, AnswerOptions options,

@@ -6,6 +6,7 @@
 
 #include "data/text.h"
 #include "launcher/command_line.h"
+#include "launcher/rank/adapters.h"
 #include "launcher/rank/answer.h"
 #include "launcher/rank/job.h"
 
@@ -16,27 +17,31 @@ namespace lm {
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
                      const std::string& chat_template, const std::string& date, Render render);
 
+// The same for what a job trains or evaluates, once its data is open.
+TextTools text_tools(const Job& job);
+
 class Speaker {
  public:
-  // Opens the subject and its tokenizer, without weights.
+  // Opens the subject, with the adapters of --adapter, and its tokenizer, without weights.
   explicit Speaker(const CommandLine& line);
 
   TextSession& text() { return *text_; }
   const ModelSpec& spec() const { return spec_; }
   Render render() const { return subject_.config.data.render; }  // how its training rows were written
-  // Plans and loads, for texts of at most so many tokens. Throws Error(12) if that does not fit.
-  void load(int64_t positions);
+  // Plans and loads, for texts of at most so many tokens, `texts` of them together. Throws Error(12) if that
+  // does not fit.
+  void load(int64_t positions, int64_t texts = 1);
+  Rank& rank() { return *rank_; }
   // `on_text` gets whole characters as they are generated.
   struct Spoken : Answer {
     std::string text;
   };
-  // Clears the cache of earlier texts, so that the next answer does not depend on them in any bit.
-  void forget();
   Spoken answer(std::span<const int32_t> prompt, AnswerOptions options,
                 const std::function<void(const std::string&)>& on_text);
 
  private:
   const CommandLine& line_;
+  std::unique_ptr<ScratchDirectory> scratch_;  // of several adapters as one, until they are loaded
   Subject subject_;
   ModelSpec spec_;
   std::unique_ptr<TextSession> text_;

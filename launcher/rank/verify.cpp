@@ -40,7 +40,7 @@ std::string hash_with_base(const std::string& directory, const CommandLine& line
   if (config.train.method != Method::kFull || !model_is_here(config.model.path, environment)) return "";
   const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
   if (config.train.only.empty() && !export_differs(spec)) return "";
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType dtype = storage_type(config.model.dtype);
   config.model.dtype = ModelDType::kF32;
   const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);
   CheckpointWeights weights(*job, directory, dtype);

@@ -49,6 +49,9 @@ std::string model_card(const Json& record, bool adapter) {
   std::string base = record.at("base").get<std::string>();
   if (const auto hub = parse_hub_name(base); hub && !revision.empty()) base = hub->repository();
   const bool lora = record.at("lora").get<bool>();
+  const std::string method = record.value("method", lora ? "lora" : "full");
+  const bool other = method == "ia3" || method == "norms";
+  const std::string kind = method == "ia3" ? "n IA3" : method == "norms" ? "n LN tuning" : " LoRA";
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
   };
@@ -62,9 +65,9 @@ std::string model_card(const Json& record, bool adapter) {
                     "\nlibrary_name: " + (adapter ? "peft" : "transformers") +
                     "\npipeline_tag: " + (scores ? "text-classification" : "text-generation") +
                     "\ntags:\n- lmlaunch\n" + (lora ? "- lora\n" : "") + "---\n\n";
-  out += std::string(adapter ? "A LoRA adapter for"
-                     : lora  ? "With a LoRA adapter merged into its weights:"
-                             : "All weights trained:") +
+  out += (adapter         ? "A" + kind + " adapter for"
+          : lora || other ? "With a" + kind + " adapter merged into its weights:"
+                          : "All weights trained:") +
          " the model below, by lmlaunch " + record.at("version").get<std::string>() +
          ". Before you publish it add its licence, what it is for and what it cannot do.\n\n" +
          verbatim(base + (revision.empty() ? "" : ", revision " + revision));

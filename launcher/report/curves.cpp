@@ -26,6 +26,8 @@ std::optional<double> number(const Json& row, const char* name) {
 }
 
 constexpr std::string_view kEval = "eval_loss", kEvalOfSet = "eval_loss/";
+constexpr const char* kAccuracy = "token_accuracy";
+constexpr std::string_view kGenerated = "generate_";
 
 // The key of an eval loss; "" if the row has none.
 std::string loss_key(const Json& row) {
@@ -70,8 +72,10 @@ void Curves::add_row(const std::string& line) {
   if (!step) return;
   ++rows_;
   if (const std::string key = loss_key(row); !key.empty()) {
-    add_held_out(static_cast<int64_t>(*step), key == kEval ? "" : key.substr(kEvalOfSet.size()),
-                 number(row, key.c_str()));
+    const std::string set = key == kEval ? "" : key.substr(kEvalOfSet.size());
+    const std::string accuracy = set.empty() ? kAccuracy : std::string(kAccuracy) + "/" + set;
+    add_held_out(static_cast<int64_t>(*step), set, number(row, key.c_str()), number(row, accuracy.c_str()));
+    add_scores(static_cast<int64_t>(*step), row);
   } else if (row.contains("prompt")) {
     add_answer(static_cast<int64_t>(*step), row);
   } else {
@@ -79,10 +83,21 @@ void Curves::add_row(const std::string& line) {
   }
 }
 
-void Curves::add_held_out(int64_t step, const std::string& set, std::optional<double> loss) {
+void Curves::add_held_out(int64_t step, const std::string& set, std::optional<double> loss,
+                          std::optional<double> accuracy) {
   auto found = std::ranges::find_if(held_out_, [&](const auto& one) { return one.first == set; });
   if (found == held_out_.end()) found = held_out_.insert(found, {set, {}});
-  if (loss) found->second.emplace_back(step, *loss);
+  if (loss) found->second.push_back({step, *loss, accuracy});
+}
+
+void Curves::add_scores(int64_t step, const Json& row) {
+  for (const auto& [key, value] : row.items()) {
+    if (!key.starts_with(kGenerated) || !value.is_number()) continue;
+    const std::string name = key.substr(kGenerated.size());
+    auto found = std::ranges::find_if(scores_, [&](const auto& one) { return one.first == name; });
+    if (found == scores_.end()) found = scores_.insert(found, {name, {}});
+    found->second.emplace_back(step, value.get<double>());
+  }
 }
 
 void Curves::add_answer(int64_t step, const Json& row) {
@@ -154,9 +169,27 @@ Json Curves::held_out() const {
     const size_t count = losses.size(), every = count / kMostPoints + 1;
     Json points = Json::array();
     for (size_t i = 0; i < count; ++i) {
-      if (i % every == 0 || i + 1 == count) points.push_back({losses[i].first, rounded(losses[i].second)});
+      if (i % every != 0 && i + 1 != count) continue;
+      const auto& [step, loss, accuracy] = losses[i];
+      Json point = {step, rounded(loss)};
+      if (accuracy) point.push_back(rounded(*accuracy));
+      points.push_back(std::move(point));
     }
     out.push_back({{"set", set}, {"points", std::move(points)}});
+  }
+  return out;
+}
+
+Json Curves::scores() const {
+  Json out = Json::array();
+  for (const auto& [name, values] : scores_) {
+    const size_t count = values.size(), every = count / kMostPoints + 1;
+    Json points = Json::array();
+    for (size_t i = 0; i < count; ++i) {
+      if (i % every != 0 && i + 1 != count) continue;
+      points.push_back({values[i].first, rounded(values[i].second)});
+    }
+    out.push_back({{"name", name}, {"points", std::move(points)}});
   }
   return out;
 }

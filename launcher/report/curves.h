@@ -28,10 +28,13 @@ class Curves {
   void read();
 
   Json series() const;  // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
-  // One entry for each evaluation set, in the order of their first rows; the first is the one that decides.
-  Json held_out() const;  // [{"set": "" or its name, "points": [[step, loss], ...]}, ...]
-  Json answers() const;   // [[step, prompt, answer], ...] of the first and the last sample rows
-  Json totals() const;    // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
+  // One entry for each evaluation set, in the order of their first rows; the first is the one that decides:
+  // [{"set": "" or its name, "points": [[step, loss, token accuracy if it was recorded], ...]}, ...]
+  Json held_out() const;
+  // Of answers to eval.generate.data: [{"name": "exact_match", "points": [[step, value], ...]}, ...]
+  Json scores() const;
+  Json answers() const;  // [[step, prompt, answer], ...] of the first and the last sample rows
+  Json totals() const;   // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
   int64_t rows() const { return rows_; }
 
  private:
@@ -39,7 +42,7 @@ class Curves {
       "loss",       "grad_norm",     "lr",         "tokens_per_s",    "sol_pct",
       "step_ms",    "data_ms",       "host_bytes", "device_bytes",    "disk_bytes",
       "read_bytes", "written_bytes", "hidden_pct", "to_device_bytes", "from_device_bytes",
-      "sent_bytes"};
+      "sent_bytes", "token_accuracy"};
   struct Spread {
     int64_t count = 0;
     double sum = 0, least = 0, most = 0;
@@ -52,7 +55,9 @@ class Curves {
 
   void add_row(const std::string& line);
   void add_step(int64_t step, const Json& row);
-  void add_held_out(int64_t step, const std::string& set, std::optional<double> loss);
+  void add_held_out(int64_t step, const std::string& set, std::optional<double> loss,
+                    std::optional<double> accuracy);
+  void add_scores(int64_t step, const Json& row);
   void add_answer(int64_t step, const Json& row);
   void start_anew();
 
@@ -61,7 +66,13 @@ class Curves {
   int64_t rows_ = 0, skipped_ = 0;
   int64_t width_ = 1;  // steps of a point
   std::vector<Point> points_;
-  std::vector<std::pair<std::string, std::vector<std::pair<int64_t, double>>>> held_out_;
+  struct Evaluation {
+    int64_t step = 0;
+    double loss = 0;
+    std::optional<double> accuracy;
+  };
+  std::vector<std::pair<std::string, std::vector<Evaluation>>> held_out_;
+  std::vector<std::pair<std::string, std::vector<std::pair<int64_t, double>>>> scores_;
   std::deque<Json> first_answers_, last_answers_;
   Point whole_;  // every step
   double tokens_ = 0, moving_ = 0, hidden_ = 0;

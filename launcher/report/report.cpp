@@ -74,6 +74,7 @@ LogParts read_log(const std::string& path) {
 struct Settings {
   std::string base;
   bool lora = false;
+  std::string method = "full";
   Json changed = Json::array();
   Json preset;  // {name, settings}: the same against the preset that it was made from; null: none
 };
@@ -96,6 +97,7 @@ Settings settings_of(const std::string& path) {
     const Config config = load_config(path);
     out.base = config.model.path;
     out.lora = config.train.method == Method::kLora;
+    out.method = name_of(config.train.method);
     const std::string text = read_small_file(path, kMiB);
     const std::vector<std::string> resolved = auto_keys(text);
     out.changed = changes(Config(), config, resolved);
@@ -184,12 +186,14 @@ Json RunReport::record() {
           {"total_steps", log.total_steps},
           {"series", series},
           {"eval", curves_.held_out()},
+          {"scores", curves_.scores()},
           {"answers", curves_.answers()},
           {"measured", curves_.totals()},
           {"plan", plan_of(directory_ + "/plan.json")},
           {"base", settings.base},
           {"revision", base_revision(directory_)},
           {"lora", settings.lora},
+          {"method", settings.method},
           {"settings", settings.changed},
           {"preset", settings.preset},
           {"checkpoints", checkpoints(directory_ + "/checkpoints")},

@@ -1,5 +1,5 @@
-// Monotonic seconds: every duration in the program comes from here; wall-clock time appears only in text. And
-// durations as text: "90s", "30min", "8h", "2d".
+// Monotonic seconds: every duration in the program comes from here; wall-clock time appears only in output.
+// And durations as text: "90s", "30min", "8h", "2d".
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,13 @@ namespace lm {
 std::optional<int64_t> parse_seconds(std::string_view text);
 // In the largest unit that divides it; parse_seconds reads it back.
 std::string seconds_text(int64_t seconds);
+
+// Since 1970, in milliseconds' steps: for readers of what the program writes, not for durations.
+inline double unix_seconds() {
+  using std::chrono::milliseconds;
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<double>(std::chrono::duration_cast<milliseconds>(since).count()) / 1e3;
+}
 
 inline double monotonic_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

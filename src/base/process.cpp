@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -47,6 +48,11 @@ struct Pipe {
 struct Reaper {
   pid_t pid;
   bool done = false;
+  // Whether it has ended; then `status` is as waitpid reports it.
+  bool ended(int& status) {
+    done = waitpid(pid, &status, WNOHANG) == pid;
+    return done;
+  }
   int wait() {
     int status = 0;
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -75,6 +81,7 @@ void add_pointers(const std::vector<std::string>& texts, std::vector<char*>& out
   } else {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
+    if (program.own_group) setpgid(0, 0);
   }
   if (program.stop_signals != StopSignals::kAsHere) {
     const bool ignored = program.stop_signals == StopSignals::kIgnored;
@@ -175,10 +182,19 @@ ProgramResult run_program(const Program& program, const std::string& input,
     if (waits[1].revents != 0) read_some(err.read, lines);
     relay_lines(lines, on_error_line, false);
     result.stopped = stopped && stopped();
-    if (result.stopped || static_cast<int64_t>(result.output.size()) > kMaxOutput) break;
+    const size_t most = std::max(result.output.size(), lines.size());
+    if (result.stopped || static_cast<int64_t>(most) > kMaxOutput) break;
   }
   relay_lines(lines, on_error_line, true);
-  if (out.read.fd < 0 && err.read.fd < 0) result.status = child.wait();
+  if (out.read.fd >= 0 || err.read.fd >= 0) return result;
+  // It may have closed both and still run.
+  int status = -1;
+  while (stopped && !child.ended(status)) {
+    result.stopped = stopped();
+    if (result.stopped) return result;
+    poll(nullptr, 0, 1);
+  }
+  result.status = child.done ? status : child.wait();
   return result;
 }
 

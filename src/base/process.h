@@ -21,6 +21,7 @@ struct Program {
   std::vector<int> keep_fds = {};             // stay open across exec, under the same number
   StopSignals stop_signals = StopSignals::kAsHere;
   bool own_session = false;  // leads a session and outlives this process: it must end by itself
+  bool own_group = false;    // leads a process group, which a terminal's Ctrl-C does not reach
 };
 
 // Its standard streams; -1: this process's.
@@ -35,7 +36,8 @@ struct ProgramResult {
   int error = 0;         // errno when it could not be run
   bool stopped = false;  // `stopped` returned true, and it was killed
   int status = -1;       // as waitpid reports it; -1 when it was killed here
-  std::string output;    // standard output, at most 32 MiB
+  // Standard output, at most 32 MiB; more, or an unended line of that size on standard error, ends it.
+  std::string output;
 };
 
 // Runs it to its end with `input` as its standard input. Passes lines of its standard error to

@@ -12,7 +12,7 @@
 namespace lm {
 
 struct TensorDifference {
-  std::string name;  // a weight's in Hugging Face files; of state with the state tensor's behind it, " m"
+  std::string name;  // a weight's in the manifest; of state with the state tensor's behind it, " m"
   int64_t elements = 0, differ = 0;
   // The largest |a - b|; infinite if a value is not finite. Empty: codes, or arrays of different shapes.
   std::optional<double> largest;

@@ -23,13 +23,17 @@ void TrainedValues::read(int64_t block, int64_t first, int64_t elements, float* 
   if (weights == nullptr || weights->dtype == DType::kF32) return read(weight, out, 4);
   if (masters != nullptr && masters->dtype == DType::kF32) {
     read(master, out, 4);
+  } else if (weights->dtype == DType::kF16) {
+    std::vector<std::byte> half(static_cast<size_t>(elements) * 2);
+    read(weight, half.data(), 2);
+    convert_elements(half.data(), DType::kF16, reinterpret_cast<std::byte*>(out), DType::kF32, elements);
   } else {
     std::vector<uint16_t> high(static_cast<size_t>(elements)), low(high.size(), 0);
     read(weight, high.data(), 2);
     if (masters != nullptr) read(master, low.data(), 2);
     join_masters(high, low, out);
   }
-  if (masters != nullptr) settle_ties({out, static_cast<size_t>(elements)});
+  if (masters != nullptr && weights->dtype == DType::kBF16) settle_ties({out, static_cast<size_t>(elements)});
 }
 
 int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
@@ -53,8 +57,10 @@ std::string trained_hash(CheckpointReader& reader) {
   std::ranges::sort(tensors, {}, [](const SavedTensor* tensor) { return tensor->name; });
   const bool adapter = std::ranges::any_of(
       tensors, [](const SavedTensor* tensor) { return tensor->name.ends_with(".lora_A.weight"); });
-  const bool half = !adapter && manifest.numerics.value("dtype", "") == dtype_name(DType::kBF16);
-  const DType dtype = half ? DType::kBF16 : DType::kF32;
+  DType dtype = DType::kF32;
+  for (const DType half : {DType::kBF16, DType::kF16}) {
+    if (!adapter && manifest.numerics.value("dtype", "") == dtype_name(half)) dtype = half;
+  }
   const TrainedValues values(reader, adapter);
   WeightsHash hash;
   std::vector<float> floats;

@@ -7,14 +7,17 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/tier.h"
 #include "optim/rules/rules.h"
 
 namespace lm {
 
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
-enum class ModelDType : uint8_t { kBF16, kF32 };
+enum class ModelDType : uint8_t { kBF16, kF32, kF16 };
+enum class Products : uint8_t { kF32, kTF32 };
 enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
 enum class LoraStart : uint8_t { kZero, kLoftq };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
@@ -41,9 +44,10 @@ enum class Reasoning : uint8_t { kKeep, kDrop };
 enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
 // Of classify; auto: regression with one label, else one label of several.
 enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
-enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
+// load_config makes kQlora kLora with model.quantize.
+enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms };
 enum class GradientDType : uint8_t { kF32, kBF16 };
-enum class Recompute : uint8_t { kAuto, kNone, kBlock };
+enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class LrSchedule : uint8_t {
@@ -60,9 +64,10 @@ enum class LrSchedule : uint8_t {
   kReduceLrOnPlateau,
 };
 
-enum class OffloadHome : uint8_t { kAuto, kNone, kHost, kNvme };
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
+enum class LogFormat : uint8_t { kText, kJson };
 enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
+enum class AnswerMetric : uint8_t { kExactMatch, kTokenF1, kRougeL };  // data/answer_scores.h
 
 // "64MiB".
 struct ByteSize {
@@ -74,6 +79,26 @@ struct Budget {
   int64_t bytes = 0;  // used when share is 0
   double share = 0;   // of 1
   bool operator==(const Budget&) const = default;
+};
+
+inline constexpr int64_t kMostRecomputeEvery = 4096;
+// Activation checkpointing: the level of the blocks whose number `every` divides; the other blocks keep
+// everything. kNone keeps all that backward needs; kAttention keeps what attention has saved and the residual
+// stream, and computes the MLPs once more; kBlock keeps a block's input alone. No level changes a bit.
+struct RecomputeChoice {
+  Recompute level = Recompute::kAuto;
+  int64_t every = 1;
+
+  // A level alone is that of every block.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  constexpr RecomputeChoice(Recompute of_all = Recompute::kAuto, int64_t every_block = 1)
+      : level(of_all), every(every_block) {}
+  auto operator<=>(const RecomputeChoice&) const = default;
+  // Blocks are counted from 1, the first transformer block.
+  constexpr Recompute of(int64_t block) const { return block % every == 0 ? level : Recompute::kNone; }
+  // Every block keeps its input alone.
+  constexpr bool whole() const { return level == Recompute::kBlock && every == 1; }
+  constexpr bool chosen_by_plan() const { return level == Recompute::kAuto; }
 };
 
 // "90s", "30min", "8h".
@@ -97,8 +122,11 @@ struct RunConfig {
 };
 
 struct ModelConfig {
-  std::string path;                         // a Hugging Face directory, or ORG/NAME in the local hub cache
-  ModelDType dtype = ModelDType::kBF16;     // of weights and activations
+  std::string path;                      // a Hugging Face directory, or ORG/NAME in the local hub cache
+  ModelDType dtype = ModelDType::kBF16;  // of weights and activations
+  // Of fp32 matrices, on GPUs from compute capability 8.0 on: tf32 rounds both factors to 10 bits of mantissa
+  // (1e-3 relative), and sums in fp32, at 4 to 8 times the rate of fp32 on data centre cards.
+  Products products = Products::kF32;
   ModelInit init = ModelInit::kPretrained;  // random: random weights of the config's shape, for benchmarks
   // Quantizes the frozen matrices of the transformer blocks to 4 or 8 bits; training then needs an adapter.
   // nf4: 4.1 bits per weight.
@@ -157,12 +185,17 @@ struct TrainConfig {
   int64_t global_batch = 8;            // sequences per optimizer step, over all ranks
   std::optional<int64_t> micro_batch;  // sequences per forward pass on a rank; auto: the largest that fits
   GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their memory
-  Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, and run forward again in backward
+  RecomputeChoice recompute;                      // what blocks keep of their forward for their backward
   // in_backward: a block's gradient exists only between its backward and its update, in one slot that the
   // blocks share; with optimizer.clip = "global" a first backward measures the norm. A tied embedding's
   // gradient lies beside that slot, or, if it does not fit there and the norm is not global, is computed
   // last, in that slot.
   UpdateTime update = UpdateTime::kAuto;
+  // Of model.dtype = "fp16", as torch.amp.GradScaler has them (train/loss_scale.h).
+  double loss_scale = 65536;
+  double loss_scale_growth = 2;
+  double loss_scale_backoff = 0.5;
+  int64_t loss_scale_interval = 2000;
   double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
   int64_t eval_every = 0;      // steps between evaluations; 0: before and after only
   // Early stopping: the run ends after this many evaluations without a lower eval loss; 0: never.
@@ -170,6 +203,21 @@ struct TrainConfig {
   double early_stopping_threshold = 0.0;    // minimum decrease of the eval loss that counts as an improvement
   std::vector<std::string> sample_prompts;  // answered at each evaluation; "@FILE": one prompt per line
   int64_t sample_tokens = 64;               // maximum new tokens of an answer
+};
+
+// Answers that are generated greedily at each evaluation, and scored against references.
+struct EvalGenerateConfig {
+  std::vector<std::string>
+      data;                  // files of JSON lines with prompts and references; empty: none are generated
+  int64_t max_tokens = 128;  // of an answer
+  std::vector<AnswerMetric> metrics = {AnswerMetric::kExactMatch, AnswerMetric::kTokenF1,
+                                       AnswerMetric::kRougeL};
+  std::vector<std::string> command;  // a program and its arguments, which scores answers too; empty: none
+  int64_t command_seconds = 60;      // after which the program is killed
+};
+
+struct EvalConfig {
+  EvalGenerateConfig generate;
 };
 
 // Other settings for tensors with such names.
@@ -191,10 +239,19 @@ struct OptimizerConfig {
   std::vector<OptimizerGroup> groups;   // a tensor is in the first that matches one of its names
   Clip clip = Clip::kGlobal;            // by the global norm, by each block's norm, or none
   LrSchedule schedule = LrSchedule::kLinear;
-  double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;       // final lr of a decaying schedule, as a share of lr
-  Master master = Master::kSplit;  // bf16 only (MasterForm in optim/rules/rule.h). none: stochastic rounding
+  double warmup = 0.0;        // steps if >= 1, else a fraction of all steps
+  double min_lr_ratio = 0.0;  // final lr of a decaying schedule, as a share of lr
+  // Of bf16 and fp16 weights (MasterForm in optim/rules/rule.h); fp16 has no split. none: stochastic rounding
+  Master master = Master::kSplit;
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
+};
+
+// Values of modules, by the end of their paths or "regex:...", in the order of the file: the first that
+// matches a module decides.
+template <class T>
+struct ModuleValues {
+  std::vector<std::pair<std::string, T>> all = {};
+  bool empty() const { return all.empty(); }
 };
 
 struct LoraConfig {
@@ -205,8 +262,18 @@ struct LoraConfig {
   // over a bf16 model takes no more memory than bf16 with master weights, some percent of a step, and fp32
   // copies of the activations that an adapter reads, while it reads them.
   LoraDType dtype = LoraDType::kAuto;
-  std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
+  // Modules by the end of their paths (q_proj, layers.3.mlp.up_proj) or "regex:...", or "all-linear".
+  std::vector<std::string> targets = {"all-linear"};
+  std::vector<std::string> exclude;  // of these, by the same rules
+  std::vector<int64_t> layers;       // in which targets without a whole path have adapters; empty: all
+  ModuleValues<int64_t> ranks;       // in place of r, by module
+  ModuleValues<double> alphas;       // in place of alpha, by module
   bool rslora = false;
+  // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
+  // frozen weights and the outputs of adapted layers as saved activations.
+  bool dora = false;
+  // LoRA+: the learning rate of B (and of DoRA's magnitudes) is this times that of A.
+  double b_lr_ratio = 1.0;
   // Initialization of new adapters on a quantized model. zero: they change nothing at first. loftq: the
   // rank-r approximation of the quantization error (weights/loftq.h); valid with the quantized model alone.
   LoraStart start = LoraStart::kZero;
@@ -248,14 +315,21 @@ struct CheckpointConfig {
   int64_t keep = 2;               // number of newest checkpoints
   bool keep_best = false;         // also the one with the lowest eval loss, saved when it is reached
   std::string resume = "auto";    // the newest valid one; "never"; or a name such as step_00000100
+  std::string mirror = "";        // a directory, in which <run's name>/checkpoints gets copies; "": none
+  // Started after each commit (launcher/door/commit_hook.h): arguments without a shell, in which "{}" is the
+  // checkpoint's directory; killed after the limit.
+  std::vector<std::string> on_commit = {};
+  Duration on_commit_limit = {3600};
 };
 
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
+  LogFormat format = LogFormat::kText;  // of stderr; log.txt is always text
   // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
   // which a process of its own feeds (launcher/door/follower.h).
   std::vector<LogTarget> to = {};
-  std::string webhook = "";  // POST of start, end and failure; often a secret: never shown
+  std::string prometheus = "";  // an address to listen at (config/listen_address.h), or a file's path
+  std::string webhook = "";     // POST of start, end and failure; often a secret: never shown
 };
 
 struct Config {
@@ -263,6 +337,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  EvalConfig eval;
   OptimizerConfig optimizer;
   LoraConfig lora;
   ZeroConfig zero;
@@ -276,14 +351,39 @@ struct Config {
 inline bool trains_scores(const Config& config) {
   return config.train.objective != ObjectiveChoice::kSft;
 }
-// Type of the adapters; "auto" is the model's type.
+// Of weights and activations.
+constexpr DType storage_type(ModelDType type) {
+  switch (type) {
+    case ModelDType::kBF16:
+      return DType::kBF16;
+    case ModelDType::kF32:
+      return DType::kF32;
+    case ModelDType::kF16:
+      return DType::kF16;
+  }
+  return DType::kF32;
+}
+constexpr ModelDType model_type(DType type) {
+  if (type == DType::kF16) return ModelDType::kF16;
+  return type == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+}
+// Whether losses are scaled: gradients of activations would be below fp16's smallest numbers.
+inline bool scales_loss(const Config& config) {
+  return config.model.dtype == ModelDType::kF16;
+}
+// Type of the adapters; "auto" is the model's type, and stays for an fp16 model.
 inline LoraDType adapter_type(const Config& config) {
   if (config.lora.dtype != LoraDType::kAuto) return config.lora.dtype;
+  if (config.model.dtype == ModelDType::kF16) return LoraDType::kAuto;
   return config.model.dtype == ModelDType::kF32 ? LoraDType::kF32 : LoraDType::kBF16;
+}
+// Whether the model is frozen, and an adapter of any kind trained.
+inline bool trains_adapter(const Config& config) {
+  return config.train.method != Method::kFull;
 }
 // Whether adapters are fp32.
 inline bool has_fp32_adapters(const Config& config) {
-  return config.train.method != Method::kFull && config.lora.dtype == LoraDType::kF32;
+  return trains_adapter(config) && config.lora.dtype == LoraDType::kF32;
 }
 // Whether the trained weights are fp32, and so need no master weights.
 inline bool trains_fp32(const Config& config) {

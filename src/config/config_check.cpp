@@ -10,6 +10,7 @@
 
 #include "base/name_pattern.h"
 #include "config/config_text.h"
+#include "config/listen_address.h"
 
 namespace lm {
 namespace {
@@ -32,12 +33,14 @@ class Checks {
     length_of_run();
     batch();
     evaluation();
+    generation();
     data();
     schedule();
     groups();
     scores();
     freezing();
     adapter();
+    without_pairs();
     adapter_start();
     quantisation();
     types();
@@ -123,6 +126,25 @@ class Checks {
     }
   }
 
+  void generation() {
+    const EvalGenerateConfig& generate = config_.eval.generate;
+    const bool has_eval = !config_.data.eval.empty() || config_.data.eval_fraction > 0;
+    if (generate.data.empty()) {
+      require(generate.command.empty(), "eval.generate.command", "eval.generate.data",
+              "eval.generate.command scores the answers to eval.generate.data, which names no file");
+      return;
+    }
+    if (usable_("data.eval_fraction"))
+      require(has_eval, "eval.generate.data", "data.eval",
+              "eval.generate.data is scored beside the eval loss: set data.eval or data.eval_fraction");
+    require(!generate.metrics.empty() || !generate.command.empty(), "eval.generate.metrics",
+            "eval.generate.command",
+            "eval.generate.metrics = [] scores no answer to eval.generate.data: name a metric, or set "
+            "eval.generate.command");
+    require(generate.command.empty() || !generate.command.front().empty(), "eval.generate.command",
+            "eval.generate.command", "eval.generate.command: the name of the program is empty");
+  }
+
   void data() {
     const DataConfig& data = config_.data;
     require(data.weights.empty() || data.weights.size() == data.train.size(), "data.weights", "data.train",
@@ -206,10 +228,12 @@ class Checks {
     require(classify || data.too_long != TooLong::kCut, "data.too_long", "train.objective",
             "data.too_long = \"cut\" would score answers without their ends, and " + objective +
                 " drops such pairs: leave data.too_long out");
+    const std::string answers =
+        " asks for answers, and " + objective + " trains a model that gives scores: leave one of them out";
     require(train.sample_prompts.empty(), "train.sample_prompts", "train.objective",
-            "train.sample_prompts asks for answers, and " + objective +
-                " trains a model that gives scores: "
-                "leave one of them out");
+            "train.sample_prompts" + answers);
+    require(config_.eval.generate.data.empty(), "eval.generate.data", "train.objective",
+            "eval.generate.data" + answers);
   }
 
   void freezing() {
@@ -225,11 +249,54 @@ class Checks {
         "the whole model: set train.method = \"full\", or choose by lora.targets");
   }
 
+  void patterns(const char* key, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      const std::string mistake = NamePattern::mistake(name);
+      require(mistake.empty(), key, key,
+              std::string(key) + ": " + value_text(name) + " is no regular expression: " + mistake);
+    }
+  }
+  template <class T>
+  void patterns(const char* key, const ModuleValues<T>& values) {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : values.all) names.push_back(name);
+    patterns(key, names);
+  }
+
   void adapter() {
+    patterns("lora.targets", config_.lora.targets);
+    patterns("lora.exclude", config_.lora.exclude);
+    patterns("lora.ranks", config_.lora.ranks);
+    patterns("lora.alphas", config_.lora.alphas);
     require(
-        config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
+        config_.lora.init.empty() || trains_adapter(config_), "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +
             " trains an adapter further, and train.method = \"full\" has none: set train.method = \"lora\"");
+  }
+
+  // Keys of [lora] that adapters without pairs of low rank do not have. A recorded configuration has every
+  // key: the values count.
+  void without_pairs() {
+    const Method method = config_.train.method;
+    if (method != Method::kIa3 && method != Method::kNorms) return;
+    const LoraConfig& lora = config_.lora;
+    const LoraConfig fresh;
+    const auto refuse = [&](const char* key, bool changed) {
+      require(!changed, key, "train.method",
+              std::string(key) + " is LoRA's, and train.method = " + value_text(method) +
+                  " has only lora.targets, lora.dtype and lora.init: leave it out");
+    };
+    refuse("lora.r", lora.r != fresh.r);
+    refuse("lora.alpha", lora.alpha != fresh.alpha);
+    refuse("lora.dropout", lora.dropout != fresh.dropout);
+    refuse("lora.exclude", !lora.exclude.empty());
+    refuse("lora.layers", !lora.layers.empty());
+    refuse("lora.ranks", !lora.ranks.all.empty());
+    refuse("lora.alphas", !lora.alphas.all.empty());
+    refuse("lora.rslora", lora.rslora);
+    refuse("lora.dora", lora.dora);
+    refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
+    refuse("lora.start", lora.start != fresh.start);
   }
 
   void adapter_start() {
@@ -242,8 +309,7 @@ class Checks {
 
   void quantisation() {
     const ModelConfig& model = config_.model;
-    require(model.quantize == Quantize::kNone || config_.train.method == Method::kLora, "model.quantize",
-            "train.method",
+    require(model.quantize == Quantize::kNone || trains_adapter(config_), "model.quantize", "train.method",
             "model.quantize = " + value_text(model.quantize) +
                 " freezes the model, and train.method = \"full\" trains it: set train.method = \"qlora\"");
   }
@@ -262,6 +328,12 @@ class Checks {
             "optimizer.name",
             "optimizer.master = " + value_text(optimizer.master) + " and " + name +
                 ", which has no master weights: leave optimizer.master out");
+    if (scales_loss(config_)) fp16();
+    for (const char* const key : {"train.loss_scale", "train.loss_scale_growth", "train.loss_scale_backoff",
+                                  "train.loss_scale_interval"})
+      require(!given_(key) || scales_loss(config_), key, "model.dtype",
+              std::string(key) + " is for model.dtype = \"fp16\", and model.dtype = " +
+                  value_text(config_.model.dtype) + " needs no loss scale: leave the key out");
     if (!trains_fp32(config_)) return;
     const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
     require(!no_master, "optimizer.name", key,
@@ -271,6 +343,30 @@ class Checks {
                 fp32 + "fp32 weights need no master weights (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are accumulated in fp32");
+  }
+
+  // What an fp16 model cannot have.
+  void fp16() {
+    const OptimizerConfig& optimizer = config_.optimizer;
+    const std::string key = "model.dtype", fp16 = "model.dtype = \"fp16\": ";
+    require(!has_no_master(optimizer.name), "optimizer.name", key,
+            "optimizer.name = " + value_text(optimizer.name) + " trains bf16 weights, and " + fp16 +
+                "set optimizer.name = \"adamw\"");
+    require(
+        !given_("optimizer.master") || optimizer.master != Master::kSplit, "optimizer.master", key,
+        "optimizer.master = \"split\" and " + fp16 +
+            "an fp16 weight is not the upper half of an fp32 number, so 16 more bits cannot hold its master: "
+            "set optimizer.master = \"fp32\" (2 bytes more per parameter)");
+    require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
+            "train.gradients = \"bf16\" and " + fp16 +
+                "gradients of fp16 weights are accumulated in fp32 (leave the key out)");
+    require(config_.train.method == Method::kFull || config_.lora.dtype != LoraDType::kBF16, "lora.dtype",
+            key,
+            "lora.dtype = \"bf16\" and " + fp16 + "adapters are fp16 or fp32 then (leave lora.dtype out)");
+    require(optimizer.clip == Clip::kGlobal, "optimizer.clip", key,
+            "optimizer.clip = " + value_text(optimizer.clip) + " and " + fp16 +
+                "layers would be updated before the step's gradients are checked for overflow: set "
+                "optimizer.clip = \"global\" or \"none\"");
   }
 
   void checkpoint() {
@@ -285,6 +381,13 @@ class Checks {
         !checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
         "checkpoint.keep_best keeps the checkpoint with the lowest eval loss: set train.eval_every (now " +
             value_text(config_.train.eval_every) + ")");
+    const std::vector<std::string>& command = checkpoint.on_commit;
+    require(command.empty() || (!command.front().empty() && command.front().find("{}") == std::string::npos),
+            "checkpoint.on_commit", "checkpoint.on_commit",
+            "checkpoint.on_commit = " + value_text(command) +
+                " names no program: the first entry is the program, the others are its arguments");
+    require(checkpoint.on_commit_limit.seconds > 0, "checkpoint.on_commit_limit",
+            "checkpoint.on_commit_limit", "checkpoint.on_commit_limit is 0: give a time such as \"30min\"");
   }
 
   void log() {
@@ -293,6 +396,11 @@ class Checks {
     require(url.empty() || (host > 0 && url.size() > host && url.find(' ') == std::string::npos),
             "log.webhook", "log.webhook",
             "log.webhook is not an address: it begins with https:// or http://, and has no spaces");
+    const std::string& prometheus = config_.log.prometheus;
+    require(!means_address(prometheus) || listen_address(prometheus), "log.prometheus", "log.prometheus",
+            "log.prometheus = " + value_text(prometheus) +
+                " is neither a numeric address and a port, such as \"127.0.0.1:9400\" or \"[::1]:9400\", nor "
+                "the path of a file");
   }
 
   void offload() {
@@ -302,26 +410,25 @@ class Checks {
                                                          {"offload.weights", offload.weights},
                                                          {"offload.activations", offload.activations}};
     for (const auto& [key, home] : homes) {
-      require(home != OffloadHome::kNvme || !offload.paths.empty(), key, "offload.paths",
-              std::string(key) + " = \"nvme\" needs offload.paths: a directory on a fast disk");
+      require(
+          !names_disk(home) || !offload.paths.empty(), key, "offload.paths",
+          std::string(key) + " = " + value_text(home) + " needs offload.paths: a directory on a fast disk");
     }
     if (const auto& block = config_.io.block) {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct I/O requires");
     }
-    const bool gradients = offload.gradients == OffloadHome::kHost || offload.gradients == OffloadHome::kNvme;
-    require(!gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients",
-            "train.update",
+    require(!names_tier(offload.gradients) || config_.train.update != UpdateTime::kInBackward,
+            "offload.gradients", "train.update",
             "offload.gradients = " + value_text(offload.gradients) +
                 " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
                 "leave one of them out");
-    const bool off_device =
-        offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
-    require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
-            "train.recompute",
+    const RecomputeChoice& recompute = config_.train.recompute;
+    require(!names_tier(offload.activations) || recompute.chosen_by_plan() || recompute.whole(),
+            "offload.activations", "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
-                " offloads block inputs, and train.recompute = \"none\" keeps all other activations: set "
-                "train.recompute = \"block\"");
+                " offloads block inputs, and train.recompute = " + value_text(recompute) +
+                " keeps other activations: set train.recompute = \"block\"");
   }
 
   const Config& config_;

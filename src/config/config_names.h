@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "config/config.h"
@@ -25,7 +27,12 @@ struct EnumNames<DeviceChoice> {
 };
 template <>
 struct EnumNames<ModelDType> {
-  static constexpr EnumName<ModelDType> kAll[] = {{ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}};
+  static constexpr EnumName<ModelDType> kAll[] = {
+      {ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}, {ModelDType::kF16, "fp16"}};
+};
+template <>
+struct EnumNames<Products> {
+  static constexpr EnumName<Products> kAll[] = {{Products::kF32, "fp32"}, {Products::kTF32, "tf32"}};
 };
 template <>
 struct EnumNames<LoraDType> {
@@ -98,8 +105,11 @@ struct EnumNames<LabelProblem> {
 };
 template <>
 struct EnumNames<Method> {
-  static constexpr EnumName<Method> kAll[] = {
-      {Method::kFull, "full"}, {Method::kLora, "lora"}, {Method::kQlora, "qlora"}};
+  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},
+                                              {Method::kLora, "lora"},
+                                              {Method::kQlora, "qlora"},
+                                              {Method::kIa3, "ia3"},
+                                              {Method::kNorms, "norms"}};
 };
 template <>
 struct EnumNames<GradientDType> {
@@ -108,8 +118,10 @@ struct EnumNames<GradientDType> {
 };
 template <>
 struct EnumNames<Recompute> {
-  static constexpr EnumName<Recompute> kAll[] = {
-      {Recompute::kAuto, "auto"}, {Recompute::kNone, "none"}, {Recompute::kBlock, "block"}};
+  static constexpr EnumName<Recompute> kAll[] = {{Recompute::kAuto, "auto"},
+                                                 {Recompute::kNone, "none"},
+                                                 {Recompute::kAttention, "attention"},
+                                                 {Recompute::kBlock, "block"}};
 };
 template <>
 struct EnumNames<UpdateTime> {
@@ -173,10 +185,16 @@ struct EnumNames<Rounding> {
 };
 template <>
 struct EnumNames<OffloadHome> {
-  static constexpr EnumName<OffloadHome> kAll[] = {{OffloadHome::kAuto, "auto"},
-                                                   {OffloadHome::kNone, "none"},
-                                                   {OffloadHome::kHost, "host"},
-                                                   {OffloadHome::kNvme, "nvme"}};
+  static constexpr EnumName<OffloadHome> kAll[] = {
+      {OffloadHome::kAuto, "auto"},
+#define LM_NEAREST_TIER(tier, ...) {OffloadHome::kNone, "none"},
+#define LM_TIER(tier, ...) {OffloadHome::tier, tier_row(Home::tier).name},
+#include "base/tiers.inc"
+  };
+};
+template <>
+struct EnumNames<LogFormat> {
+  static constexpr EnumName<LogFormat> kAll[] = {{LogFormat::kText, "text"}, {LogFormat::kJson, "json"}};
 };
 template <>
 struct EnumNames<LogTarget> {
@@ -184,6 +202,12 @@ struct EnumNames<LogTarget> {
                                                  {LogTarget::kWandb, "wandb"},
                                                  {LogTarget::kMlflow, "mlflow"},
                                                  {LogTarget::kTrackio, "trackio"}};
+};
+template <>
+struct EnumNames<AnswerMetric> {
+  static constexpr EnumName<AnswerMetric> kAll[] = {{AnswerMetric::kExactMatch, "exact_match"},
+                                                    {AnswerMetric::kTokenF1, "token_f1"},
+                                                    {AnswerMetric::kRougeL, "rouge_l"}};
 };
 template <>
 struct EnumNames<IoEngineChoice> {
@@ -230,6 +254,19 @@ constexpr std::optional<E> parse_name(std::string_view name) {
     if (!found) found = find(EnumNames<E>::kOtherNames);
   }
   return found;
+}
+
+// "block", or "2" where every second block is recomputed.
+inline std::string recompute_name(const RecomputeChoice& recompute) {
+  return recompute.every > 1 ? std::to_string(recompute.every) : std::string(name_of(recompute.level));
+}
+inline std::optional<RecomputeChoice> parse_recompute(std::string_view name) {
+  if (const std::optional<Recompute> level = parse_name<Recompute>(name)) return *level;
+  int64_t every = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), every);
+  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
+  if (every < 1 || every > kMostRecomputeEvery) return std::nullopt;
+  return RecomputeChoice(Recompute::kBlock, every);
 }
 
 }  // namespace lm

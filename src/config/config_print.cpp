@@ -28,7 +28,7 @@ struct Lister {
 };
 
 bool matters(const KeyText& key, const Config& config) {
-  if (key.table == "lora" && config.train.method != Method::kLora) return false;
+  if (key.table == "lora" && !trains_adapter(config)) return false;
   if (key.name == "double_quantize" && !quantises_to_four_bits(config.model)) return false;
   const bool evaluation = (key.table == "data" && key.name == "eval") || key.name == "eval_every";
   if (evaluation && config.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) return true;
@@ -42,7 +42,7 @@ void ConfigLines::table(const std::string& name, const std::string& comment) {
 }
 
 void ConfigLines::set(const std::string& key, const std::string& value, const std::string& comment) {
-  const size_t dot = key.find('.');
+  const size_t dot = key.rfind('.');  // [eval.generate] has one in its name
   const std::string table_name = key.substr(0, dot), name = key.substr(dot + 1);
   auto found = std::ranges::find(tables_, table_name, &Table::name);
   if (found == tables_.end()) found = tables_.insert(found, {table_name, "", {}});

@@ -53,11 +53,21 @@ inline std::string value_text(const ColumnNames& names) {
   for (const auto& [ours, theirs] : names) out += (out.size() > 1 ? ", " : "") + ours + " = " + quote(theirs);
   return out + "}";
 }
+template <class T>
+std::string value_text(const ModuleValues<T>& values) {
+  std::string out = "{";
+  for (const auto& [name, value] : values.all)
+    out += (out.size() > 1 ? ", " : "") + quote(name) + " = " + value_text(value);
+  return out + "}";
+}
 std::string value_text(const EvalSets& sets);
 std::string value_text(const OptimizerGroup& group);
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
+}
+inline std::string value_text(const RecomputeChoice& value) {
+  return value.every > 1 ? recompute_name(value) : quote(recompute_name(value));
 }
 template <class T>
 std::string value_text(const std::optional<T>& value) {
@@ -101,6 +111,17 @@ inline std::string expected_text(const std::string*, const KeyInfo& info) {
 inline std::string expected_text(const std::vector<std::string>*, const KeyInfo& info) {
   return std::string("a list of ") + (info.required ? "one or more " : "") + "strings";
 }
+inline std::string expected_text(const std::vector<int64_t>*, const KeyInfo& info) {
+  return "a list of integers, each" + range_text(info.range);
+}
+inline std::string expected_text(const ModuleValues<int64_t>*, const KeyInfo& info) {
+  return "a table such as {q_proj = 16, \"layers.0.mlp.up_proj\" = 4}, each an integer" +
+         range_text(info.range);
+}
+inline std::string expected_text(const ModuleValues<double>*, const KeyInfo& info) {
+  return "a table such as {q_proj = 16, \"layers.0.mlp.up_proj\" = 4}, each a number" +
+         range_text(info.range);
+}
 inline std::string expected_text(const std::vector<double>*, const KeyInfo& info) {
   const std::string count = info.range.count == 0 ? "" : std::to_string(info.range.count) + " ";
   return "a list of " + count + "numbers, each" + range_text(info.range);
@@ -129,6 +150,10 @@ inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
 template <class E>
 requires std::is_enum_v<E> std::string expected_text(const E*, const KeyInfo&) {
   return "one of" + choices_text<E>();
+}
+inline std::string expected_text(const RecomputeChoice*, const KeyInfo& info) {
+  return expected_text(static_cast<const Recompute*>(nullptr), info) + ", or an integer" +
+         range_text(info.range);
 }
 template <class T>
 std::string expected_text(const std::optional<T>*, const KeyInfo& info) {

@@ -141,11 +141,25 @@ class Loader {
     return "`" + full + "`: expected " + expected_text(type, info) + ", got " + got + word_hint(entry, type);
   }
 
-  void collect_table(const toml::key& key, const toml::node& node) {
-    const std::string name(key.str());
+  bool is_table(const std::string& name) const {
+    return std::find(tables_.begin(), tables_.end(), name) != tables_.end();
+  }
+
+  // `outer`: "" or the table around it, which has tables alone: "eval." of [eval.generate].
+  void collect_table(const toml::key& key, const toml::node& node, const std::string& outer = "") {
+    const std::string name = outer + std::string(key.str());
     const Problem where = at(key.source(), place_);
-    const bool known = std::find(tables_.begin(), tables_.end(), name) != tables_.end();
+    const bool known = is_table(name);
     const toml::table* table = node.as_table();
+    if (table && std::ranges::any_of(tables_, [&](const auto& one) { return one.starts_with(name + "."); })) {
+      for (auto&& [inner, value] : *table) collect_table(inner, value, name + ".");
+      return;
+    }
+    if (!known && !table && !outer.empty()) {
+      const std::string around = outer.substr(0, outer.size() - 1), mine(key.str());
+      return problem(where,
+                     "unknown key `" + shorten(mine) + "` in [" + around + "]" + nearest_key(around, mine));
+    }
     if (!known && table) return problem(where, "unknown table [" + shorten(name) + "]" + nearest_table(name));
     if (!known)
       return problem(where, "unknown key `" + shorten(name) + "` outside of a table" + nearest_key("", name));
@@ -166,19 +180,22 @@ class Loader {
   // "train.steps=100": the value as TOML, else as a bare word.
   void collect_override(const std::string& text) {
     const Problem where{"command line", 0, 0, ""};
-    const size_t equals = text.find('='), dot = text.find('.');
+    const size_t equals = text.find('=');
+    size_t dot = text.find('.');
     if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
       return problem(where, "`" + shorten(text) + "`: expected table.key=value");
     }
+    // The name of a table may have a point: "eval.generate.data".
+    const size_t second = text.find('.', dot + 1);
+    if (second < equals && is_table(text.substr(0, second))) dot = second;
     const std::string table = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
     if (!knows(table, name)) {
       const std::string outer = name.substr(0, name.find('.'));
       if (outer != name && knows(table, outer))
         return problem(where, "`" + shorten(table + "." + name) + "`: this key is set as a whole, `" + table +
                                   "." + outer + "={NAME = VALUE, ...}`");
-      const bool known_table = std::find(tables_.begin(), tables_.end(), table) != tables_.end();
       return problem(where, "unknown key `" + shorten(table + "." + name) + "`" +
-                                (known_table ? nearest_key(table, name) : nearest_table(table)));
+                                (is_table(table) ? nearest_key(table, name) : nearest_table(table)));
     }
     if (!overridden_.insert(table + "." + name).second) {
       return problem(where, "`" + table + "." + name + "` is given twice");
@@ -248,7 +265,12 @@ class Loader {
     refuse_keys_of_other_rules();
     if (!given("optimizer.master")) {
       if (has_no_master(config_.optimizer.name)) config_.optimizer.master = Master::kNone;
-      if (trains_fp32(config_)) config_.optimizer.master = Master::kF32;
+      if (trains_fp32(config_) || scales_loss(config_)) config_.optimizer.master = Master::kF32;
+    }
+    // Two-pass global clipping finds overflows before any update, and with this threshold it clips nothing.
+    if (scales_loss(config_) && config_.optimizer.clip == Clip::kNone) {
+      config_.optimizer.clip = Clip::kGlobal;
+      config_.train.max_grad_norm = kPositive.high;
     }
     if (given("optimizer.name") && usable("optimizer.name")) {
       const std::string written = word(entries_["optimizer.name"].back()).value_or("");
@@ -262,7 +284,8 @@ class Loader {
               "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantized model: "
               "set train.method = \"lora\" or leave model.quantize out");
     }
-    for (const char* key : {"r", "alpha", "rslora", "targets"}) {
+    for (const char* key :
+         {"r", "alpha", "rslora", "dora", "targets", "exclude", "layers", "ranks", "alphas"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
     let_overrides_win();
@@ -298,6 +321,14 @@ class Loader {
     if (config_.model.dtype == ModelDType::kF32) {
       if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;
       if (wins("model.dtype", "optimizer.master")) config_.optimizer.master = Master::kF32;
+      if (wins("model.dtype", "train.gradients")) config_.train.gradients = GradientDType::kF32;
+    }
+    // An fp16 one has neither, and its master is no split.
+    if (scales_loss(config_)) {
+      if (wins("model.dtype", "lora.dtype") && config_.lora.dtype == LoraDType::kBF16)
+        config_.lora.dtype = LoraDType::kAuto;
+      if (wins("model.dtype", "optimizer.master") && config_.optimizer.master == Master::kSplit)
+        config_.optimizer.master = Master::kF32;
       if (wins("model.dtype", "train.gradients")) config_.train.gradients = GradientDType::kF32;
     }
   }

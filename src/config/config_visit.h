@@ -68,7 +68,13 @@ void visit_model(ModelT& model, V& v) {
          "adapter",
          {},
          true});
-  v.key("model", "dtype", model.dtype, {kState, "dtype of weights and activations"});
+  v.key("model", "dtype", model.dtype,
+        {kState, "dtype of weights and activations; fp16 has a dynamic loss scale, train.loss_scale"});
+  v.key(
+      "model", "products", model.products,
+      {kNumerics,
+       "products of fp32 matrices on GPUs; tf32: both factors rounded to 10 bits of mantissa, several times "
+       "as fast, from compute capability 8.0 on"});
   v.key("model", "init", model.init,
         {kState, "random: random weights of the shape in config.json, for benchmarks"});
   v.key("model", "quantize", model.quantize,
@@ -139,13 +145,8 @@ void visit_data(DataT& data, V& v) {
 }
 
 template <class TrainT, class V>
-void visit_train(TrainT& train, V& v) {
+void visit_objective(TrainT& train, V& v) {
   using enum KeyTag;
-  v.table("train", "training method, length and batch size");
-  v.key(
-      "train", "method", train.method,
-      {kState,
-       "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\""});
   v.key(
       "train", "objective", train.objective,
       {kState,
@@ -160,6 +161,17 @@ void visit_train(TrainT& train, V& v) {
         {kState,
          "with classify: whether a text has one of the labels, any of them, or a number for each; auto: a "
          "number with one label, else one of them"});
+}
+
+template <class TrainT, class V>
+void visit_train(TrainT& train, V& v) {
+  using enum KeyTag;
+  v.table("train", "training method, length and batch size");
+  v.key("train", "method", train.method,
+        {kState,
+         "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\"; "
+         "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning)"});
+  visit_objective(train, v);
   v.key("train", "only", train.only,
         {kState,
          "full fine-tuning of the tensors with these names alone; the others are frozen: whole segments of a "
@@ -179,11 +191,30 @@ void visit_train(TrainT& train, V& v) {
         {kNumerics, "dtype of accumulated gradients; bf16 halves their memory"});
   v.key("train", "recompute", train.recompute,
         {kPlacement,
-         "activation checkpointing; block: keep only block inputs, and run forward again in backward"});
+         "activation checkpointing: what blocks keep of their forward pass; none: all that backward needs; "
+         "attention: what attention has saved and the residual stream, and backward computes the MLPs again; "
+         "block: only block inputs, and backward runs forward again; N: every Nth block (N, 2N, ...) as with "
+         "block, the others as with none; auto: the level with the shortest predicted step that fits",
+         {.low = 1, .high = kMostRecomputeEvery}});
   v.key("train", "update", train.update,
         {kPlacement,
          "in_backward: update each block right after its backward, so that only one block's gradients are in "
          "memory; auto: only if the whole model's gradients do not fit"});
+  v.key(
+      "train", "loss_scale", train.loss_scale,
+      {kNumerics,
+       "model.dtype = \"fp16\": the loss's factor at the start, which keeps small gradients in fp16's range",
+       {.low = 1, .high = 1e30}});
+  v.key("train", "loss_scale_growth", train.loss_scale_growth,
+        {kNumerics,
+         "what the loss scale is multiplied by after loss_scale_interval steps without overflow",
+         {.low = 1, .high = 1e6}});
+  v.key("train", "loss_scale_backoff", train.loss_scale_backoff,
+        {kNumerics,
+         "what it is multiplied by after a step whose gradients overflowed; the step is skipped",
+         {.low = 0, .high = 1, .low_open = true, .high_open = true}});
+  v.key("train", "loss_scale_interval", train.loss_scale_interval,
+        {kNumerics, "steps in a row without overflow after which the loss scale grows", kCountFromOne});
   v.key("train", "max_grad_norm", train.max_grad_norm,
         {kNumerics, "gradient clipping threshold; not used with optimizer.clip = \"none\"", kPositive});
   v.key("train", "eval_every", train.eval_every,
@@ -200,6 +231,30 @@ void visit_train(TrainT& train, V& v) {
          "prompts answered at each evaluation, greedily; \"@FILE\": one prompt per line of a file"});
   v.key("train", "sample_tokens", train.sample_tokens,
         {kReporting, "maximum new tokens per answer to a sample prompt", {.low = 1, .high = 1e6}});
+}
+
+template <class GenerateT, class V>
+void visit_eval_generate(GenerateT& generate, V& v) {
+  using enum KeyTag;
+  constexpr const char* kTable = "eval.generate";
+  v.table(kTable, "answers that are generated at each evaluation and scored against references");
+  v.key(kTable, "data", generate.data,
+        {kReporting,
+         "JSON lines with a prompt and its completion, or messages whose last answer is the reference; the "
+         "columns as data.columns names them; []: no answers"});
+  v.key(kTable, "max_tokens", generate.max_tokens,
+        {kReporting, "maximum new tokens per answer, decoded greedily", {.low = 1, .high = 1e6}});
+  v.key(kTable, "metrics", generate.metrics,
+        {kReporting,
+         "means over the answers: equal but for blanks around, SQuAD's token F1, ROUGE-L's F-measure"});
+  v.key(kTable, "command", generate.command,
+        {kReporting,
+         "a program and its arguments, run without a shell, that reads JSON lines of prompt, answer and "
+         "reference, and prints a number or a JSON object of numbers; []: none"});
+  v.key(kTable, "command_seconds", generate.command_seconds,
+        {kReporting,
+         "time after which this program is killed",
+         {.low = 1, .high = 3000}});  // other ranks wait an hour at most (comm/liveness.h)
 }
 
 template <class OptimizerT, class V>
@@ -237,10 +292,12 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
         {kNumerics, "warmup steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
         {kNumerics, "final learning rate of a decaying schedule, as a share of lr", {.low = 0, .high = 1}});
-  v.key("optimizer", "master", optimizer.master,
-        {kState,
-         "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
-         "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none"});
+  v.key(
+      "optimizer", "master", optimizer.master,
+      {kState,
+       "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
+       "weight less; none: stochastic rounding; adamw_bf16 and adamw_anyprecision always have none; those of "
+       "fp16 weights are fp32 or none"});
   v.key("optimizer", "threads", optimizer.threads,
         {kPlacement, "CPU threads of the optimizer update; auto: run.threads", kThreads});
 }
@@ -248,7 +305,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
 template <class LoraT, class V>
 void visit_lora(LoraT& lora, V& v) {
   using enum KeyTag;
-  v.table("lora", "LoRA adapters; used with train.method = \"lora\" or \"qlora\"");
+  v.table("lora", "adapters; used with every train.method but \"full\"");
   v.key("lora", "r", lora.r, {kState, "rank of the adapters", {.low = 1, .high = 65536}});
   v.key("lora", "alpha", lora.alpha,
         {kNumerics, "the adapter's output is multiplied by alpha / r (rslora: alpha / sqrt(r))", kPositive});
@@ -256,8 +313,30 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "dtype", lora.dtype,
         {kState, "dtype of the adapters; auto: model.dtype; fp32 over a bf16 model is peft's default"});
   v.key("lora", "targets", lora.targets,
-        {kState, "layers that get adapters: \"all-linear\", or names such as q_proj, v_proj", {}, true});
+        {kState,
+         "layers that get adapters: \"all-linear\", names such as q_proj or layers.3.mlp.up_proj, or "
+         "\"regex:...\", which is found anywhere in a module's path; ia3 and norms: peft's default for the "
+         "model, "
+         "unless given",
+         {},
+         true});
+  v.key("lora", "exclude", lora.exclude,
+        {kState, "layers of lora.targets that get no adapter; the same names"});
+  v.key("lora", "layers", lora.layers,
+        {kState, "numbers of the transformer layers that get adapters; []: all", {.low = 0, .high = 1e6}});
+  v.key("lora", "ranks", lora.ranks,
+        {kState,
+         "ranks in place of lora.r, by names as in lora.targets; the first match decides",
+         {.low = 1, .high = 65536}});
+  v.key("lora", "alphas", lora.alphas,
+        {kNumerics, "values in place of lora.alpha, by names as in lora.targets; the first match decides",
+         kPositive});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
+  v.key("lora", "dora", lora.dora,
+        {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
+  v.key("lora", "b_lr_ratio", lora.b_lr_ratio,
+        {kNumerics, "LoRA+: B and DoRA's magnitudes learn at this times optimizer.lr, A at optimizer.lr",
+         kPositive});
   v.key(
       "lora", "start", lora.start,
       {kNumerics, "loftq: initialize the adapters with the rank-r approximation of the quantization error"});
@@ -332,6 +411,17 @@ void visit_checkpoint(CheckpointT& checkpoint, V& v) {
          "auto: resume from the newest valid checkpoint; never; or a name such as step_00000100",
          {},
          true});
+  v.key("checkpoint", "mirror", checkpoint.mirror,
+        {kReporting,
+         "a directory on another disk, into which checkpoints are copied beside training and verified, under "
+         "the "
+         "run's name; a start that lacks them resumes from there; \"\": none"});
+  v.key("checkpoint", "on_commit", checkpoint.on_commit,
+        {kReporting,
+         "a command after each committed checkpoint, such as a copy to object storage: a list of arguments "
+         "without a shell, in which {} is the checkpoint's directory; []: none"});
+  v.key("checkpoint", "on_commit_limit", checkpoint.on_commit_limit,
+        {kReporting, "after this time the command of on_commit is killed"});
 }
 
 template <class LogT, class V>
@@ -340,6 +430,14 @@ void visit_log(LogT& log, V& v) {
   v.key("log", "every", log.every,
         {KeyTag::kReporting, "steps between lines in log.txt, and on stderr unless it is a terminal",
          kCountFromOne});
+  v.key("log", "format", log.format,
+        {KeyTag::kReporting,
+         "json: stderr gets a JSON object in place of each line, with time, rank, host, level and message; "
+         "log.txt is always text"});
+  v.key("log", "prometheus", log.prometheus,
+        {KeyTag::kReporting,
+         "an address such as 127.0.0.1:9400 at which Prometheus scrapes the run, or the path of a file for "
+         "node_exporter's textfile collector; \"\": neither"});
   v.key("log", "to", log.to,
         {KeyTag::kReporting,
          "also send the curves to these: TensorBoard event files in <run>/tensorboard, or a tracker's Python "
@@ -355,6 +453,7 @@ void visit_config(ConfigT& config, V& v) {
   visit_model(config.model, v);
   visit_data(config.data, v);
   visit_train(config.train, v);
+  visit_eval_generate(config.eval.generate, v);
   visit_optimizer(config.optimizer, v);
   visit_lora(config.lora, v);
   visit_zero(config.zero, v);

@@ -148,6 +148,13 @@ bool read(const Entry& entry, E& field, const KeyInfo&) {
   if (value) field = *value;
   return value.has_value();
 }
+inline bool read(const Entry& entry, RecomputeChoice& field, const KeyInfo& info) {
+  Recompute level = Recompute::kBlock;
+  int64_t every = 1;
+  if (!read(entry, every, info) && !read(entry, level, info)) return false;
+  field = {level, every};
+  return true;
+}
 template <class T>
 bool read(const Entry& entry, std::optional<T>& field, const KeyInfo& info) {
   const auto* text = entry.node->as_string();
@@ -205,7 +212,30 @@ bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   return true;
 }
 
-// toml++ sorts a table by name; the sets are put into the file's order.
+// The keys of a table in the file's order: toml++ sorts them by name.
+inline std::vector<const toml::key*> keys_in_order(const toml::table& table) {
+  std::vector<const toml::key*> names;
+  for (auto&& [name, value] : table) names.push_back(&name);
+  std::ranges::sort(
+      names, [](const toml::key* a, const toml::key* b) { return a->source().begin < b->source().begin; });
+  return names;
+}
+
+// A regular expression that is none is reported with its reason (config_check.cpp).
+template <class T>
+bool read(const Entry& entry, ModuleValues<T>& field, const KeyInfo& info) {
+  const auto* table = entry.node->as_table();
+  if (table == nullptr) return false;
+  ModuleValues<T> values;
+  for (const toml::key* name : keys_in_order(*table)) {
+    values.all.emplace_back(std::string(name->str()), T{});
+    const Entry value{table->get(name->str()), entry.where, "", false};
+    if (name->empty() || !read(value, values.all.back().second, info)) return false;
+  }
+  field = std::move(values);
+  return true;
+}
+
 inline bool read(const Entry& entry, EvalSets& field, const KeyInfo& info) {
   EvalSets sets;
   const auto* table = entry.node->as_table();
@@ -218,11 +248,7 @@ inline bool read(const Entry& entry, EvalSets& field, const KeyInfo& info) {
   }
   KeyInfo each = info;
   each.required = true;
-  std::vector<const toml::key*> names;
-  for (auto&& [name, value] : *table) names.push_back(&name);
-  std::ranges::sort(
-      names, [](const toml::key* a, const toml::key* b) { return a->source().begin < b->source().begin; });
-  for (const toml::key* name : names) {
+  for (const toml::key* name : keys_in_order(*table)) {
     sets.all.push_back({std::string(name->str()), {}});
     const Entry value{table->get(name->str()), entry.where, "", false};
     if (name->empty() || !read(value, sets.all.back().files, each)) return false;
@@ -246,6 +272,10 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
   const auto text = word(entry);
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";
+}
+
+inline std::string word_hint(const Entry& entry, const RecomputeChoice*) {
+  return word_hint(entry, static_cast<const Recompute*>(nullptr));
 }
 
 template <class E>

@@ -38,16 +38,25 @@ std::vector<int32_t> TextSession::conversation(const std::vector<ChatMessage>& m
   return ids_of(python_->ask({{"messages", list}}));
 }
 
-void TextSession::begin_answer() {
-  python_->ask({{"begin", true}});
+std::vector<int32_t> TextSession::plain(const std::string& text) {
+  return ids_of(python_->ask({{"plain", text}}));
 }
 
-std::string TextSession::next(int32_t token) {
-  return text_of(python_->ask({{"next", token}}));
+void TextSession::begin_answer(int64_t answer) {
+  python_->ask({{"begin", true}, {"answer", answer}});
 }
 
-std::string TextSession::end_answer() {
-  return text_of(python_->ask({{"end", true}}));
+std::string TextSession::next(int32_t token, int64_t answer) {
+  return text_of(python_->ask({{"next", token}, {"answer", answer}}));
+}
+
+std::string TextSession::end_answer(int64_t answer) {
+  return text_of(python_->ask({{"end", true}, {"answer", answer}}));
+}
+
+TextSession::Decoded TextSession::decode(const std::vector<int32_t>& tokens) {
+  const Json answer = python_->ask({{"decode", tokens}});
+  return {text_of(answer), answer.at("pieces").get<std::vector<std::string>>()};
 }
 
 }  // namespace lm

@@ -41,11 +41,21 @@ class TextSession {
   // A conversation up to the model's turn; without a chat template in the form of training.
   std::vector<int32_t> conversation(const std::vector<ChatMessage>& messages);
 
+  // A text as it is, with the tokens that the tokenizer adds.
+  std::vector<int32_t> plain(const std::string& text);
+
   // Decodes an answer's tokens one by one: next returns the text that is complete. Bytes of an incomplete
-  // character wait.
-  void begin_answer();
-  std::string next(int32_t token);
-  std::string end_answer();  // the rest
+  // character wait. Answers under way at the same time have different numbers.
+  void begin_answer(int64_t answer = 0);
+  std::string next(int32_t token, int64_t answer = 0);
+  std::string end_answer(int64_t answer = 0);  // the rest
+
+  // Tokens as one text, and the text of each alone, special tokens included.
+  struct Decoded {
+    std::string text;
+    std::vector<std::string> pieces;
+  };
+  Decoded decode(const std::vector<int32_t>& tokens);
 
  private:
   std::unique_ptr<PythonSession> python_;

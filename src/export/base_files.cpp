@@ -48,7 +48,7 @@ BaseFiles::BaseFiles(const std::string& directory, bool wrapped)
     : wrapped_(wrapped),
       files_(holds_weights(directory) ? std::make_unique<ModelFiles>(directory) : nullptr) {}
 
-std::string BaseFiles::own_name(const std::string& ours) const {
+std::string BaseFiles::name_of(const std::string& ours) const {
   const auto tensor = files_ != nullptr ? files_->find(ours) : std::nullopt;
   if (tensor) return tensor->entry->name;
   return wrapped_ ? wrapped_name(ours) : ours;
@@ -62,7 +62,7 @@ std::vector<TensorInfo> BaseFiles::outgoing(std::vector<TensorInfo> ours, const 
       info.dtype = tensor->entry->dtype;
       copied_.insert(info.name);
     }
-    info.name = own_name(info.name);
+    info.name = name_of(info.name);
   }
   if (files_ == nullptr || !wrapped_) return ours;
   for (const ModelFiles::Tensor& tensor : files_->tensors()) {

@@ -23,13 +23,14 @@ class BaseFiles {
   // towers. Throws Error(11) if a tower is quantized: the exported config.json says that nothing is.
   std::vector<TensorInfo> outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout);
 
+  // The base's name of a tensor of the text model.
+  std::string name_of(const std::string& ours) const;
+
   // By the program's name: whether a tensor of that list is the base's own, and its bytes.
   bool copies(const std::string& name) const { return copied_.contains(name); }
   void copy(const std::string& name, const TensorSink& sink) const;
 
  private:
-  std::string own_name(const std::string& ours) const;
-
   bool wrapped_;
   std::unique_ptr<ModelFiles> files_;  // null: there are none
   std::set<std::string> copied_;       // by the program's names

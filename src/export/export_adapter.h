@@ -1,5 +1,5 @@
-// Writes a PEFT adapter directory, plain LoRA only, which other programs load too. Weights are borrowed from
-// the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
+// Writes a PEFT adapter directory of any kind (AdapterKind), which other programs load too. Weights are
+// borrowed from the caller. One thread; errors: 14 when the output exists, 20/21 on writing.
 #pragma once
 
 #include <string>
@@ -20,12 +20,20 @@ struct BaseModel {
   bool wrapped = false;            // the base is a text model inside another one (ModelSpec::wrapper)
 };
 
+struct AdapterForm {
+  bool replace = false;  // a directory that is there
+  // Ranks and alphas that differ stay as they are, named by rank_pattern and alpha_pattern. Without this the
+  // adapter is written with one rank and one alpha, since servers ignore the patterns: rows of A and columns
+  // of B that are 0 fill smaller ranks up, and B takes the differences of scale.
+  bool patterns = false;
+};
+
 // Writes the whole directory and renames it at the end; weights in fp32. The modules of a wrapped base have
 // the names of the wrapper's class in transformers 5, and a pattern as targets that leaves the towers out.
-// rsLoRA is written in its equivalent form, alpha·√r with use_rslora false, because some readers only know
-// lora_alpha. The base model's tokenizer files and chat template are copied beside the adapter: servers look
-// for them there first.
+// With one rank and alpha rsLoRA is written in its equivalent form, alpha·√r with use_rslora false, because
+// some readers only know lora_alpha. The base model's tokenizer files and chat template are copied beside the
+// adapter: servers look for them there first.
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
-                   const ModelLayout& layout, const WeightSource& source, bool replace);
+                   const ModelLayout& layout, const WeightSource& source, const AdapterForm& form);
 
 }  // namespace lm

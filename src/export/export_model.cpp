@@ -102,7 +102,7 @@ void fill(const BaseFiles& base, const OutgoingTensors& tensors, const std::stri
 
 std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place) {
   Json config = read_config(text, place);
-  const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
+  const char* const name = dtype == DType::kF32 ? "float32" : dtype == DType::kF16 ? "float16" : "bfloat16";
   bool found = false;
   bool changed = set_dtype(config, name, found);
   if (Json* const inner = text_config(config)) changed = set_dtype(*inner, name, found) || changed;

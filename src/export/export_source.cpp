@@ -118,7 +118,7 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
   const Parameter& parameter = place.parameter;
   floats_.resize(static_cast<size_t>(rows * parameter.columns * kFloat));
   if (files_ == nullptr)
-    return initialise(parameter, static_cast<uint64_t>(setup_.seed), place.number, DType::kF32,
+    return initialise({parameter, static_cast<uint64_t>(setup_.seed), place.number, DType::kF32},
                       floats_.data(), first, rows, setup_.threads);
   for (int64_t row = first; row < first + rows;) {
     const ParameterPart& part = part_of(parameter, row);

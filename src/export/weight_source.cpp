@@ -36,7 +36,7 @@ void put_row(const Band& band, int64_t row, const std::byte* from, DType dtype,
   convert_elements(from + band.column * static_cast<int64_t>(dtype_size(dtype)), dtype, line.data(),
                    band.dtype, band.columns);
   band.dtype == DType::kF32 ? put_elements<float>(band, row, line.data())
-                            : put_elements<Bf16>(band, row, line.data());
+                            : put_elements<uint16_t>(band, row, line.data());
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ void for_each_view(const WeightSource& source, size_t block, const TensorPlace& 
 
 OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source)
     : dtype_(dtype), source_(std::move(source)) {
-  LM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, dtype_name(dtype));
+  LM_CHECK(dtype == DType::kF32 || dtype_size(dtype) == 2, dtype_name(dtype));
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
       // A head that is trained beside adapters is the merged model's, under its own name.

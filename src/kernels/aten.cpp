@@ -21,6 +21,8 @@ at::ScalarType torch_type(DType type) {
       return at::kFloat;
     case DType::kBF16:
       return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
     case DType::kF64:
       return at::kDouble;
     case DType::kI32:

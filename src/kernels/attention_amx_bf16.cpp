@@ -149,7 +149,9 @@ void backward(const AttentionBackward& a, const Tile& tile, const BackwardScratc
 const Path kAmxBf16 = {.name = "amx_bf16",
                        .forward_f32 = nullptr,
                        .forward_bf16 = forward,
+                       .forward_f16 = nullptr,
                        .backward_f32 = nullptr,
-                       .backward_bf16 = backward};
+                       .backward_bf16 = backward,
+                       .backward_f16 = nullptr};
 
 }  // namespace lm::attention

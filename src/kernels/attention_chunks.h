@@ -26,6 +26,9 @@ inline bool has_little_shared_memory(int major, int minor) {
   return major == 12 || (major == 8 && minor > 0);
 }
 
+// From this (major) compute capability on LibTorch has flash attention.
+inline constexpr int kFlashCapability = 8;
+
 // Scores of a chunk: 32 MiB, of which a GPU's cache holds a good part.
 inline constexpr int64_t kChunkScores = 8 << 20;
 // Tokens of a chunk that make products large enough: fewer heads at once rather than fewer tokens.

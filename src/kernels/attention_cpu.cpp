@@ -147,10 +147,16 @@ bool usable(const Path& path) {
   return &path == &kBaseline || has_instructions(Instructions::kAvx2);
 }
 
+// Null: not of this type.
+auto forward_of(const Path& path, DType dtype) {
+  if (dtype == DType::kF32) return path.forward_f32;
+  return dtype == DType::kBF16 ? path.forward_bf16 : path.forward_f16;
+}
+
 template <class Args>
 void check_arguments(const Args& a, StreamView stream) {
   LM_CHECK(stream.device == DeviceType::kCpu && stream.threads >= 1, "attention on a CPU stream");
-  LM_CHECK(a.dtype == DType::kF32 || a.dtype == DType::kBF16, dtype_name(a.dtype));
+  LM_CHECK(a.dtype == DType::kF32 || a.dtype == DType::kBF16 || a.dtype == DType::kF16, dtype_name(a.dtype));
   LM_CHECK(a.head_dim >= 2 && a.head_dim <= kMaxHeadDim && a.head_dim % 2 == 0, std::to_string(a.head_dim));
   LM_CHECK(a.kv_heads >= 1 && a.heads % a.kv_heads == 0,
            std::to_string(a.heads) + " query heads, " + std::to_string(a.kv_heads) + " key heads");
@@ -192,8 +198,7 @@ void wait_turn(const int32_t* turn, int32_t value) {
 const Path* find_path(const char* name, DType dtype) {
   for (const Path* path : {&kAmxBf16, &kAvx512Bf16, &kAvx512, &kAvx2, &kBaseline}) {
     if (name != nullptr && std::strcmp(name, path->name) != 0) continue;
-    const bool serves = dtype == DType::kF32 ? path->forward_f32 != nullptr : path->forward_bf16 != nullptr;
-    if (serves && usable(*path)) return path;
+    if (forward_of(*path, dtype) != nullptr && usable(*path)) return path;
   }
   return nullptr;
 }
@@ -206,7 +211,7 @@ void forward(const Path& path, const AttentionForward& args, StreamView stream) 
   check_arguments(args, stream);
   ForwardScratch layout;
   const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
-  const auto tile = args.dtype == DType::kF32 ? path.forward_f32 : path.forward_bf16;
+  const auto tile = forward_of(path, args.dtype);
   const AttentionForward whole = from_the_first_token(args);
   run_tiles(TileList(args.documents, args.heads / args.kv_heads, args.kv_heads, kForwardRows,
                      /*descending=*/true),
@@ -225,7 +230,9 @@ void backward(const Path& path, const AttentionBackward& args, StreamView stream
   BackwardScratch layout;
   const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
   std::memset(shared.turn, 0, sizeof(int32_t) * args.kv_heads * args.tokens);
-  const auto tile = args.dtype == DType::kF32 ? path.backward_f32 : path.backward_bf16;
+  const auto tile = args.dtype == DType::kF32    ? path.backward_f32
+                    : args.dtype == DType::kBF16 ? path.backward_bf16
+                                                 : path.backward_f16;
   run_tiles(TileList(args.documents, args.heads / args.kv_heads, args.kv_heads, kBackwardRows,
                      /*descending=*/false),
             stream.threads, [&](int thread, const Tile& item) {
@@ -247,7 +254,7 @@ void attention_backward_cpu(const AttentionBackward& args, StreamView stream) {
   attention::backward(attention::best_path(args.dtype), args, stream);
 }
 
-// The same on every machine and for both element types: a plan made elsewhere holds here.
+// The same on every machine and for all element types: a plan made elsewhere holds here.
 int64_t attention_forward_scratch_cpu(const AttentionForward& args, StreamView stream) {
   attention::ForwardScratch layout;
   return stream.threads * attention::lay_out(layout, nullptr, args.head_dim);

@@ -1,7 +1,8 @@
-// Attention on GPUs by ATen's kernels over packed documents: flash attention in bf16, the memory-efficient
-// kernel in fp32 (flash has no fp32). Both take document starts, so padding and masks never exist. What they
-// allocate themselves (outputs, workspaces) comes from ATen's caching allocator and is freed in stream order.
-// What neither computes goes in chunks (attention_chunks.h).
+// Attention on GPUs by ATen's kernels over packed documents: flash attention in bf16 and fp16, the
+// memory-efficient kernel in fp32, which flash has not, and on cards before 8.0, which have no flash. Both
+// take document starts, so padding and masks never exist. What they allocate themselves (outputs, workspaces)
+// comes from ATen's caching allocator and is freed in stream order. What neither computes goes in chunks
+// (attention_chunks.h).
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
@@ -83,13 +84,17 @@ at::Tensor output_of(const Args& a, const DocumentRun& d, const void* out) {
   return heads_of(d, out, a.heads, a.head_dim, a.heads * a.head_dim, a.dtype);
 }
 
+bool uses_flash(DType dtype) {
+  return dtype_size(dtype) == 2 && at::cuda::getCurrentDeviceProperties()->major >= kFlashCapability;
+}
+
 void forward(const AttentionForward& a, const DocumentRun& d) {
   const int64_t past = a.documents.past;
   const DocumentRun keys = keys_of(d, past);
   const Heads in = inputs_of(a, d, keys);
   const at::Tensor starts = starts_of(d), out = output_of(a, d, a.out);
   const at::Tensor key_starts = past > 0 ? starts_of(d, d.key_start) : starts;
-  if (a.dtype == DType::kBF16) {
+  if (uses_flash(a.dtype)) {
     const auto result = at::_flash_attention_forward(in.q, in.k, in.v, starts, key_starts, d.longest,
                                                      keys.longest, 0.0, a.window == 0, false, a.scale,
                                                      flash_left(a.window), flash_right(a.window));
@@ -112,7 +117,7 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
                       heads_of(d, a.dk, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype),
                       heads_of(d, a.dv, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype)};
   const at::Tensor starts = starts_of(d), out = output_of(a, d, a.out), dout = output_of(a, d, a.dout);
-  if (a.dtype == DType::kBF16) {
+  if (uses_flash(a.dtype)) {
     // Without dropout the random state is not read.
     const at::Tensor no_random = tensor_of(a.scratch, {2}, {1}, DType::kI64, DeviceType::kCuda);
     const auto [dq, dk, dv] = at::_flash_attention_backward(
@@ -123,8 +128,8 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
     grad.v.copy_(dv);
     return;
   }
-  // Its logsumexp is padded per document in a layout of its own, so the fp32 path runs the forward once more
-  // instead of saving it: fp32 on a GPU serves comparisons, not speed.
+  // Its logsumexp is padded per document in a layout of its own, so this path runs the forward once more
+  // instead of saving it: fp32 on a GPU serves comparisons, and cards before 8.0 are rare.
   const int64_t group = a.heads / a.kv_heads;
   const at::Tensor q = in.q.unsqueeze(0), k = widen(in.k, group).unsqueeze(0),
                    v = widen(in.v, group).unsqueeze(0);
@@ -156,7 +161,7 @@ void attention_forward_cuda(const AttentionForward& args, StreamView stream) {
 
 void attention_backward_cuda(const AttentionBackward& args, StreamView stream) {
   // Flash's own forward pass leaves the lse that the chunks need.
-  const bool too_large = args.dtype == DType::kBF16 && lacks_shared_memory(args.head_dim);
+  const bool too_large = uses_flash(args.dtype) && lacks_shared_memory(args.head_dim);
   if (too_large || !library_attends(args.head_dim, args.softcap))
     return attention_backward_chunks(args, stream);
   for (int64_t i = 0; i < args.documents.run_count; ++i) backward(args, args.documents.runs[i]);

@@ -79,8 +79,10 @@ struct Path {
   // Null if the path does not support the element type.
   void (*forward_f32)(const AttentionForward&, const Tile&, const ForwardScratch&);
   void (*forward_bf16)(const AttentionForward&, const Tile&, const ForwardScratch&);
+  void (*forward_f16)(const AttentionForward&, const Tile&, const ForwardScratch&);
   void (*backward_f32)(const AttentionBackward&, const Tile&, const BackwardScratch&, const BackwardShared&);
   void (*backward_bf16)(const AttentionBackward&, const Tile&, const BackwardScratch&, const BackwardShared&);
+  void (*backward_f16)(const AttentionBackward&, const Tile&, const BackwardScratch&, const BackwardShared&);
 };
 
 extern const Path kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16;

@@ -1,10 +1,11 @@
-// Attention's arithmetic in fp32 on vectors of kWidth floats, from fp32 or bf16 memory. Written with the
-// compiler's vector types, so one text serves SSE2, AVX2 and AVX-512F. For the files of one instruction set
-// only.
+// Attention's arithmetic in fp32 on vectors of kWidth floats, from fp32, bf16 or fp16 memory. Written with
+// the compiler's vector types, so one text serves SSE2, AVX2 and AVX-512F. For the files of one instruction
+// set only.
 #pragma once
 
 #include <cstring>
 
+#include "base/host_device.h"
 #include "kernels/attention_backward.h"
 
 namespace lm::attention {
@@ -32,6 +33,10 @@ struct BFloat16 {
   std::memcpy(&bits, &x, 4);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   to.bits = static_cast<uint16_t>(x == x ? rounded : 0x7FC0);
+}
+
+[[gnu::always_inline]] inline void from_float(Fp16& to, float x) {
+  to = to_fp16(x);
 }
 
 template <int kWidth>

@@ -3,7 +3,7 @@
 // Values only, as in lanes.h.
 #pragma once
 
-#include "kernels/lanes.h"
+#include "kernels/half_lanes.h"
 
 namespace lm::LM_ISA {
 

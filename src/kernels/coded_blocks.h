@@ -90,9 +90,16 @@ template <MasterForm form>
 LM_INLINE Wide load_weights(const RuleUpdate& a, int64_t i) {
   const uint16_t* half = static_cast<const uint16_t*>(a.weight) + i;
   if constexpr (form == MasterForm::kWeight) return load_turned(static_cast<const float*>(a.weight) + i);
-  if constexpr (form == MasterForm::kF32) return load_turned(static_cast<const float*>(a.master) + i);
+  if constexpr (has_fp32_master(form)) return load_turned(static_cast<const float*>(a.master) + i);
   if constexpr (form == MasterForm::kStochastic) return load_turned(static_cast<const Bf16*>(a.weight) + i);
+  if constexpr (form == MasterForm::kStochasticFp16)
+    return load_turned(static_cast<const Fp16*>(a.weight) + i);
   return load_turned_split(half, static_cast<const uint16_t*>(a.master) + i);
+}
+// Random numbers for 64 weights, by their bits.
+LM_INLINE Wide turned_numbers(const RuleUpdate& a, int64_t i) {
+  const PhiloxWords<U32> numbers = rounding_numbers(a, i);
+  return turned(wide_of([&](int v) LM_BODY { return float_of(numbers.word[v]); }));
 }
 template <MasterForm form>
 LM_INLINE void store_weights(const RuleUpdate& a, int64_t i, Wide p) {
@@ -104,9 +111,15 @@ LM_INLINE void store_weights(const RuleUpdate& a, int64_t i, Wide p) {
   };
   if constexpr (form == MasterForm::kWeight) {
     store_turned(static_cast<float*>(a.weight) + i, p);
+  } else if constexpr (form == MasterForm::kF32OfFp16) {
+    store_turned(static_cast<Fp16*>(a.weight) + i, p);
+    store_turned(static_cast<float*>(a.master) + i, p);
+  } else if constexpr (form == MasterForm::kStochasticFp16) {
+    const Wide random = turned_numbers(a, i);
+    store_turned(static_cast<Fp16*>(a.weight) + i,
+                 wide_of([&](int v) LM_BODY { return stochastic_fp16(p.of[v], bits_of(random.of[v])); }));
   } else if constexpr (form == MasterForm::kStochastic) {
-    const PhiloxWords<U32> numbers = rounding_numbers(a, i);
-    const Wide random = turned(wide_of([&](int v) LM_BODY { return float_of(numbers.word[v]); }));
+    const Wide random = turned_numbers(a, i);
     store_turned_halves<false>(
         half, each([&](U32 bits, int v) LM_BODY { return stochastic_weight(bits, bits_of(random.of[v])); }));
   } else {
@@ -137,7 +150,7 @@ template <MasterForm form>
 LM_INLINE void prefetch_weights(const RuleUpdate& a, int64_t i) {
   using Weight = std::conditional_t<form == MasterForm::kWeight, float, uint16_t>;
   prefetch_lines(static_cast<const Weight*>(a.weight), i);
-  if constexpr (form == MasterForm::kF32) prefetch_lines(static_cast<const float*>(a.master), i);
+  if constexpr (has_fp32_master(form)) prefetch_lines(static_cast<const float*>(a.master), i);
   if constexpr (form == MasterForm::kSplit) prefetch_lines(static_cast<const uint16_t*>(a.master), i);
 }
 
@@ -251,7 +264,7 @@ void update_blocks(const RuleUpdate& args, int64_t begin, int64_t end) {
 // Updates every block by rule R.
 template <class R>
 void update_all_blocks(const RuleUpdate& a, StreamView stream) {
-  with_dtype("update", a.gradient_dtype, [&](auto gradient) {
+  with_gradient_dtype("update", a.gradient_dtype, [&](auto gradient) {
     with_form<R>(a.form, [&](auto form) {
       constexpr int64_t kGrain = kGrainElements / kCodeBlock;
       parallel_for(stream.threads, a.elements / kCodeBlock, kGrain, [&](int64_t begin, int64_t end) {

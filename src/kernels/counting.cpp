@@ -48,6 +48,24 @@ void move(StreamView stream, double bytes) {
   counted(stream).bytes += bytes;
 }
 
+// The elements of one of a kernel's arrays.
+template <class Args>
+double elements(const Args& a) {
+  if constexpr (requires { a.elements; }) {
+    return product(a.elements, 1);
+  } else if constexpr (requires { a.width; }) {
+    return product(a.rows, a.width);
+  } else {
+    return product(a.rows, a.columns);
+  }
+}
+
+#define LM_PASS_KERNEL(name, Args, arrays)               \
+  void name(const Args& a, StreamView stream) {          \
+    pass(stream, double{arrays} * elements(a), a.dtype); \
+  }
+#include "kernels/kernels.inc"
+
 void rms_norm_forward(const RmsNormForward& a, StreamView stream) {
   const int arrays = (a.residual == nullptr ? 2 : 4) + (a.add_to == nullptr ? 0 : 1);
   pass(stream, product(a.rows, a.groups, a.width) * arrays, a.dtype);
@@ -64,23 +82,11 @@ void layer_norm_backward(const LayerNormBackward& a, StreamView stream) {
 void rope(const Rope& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.heads, a.turned()), a.dtype);
 }
-void scale_by_position(const ScaleByPosition& a, StreamView stream) {
-  pass(stream, 2 * product(a.rows, a.width), a.dtype);
-}
 void gated_forward(const GatedForward& a, StreamView stream) {
   pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
 }
 void gated_backward(const GatedBackward& a, StreamView stream) {
   pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
-}
-void activation_forward(const ActivationForward& a, StreamView stream) {
-  pass(stream, 2 * product(a.elements, 1), a.dtype);
-}
-void activation_backward(const ActivationBackward& a, StreamView stream) {
-  pass(stream, 4 * product(a.elements, 1), a.dtype);
-}
-void cap_logits(const CapLogits& a, StreamView stream) {
-  pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
   pass(stream, product(a.rows, a.columns), a.dtype);
@@ -89,7 +95,8 @@ void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
-  const int arrays = 3 + (a.weight != nullptr ? 1 : 0) + (a.nll != nullptr ? 1 : 0);
+  const int arrays =
+      3 + (a.weight != nullptr ? 1 : 0) + (a.nll != nullptr ? 1 : 0) + (a.correct != nullptr ? 1 : 0);
   pass(stream, arrays * product(a.rows, 1), DType::kF32);
 }
 void gather_rows(const GatherRows& a, StreamView stream) {
@@ -112,6 +119,16 @@ void sum_columns(const SumColumns& a, StreamView stream) {
 }
 void add_bias(const AddBias& a, StreamView stream) {
   move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
+}
+void adapted_norms(const AdaptedNorms& a, StreamView stream) {
+  move(stream, product(a.weight.rows, a.weight.columns) * size(a.weight.dtype));
+}
+void scale_columns(const ScaleColumns& a, StreamView stream) {
+  const int arrays = 2 + (a.addend.defined() ? 1 : 0) + (a.subtrahend.defined() ? 1 : 0);
+  pass(stream, arrays * product(a.x.rows, a.x.columns), a.x.dtype);
+}
+void scale_columns_backward(const ScaleColumnsBackward& a, StreamView stream) {
+  pass(stream, (a.rest.defined() ? 4 : 3) * product(a.dy.rows, a.dy.columns), a.dy.dtype);
 }
 void dropout(const Dropout& a, StreamView stream) {
   pass(stream, kDropout * (a.accumulate ? 3 : 2) * product(a.rows, a.width), a.dtype);

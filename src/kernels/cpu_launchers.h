@@ -7,8 +7,8 @@
 
 #include "base/parallel.h"
 #include "kernels/exponential.h"
+#include "kernels/half_lanes.h"
 #include "kernels/kernels.h"
-#include "kernels/lanes.h"
 
 namespace lm {
 
@@ -21,7 +21,7 @@ namespace LM_ISA {
 #define LM_KERNEL(name, Args) void name(const Args&, StreamView);
 #define LM_CPU_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
-void gemm(const Gemm&, StreamView);  // bf16 only
+void gemm(const Gemm&, StreamView);  // bf16 and fp16
 // The special cases of `update`: quantized state, 8-bit codes of the dynamic maps, factored second moments,
 // and Muon's matrices.
 void update_coded(const RuleUpdate&, StreamView);
@@ -32,6 +32,14 @@ void update_orthogonal(const RuleUpdate&, StreamView);
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>
 LM_INLINE void with_dtype(const char* kernel, DType type, const Body& body) {
+  if (type == DType::kF32) return body(float{});
+  if (type == DType::kBF16) return body(Bf16{});
+  if (type == DType::kF16) return body(Fp16{});
+  refuse_dtype(kernel, type);
+}
+// The same for the types that gradients are summed in.
+template <class Body>
+LM_INLINE void with_gradient_dtype(const char* kernel, DType type, const Body& body) {
   if (type == DType::kF32) return body(float{});
   if (type == DType::kBF16) return body(Bf16{});
   refuse_dtype(kernel, type);

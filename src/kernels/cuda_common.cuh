@@ -19,9 +19,17 @@ inline constexpr int kThreads = 256;
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>
 void with_dtype(DType type, const Body& body) {
-  LM_CHECK(type == DType::kF32 || type == DType::kBF16, std::string("no GPU kernel for ") + dtype_name(type));
+  const bool fp16 = type == DType::kF16;
+  LM_CHECK(type == DType::kF32 || type == DType::kBF16 || fp16,
+           std::string("no GPU kernel for ") + dtype_name(type));
   if (type == DType::kF32) return body(float{});
-  body(Bf16{});
+  fp16 ? body(Fp16{}) : body(Bf16{});
+}
+// The same for the types that gradients are summed in.
+template <class Body>
+void with_gradient_dtype(DType type, const Body& body) {
+  LM_CHECK(type == DType::kF32 || type == DType::kBF16, std::string("no update with ") + dtype_name(type));
+  type == DType::kF32 ? body(float{}) : body(Bf16{});
 }
 
 // kernel<<<grid, block>>>(arguments...) in the stream, spelt as a call so that any C++ compiler reads it; an
@@ -75,6 +83,10 @@ __device__ __forceinline__ void unpack(const Loaded<T, n>& from, float (&x)[n]) 
       x[i] = float_of(from.at[i]);
     } else if constexpr (n % 2 == 0) {
       const uint32_t pair = from.at[i / 2];
+      if constexpr (std::is_same_v<T, Fp16>) {
+        x[i] = to_float(Fp16{static_cast<uint16_t>(i % 2 == 0 ? pair : pair >> 16)});
+        continue;
+      }
       x[i] = float_of(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
     } else {
       x[i] = to_float(from.at[i]);
@@ -83,10 +95,10 @@ __device__ __forceinline__ void unpack(const Loaded<T, n>& from, float (&x)[n]) 
 }
 // Stores n neighbours, each as round_to<T> leaves it. nvcc has an instruction that rounds two to bf16, with
 // the same bits but for a NaN, 0x7FFF, of which the mask makes 0x7FC0: five instructions for two numbers
-// instead of thirteen. (The twin's compiler reads the other half.)
+// instead of thirteen. (GPUs before 8.0 have none, and the GPU emulator's compiler reads the other half.)
 template <class T, int n>
 __device__ __forceinline__ void store_rounded(T* to, const float (&x)[n]) {
-#if defined(__NVCC__)
+#if defined(__NVCC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
   if constexpr (std::is_same_v<T, Bf16> && n % 2 == 0) {
     Pack<uint32_t, n / 2> pairs;  // the first of two is the low half
     LM_UNROLL

@@ -1,6 +1,7 @@
-// Products of bf16 matrices on the CPU, for processors on which LibTorch has only plain loops: tiles of the
-// result, one thread each, summed in fp32 from panels that are converted for a tile. An element's terms
-// are added in the order of the summed index, so neither threads nor tiles nor padding change a bit.
+// Products of bf16 and fp16 matrices on the CPU, for processors on which LibTorch has only plain loops (for
+// fp16 all): tiles of the result, one thread each, summed in fp32 from panels that are converted for a tile.
+// An element's terms are added in the order of the summed index, so neither threads nor tiles nor padding
+// change a bit.
 #include "kernels/gemm_panels.h"
 
 #include <type_traits>
@@ -22,14 +23,15 @@ LM_INLINE F32 splat(float x) {
 
 // An operand as the sum runs over it: element (i, k) for the left matrix's row or the right one's column i
 // is at data[i * stride + k], or where `apart` at data[k * stride + i].
+template <class T>
 struct Operand {
-  const Bf16* data;
+  const T* data;
   int64_t stride;
   bool apart;
 
   Operand(const View& matrix, bool is_apart)
-      : data(static_cast<const Bf16*>(matrix.data)), stride(matrix.stride), apart(is_apart) {}
-  const Bf16* at(int64_t i, int64_t k) const { return data + (apart ? k * stride + i : i * stride + k); }
+      : data(static_cast<const T*>(matrix.data)), stride(matrix.stride), apart(is_apart) {}
+  const T* at(int64_t i, int64_t k) const { return data + (apart ? k * stride + i : i * stride + k); }
 };
 
 // Where the left panel has element (row, k): the kRows rows of a group that the registers take at once lie
@@ -43,22 +45,24 @@ constexpr int kGroupStep = (kPanelDepth * kRows) + (apart ? kLanes : kRows * kPa
 
 // Asks for the lines of a panel's row that is converted soon: rows lie a stride apart, and the processor
 // foresees no such step. Past the matrix it does nothing.
-LM_INLINE void prefetch(const Bf16* row, int elements) {
+template <class T>
+LM_INLINE void prefetch(const T* row, int elements) {
   constexpr int kLine = 32;
   for (int i = 0; i < elements; i += kLine) __builtin_prefetch(row + i);
 }
 
-void widen(const Bf16* from, int64_t n, float* to) {
+template <class T>
+void widen(const T* from, int64_t n, float* to) {
   each_vector(n, [&](int64_t j, auto count) LM_BODY { store(to + j, load(from + j, count), count); });
 }
 
 // Zeros stand for rows that fill up the registers.
-template <bool apart>
-void pack_left(const Operand& a, int64_t row, int64_t rows, int64_t k0, int64_t depth, float* to) {
+template <bool apart, class T>
+void pack_left(const Operand<T>& a, int64_t row, int64_t rows, int64_t k0, int64_t depth, float* to) {
   const int64_t filled = (rows + kRows - 1) / kRows * kRows;
   if constexpr (apart) {
     for (int64_t k = 0; k < depth; ++k) {
-      const Bf16* const from = a.at(row, k0 + k);
+      const T* const from = a.at(row, k0 + k);
       prefetch(a.at(row, k0 + k + 8), kPanelRows);
       // A vector is wider than a group: what it has more is written again, by the next k.
       for (int64_t r = 0; r < filled; r += kRows) {
@@ -107,20 +111,22 @@ LM_INLINE void transpose(const Eight* from, uint16_t (*block)[kLanes]) {
 }
 
 // Eight elements, or `n` and zeros.
-LM_INLINE Eight load_eight(const Bf16* from, int64_t n) {
+LM_INLINE Eight load_eight(const void* from, int64_t n) {
   Eight r = {};
   if (n >= 8)
     memcpy(&r, from, sizeof r);
   else
-    memcpy(&r, from, sizeof(Bf16) * static_cast<size_t>(n));
+    memcpy(&r, from, sizeof(uint16_t) * static_cast<size_t>(n));
   return r;
 }
 
 // Sixteen columns as [depth, 16], zeros past `columns`.
-void pack_columns(const Operand& b, int64_t column, int64_t columns, int64_t k0, int64_t depth, float* to) {
+template <class T>
+void pack_columns(const Operand<T>& b, int64_t column, int64_t columns, int64_t k0, int64_t depth,
+                  float* to) {
   if (b.apart) {
     for (int64_t k = 0; k < depth; ++k) {
-      const Bf16* const from = b.at(column, k0 + k);
+      const T* const from = b.at(column, k0 + k);
       prefetch(from + 2 * kLanes, 1);
       store(to + k * kLanes,
             columns >= kLanes ? load(from, Whole{}) : load(from, Part{static_cast<int>(columns)}), Whole{});
@@ -138,7 +144,7 @@ void pack_columns(const Operand& b, int64_t column, int64_t columns, int64_t k0,
       transpose(rows, reinterpret_cast<uint16_t(*)[kLanes]>(&block[0][8 * half]));
     }
     for (int64_t i = 0; i < n; ++i)
-      store(to + (k + i) * kLanes, load(reinterpret_cast<const Bf16*>(block[i]), Whole{}), Whole{});
+      store(to + (k + i) * kLanes, load(reinterpret_cast<const T*>(block[i]), Whole{}), Whole{});
   }
 }
 
@@ -188,8 +194,8 @@ void multiply_panels(GemmPanels& panels, int64_t top, int64_t rows, int64_t all_
   columns_of(std::integral_constant<int, 1>{});
 }
 
-template <bool apart>
-void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, GemmPanels& panels) {
+template <bool apart, class T>
+void add_up(const Operand<T>& a, const Operand<T>& b, const Tile& t, int64_t inner, GemmPanels& panels) {
   for (int64_t k0 = 0; k0 < inner || k0 == 0; k0 += kPanelDepth) {
     const int64_t depth = inner - k0 < kPanelDepth ? inner - k0 : kPanelDepth;
     for (int64_t j = 0; j < t.columns; j += kLanes)
@@ -202,9 +208,10 @@ void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, Ge
   }
 }
 
+template <class T>
 void write(const Gemm& g, const Tile& t, const float* sums) {
   const auto element = [&](const View& matrix, int64_t r) {
-    return static_cast<Bf16*>(matrix.data) + (t.row + r) * matrix.stride + t.column;
+    return static_cast<T*>(matrix.data) + (t.row + r) * matrix.stride + t.column;
   };
   for (int64_t r = 0; r < t.rows; ++r) {
     each_vector(t.columns, [&](int64_t j, auto count) LM_BODY {
@@ -215,11 +222,9 @@ void write(const Gemm& g, const Tile& t, const float* sums) {
   }
 }
 
-}  // namespace
-
-void gemm(const Gemm& g, StreamView stream) {
-  if (g.a.dtype != DType::kBF16 || g.out.dtype != DType::kBF16) refuse_dtype("gemm", g.out.dtype);
-  const Operand a(g.a, g.transpose_a), b(g.b, !g.transpose_b);
+template <class T>
+void gemm_of(const Gemm& g, StreamView stream) {
+  const Operand<T> a(g.a, g.transpose_a), b(g.b, !g.transpose_b);
   const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
   // Smaller tiles where there would be too few for the threads.
@@ -252,10 +257,19 @@ void gemm(const Gemm& g, StreamView stream) {
         if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
         if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
         g.transpose_a ? add_up<true>(a, b, t, inner, all[mine]) : add_up<false>(a, b, t, inner, all[mine]);
-        write(g, t, all[mine].sums);
+        write<T>(g, t, all[mine].sums);
       }
     }
   }
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, StreamView stream) {
+  if (g.a.dtype != g.out.dtype) refuse_dtype("gemm", g.out.dtype);
+  if (g.a.dtype == DType::kBF16) return gemm_of<Bf16>(g, stream);
+  if (g.a.dtype == DType::kF16) return gemm_of<Fp16>(g, stream);
+  refuse_dtype("gemm", g.a.dtype);
 }
 
 }  // namespace lm::LM_ISA

@@ -3,8 +3,9 @@
 // and `x.cu`; kernels.inc lists them. A rank asks `kernels(device)` once and calls through the table.
 //
 // Memory belongs to the caller; on the GPU every pointer is device memory and the call only enqueues. No
-// kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32 or kBF16
-// throughout; rounding to bf16 is to nearest even except where a formula says otherwise.
+// kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32, kBF16 or
+// kF16 throughout, of gradients kF32 or kBF16; rounding is to nearest even except where a formula says
+// otherwise.
 #pragma once
 
 #include <array>
@@ -18,6 +19,7 @@
 #include "base/encoding_kind.h"
 #include "base/view.h"
 #include "kernels/attention_arguments.h"
+#include "kernels/dora_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {
@@ -181,14 +183,17 @@ struct CapLogits {
   DType dtype = DType::kF32;
 };
 
-// One vocabulary segment of the loss: updates each row's running (max, sum of exp(logit - max)) and picks the
-// target's logit. Segments are visited in order; `first_segment` starts the running values.
+// One vocabulary segment of the loss: updates each row's running (max, sum of exp(logit - max)), picks the
+// target's logit, and updates whether the target is the argmax so far. Segments are visited in order;
+// `first_segment` starts the running values. Of equal largest logits the one with the lowest column is the
+// argmax, as in torch.argmax.
 struct SoftmaxStatistics {
   const void* logits = nullptr;     // [rows, columns], stride in elements
   const int32_t* target = nullptr;  // [rows], in the whole vocabulary
   float* max = nullptr;             // [rows]
   float* sum = nullptr;             // [rows]
   float* target_logit = nullptr;    // [rows]
+  float* correct = nullptr;         // [rows]: 1 if the target is the argmax, else 0; null: not wanted
   int64_t rows = 0, columns = 0, stride = 0;
   int64_t first_column = 0;  // of the segment in the vocabulary
   bool first_segment = false;
@@ -211,14 +216,17 @@ struct SoftmaxGradient {
   DType dtype = DType::kF32;
 };
 
-// nll[r] = max + log(sum) - target_logit; then *total += the sum of weight[r] * nll[r] in fp64 in row order.
+// nll[r] = max + log(sum) - target_logit; then *total += the sum of weight[r] * nll[r] in fp64 in row order,
+// and *correct_total += the sum of correct[r], without weights.
 struct SoftmaxLoss {
   const float* max = nullptr;
   const float* sum = nullptr;
   const float* target_logit = nullptr;
-  const float* weight = nullptr;  // [rows]; null: 1
-  float* nll = nullptr;           // [rows]; null when not wanted
+  const float* weight = nullptr;   // [rows]; null: 1
+  const float* correct = nullptr;  // [rows], from the statistics; null together with correct_total
+  float* nll = nullptr;            // [rows]; null when not wanted
   double* total = nullptr;
+  double* correct_total = nullptr;
   int64_t rows = 0;
 };
 

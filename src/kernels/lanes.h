@@ -401,55 +401,6 @@ LM_INLINE void store(float* to, F32 a, Part count) {
   memcpy(to, whole, sizeof(float) * static_cast<size_t>(count.n));
 }
 
-// bf16 bits of each lane, to nearest even, NaN as 0x7FC0, in the upper half; the lower one is undefined.
-LM_INLINE U32 rounded_upper(F32 a) {
-  const U32 bits = bits_of(a);
-#if defined(__AVX512F__)
-  // With masks four operations instead of six: rounding is half of the work of a pass over bf16.
-  const __m512i b = (__m512i)bits.part[0];
-  const __mmask16 number = _mm512_cmp_ps_mask((__m512)a.part[0], (__m512)a.part[0], _CMP_ORD_Q);
-  const __mmask16 odd = _mm512_mask_test_epi32_mask(number, b, _mm512_set1_epi32(0x10000));
-  U32 rounded(kNan);
-  rounded.part[0] =
-      (NativeU32)_mm512_mask_add_epi32((__m512i)rounded.part[0], number, b, _mm512_set1_epi32(0x7FFF));
-  rounded.part[0] =
-      (NativeU32)_mm512_mask_add_epi32((__m512i)rounded.part[0], odd, b, _mm512_set1_epi32(0x8000));
-  return rounded;
-#else
-  const U32 rounded = bits + U32(0x7FFF) + ((bits >> 16) & U32(1));
-  return bits_of(select_nan(a, float_of(U32(kNan)), float_of(rounded)));
-#endif
-}
-// In the lower half, zeros above.
-LM_INLINE U32 bf16_bits(F32 a) {
-  return rounded_upper(a) >> 16;
-}
-template <class Count>
-LM_INLINE F32 load(const Bf16* from, Count count) {
-  return float_of(load_u16(&from->bits, count) << 16);
-}
-template <class Count>
-LM_INLINE void store(Bf16* to, F32 a, Count count) {
-  store_u16(&to->bits, bf16_bits(a), count);
-}
-
-// For values that are already rounded.
-template <class Count>
-LM_INLINE void store_rounded(Bf16* to, F32 a, Count count) {
-  store_u16(&to->bits, bits_of(a) >> 16, count);
-}
-template <class Count>
-LM_INLINE void store_rounded(float* to, F32 a, Count count) {
-  store(to, a, count);
-}
-
-// The value that a store of type T would leave.
-template <class T>
-LM_INLINE F32 round_as(F32 a) {
-  if constexpr (sizeof(T) == sizeof(Bf16)) return float_of(rounded_upper(a) & U32(0xFFFF0000));
-  return a;
-}
-
 // After the parameters of a lambda given to each_vector: left to itself gcc 12 calls the large ones, and
 // their constants and sums then go through memory each time.
 #define LM_BODY __attribute__((always_inline))

@@ -13,9 +13,10 @@ namespace lm {
 namespace {
 
 void gemm(const Gemm& g, StreamView stream) {
-  if (stream.device == DeviceType::kCpu && g.a.dtype == DType::kBF16 &&
-      !library_multiplies_bf16(best_instructions()))
-    return kernels(DeviceType::kCpu).gemm(g, stream);
+  // Of fp16 LibTorch has plain loops on most processors.
+  const bool ours = g.a.dtype == DType::kF16 ||
+                    (g.a.dtype == DType::kBF16 && !library_multiplies_bf16(best_instructions()));
+  if (stream.device == DeviceType::kCpu && ours) return kernels(DeviceType::kCpu).gemm(g, stream);
   const at::Tensor a = tensor_of(g.a, stream.device), b = tensor_of(g.b, stream.device);
   const at::Tensor left = g.transpose_a ? a.t() : a, right = g.transpose_b ? b.t() : b;
   at::Tensor out = tensor_of(g.out, stream.device);

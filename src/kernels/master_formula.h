@@ -1,5 +1,5 @@
-// The forms of fp32 masters of bf16 weights (MasterForm). U: unsigned integers of 32 bits, or lanes of them.
-// Both launchers and the tests' scalar reference use these lines.
+// The forms of fp32 masters of bf16 and fp16 weights (MasterForm). U: unsigned integers of 32 bits, or lanes
+// of them. Both launchers and the tests' scalar reference use these lines.
 #pragma once
 
 #include <type_traits>
@@ -8,6 +8,10 @@
 #include "optim/rules/rule.h"
 
 namespace lm {
+
+// As values, which code for GPUs may ask.
+template <MasterForm form>
+inline constexpr bool kHasFp32Master = has_fp32_master(form);
 
 // Calls body(form) with the form of the weights as a constant, if rule R takes it (takes_form; the launchers
 // refuse others).
@@ -27,6 +31,10 @@ LM_INLINE void with_form(MasterForm form, const Body& body) {
       return call(std::integral_constant<MasterForm, MasterForm::kStochastic>());
     case MasterForm::kNearest:
       return call(std::integral_constant<MasterForm, MasterForm::kNearest>());
+    case MasterForm::kF32OfFp16:
+      return call(std::integral_constant<MasterForm, MasterForm::kF32OfFp16>());
+    case MasterForm::kStochasticFp16:
+      return call(std::integral_constant<MasterForm, MasterForm::kStochasticFp16>());
   }
 }
 
@@ -54,6 +62,16 @@ LM_HOST_DEVICE U split_join(U weight, U low) {
 template <class U>
 LM_HOST_DEVICE U stochastic_weight(U master, U random) {
   return (master + (random & U(0xFFFF))) >> 16;
+}
+// To fp16 with the low 13 bits: the number that an fp16 weight then holds exactly. Below 2^-14 the distance
+// of fp16 numbers stays that of 2^-14, to which the number is added for the rounding.
+template <class F, class U>
+LM_HOST_DEVICE F stochastic_fp16(F master, U random) {
+  const U bits = bits_of(master), sign = bits & U(0x80000000u);
+  const F size = float_of(bits & U(0x7FFFFFFFu)), least(0x1p-14F);
+  const F added = select_less(size, least, least, F(0.F));
+  const U rounded = (bits_of(size + added) + (random & U(0x1FFFu))) & U(0xFFFFE000u);
+  return float_of(bits_of(float_of(rounded) - added) | sign);
 }
 
 }  // namespace lm

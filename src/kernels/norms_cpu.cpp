@@ -54,7 +54,7 @@ double granule_sum(const T* x) {
 }  // namespace
 
 void granule_norms(const GranuleNorms& a, StreamView stream) {
-  with_dtype("granule_norms", a.dtype, [&](auto t) {
+  with_gradient_dtype("granule_norms", a.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(stream.threads, a.granules, kGrainElements / kGranuleElements,
                  [&](int64_t begin, int64_t end) {

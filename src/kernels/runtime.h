@@ -15,6 +15,10 @@ namespace lm {
 // library caches code; 0: no limit.
 StreamView start_torch(DeviceType device, int threads, bool deterministic, int64_t gemm_shapes = 0);
 
+// Whether products of fp32 matrices on the GPU may round their factors to TF32: LibTorch's, and so all of
+// ours. Off after start_torch. No effect on the CPU.
+void allow_tf32(bool allowed);
+
 // The libraries that compute for the device besides our kernels, with their loaded versions: "LibTorch
 // 2.11.0+cu130, cuBLAS 13.1.0, cuDNN 9.19.0". Other versions may round differently. Does not need
 // start_torch.

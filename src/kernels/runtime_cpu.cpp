@@ -40,6 +40,8 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
   return {DeviceType::kCpu, nullptr, threads};
 }
 
+void allow_tf32(bool) {}
+
 std::string library_versions(DeviceType) {
   return torch_version();
 }

@@ -21,12 +21,17 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
   if (device == DeviceType::kCpu) return {DeviceType::kCpu, nullptr, threads};
   // What torch's Python module does for its programs: the allocator, the streams.
   at::globalContext().lazyInitDevice(at::kCUDA);
-  // Sums of bf16 products stay in fp32 where cuBLAS splits them; LibTorch lets it round in between by
+  // Sums of 16-bit products stay in fp32 where cuBLAS splits them; LibTorch lets it round in between by
   // default.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  at::globalContext().setAllowFP16ReductionCuBLAS(false);
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};
+}
+
+void allow_tf32(bool allowed) {
+  at::globalContext().setAllowTF32CuBLAS(allowed);
 }
 
 namespace {

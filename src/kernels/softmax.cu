@@ -19,20 +19,29 @@ __device__ __forceinline__ float exp_below_zero(float x) {
   return exp2f(x * 1.44269504088896341f);
 }
 
-// Logits that one thread has seen: the largest, and the sum of exp(logit - largest), scaled when a larger one
-// comes. Of a number and a NaN fmaxf is the number; the sum is a NaN then.
+// Logits that one thread has seen: the largest, the largest left of the row's target, and the sum of
+// exp(logit - largest), scaled when a larger one comes. Of a number and a NaN fmaxf is the number; the sum is
+// a NaN then.
 struct Running {
-  float largest = float_of(0xFF800000), sum = 0;  // -inf
+  float largest = float_of(0xFF800000), left = float_of(0xFF800000), sum = 0;  // -inf
 
-  // The packs at x and every kStep behind it.
+  // The packs at x and every kStep behind it; the first `until` columns from x on lie left of the target.
   template <int n, int packs, class T>
-  __device__ __forceinline__ void add(const T* x) {
+  __device__ __forceinline__ void add(const T* x, int64_t until) {
     Loaded<T, n> v[packs];
     for (int p = 0; p < packs; ++p) v[p] = load<n>(x + p * kStep<n>);
     float logit[packs][n], next = largest;
     for (int p = 0; p < packs; ++p) {
       unpack<T>(v[p], logit[p]);
-      for (int i = 0; i < n; ++i) next = fmaxf(next, logit[p][i]);
+      float most = logit[p][0];
+      for (int i = 1; i < n; ++i) most = fmaxf(most, logit[p][i]);
+      next = fmaxf(next, most);
+      const int64_t rest = until - p * kStep<n>;
+      if (rest >= n) left = fmaxf(left, most);
+      if (rest <= 0 || rest >= n) continue;
+      for (int i = 0; i < n; ++i) {
+        if (i < rest) left = fmaxf(left, logit[p][i]);
+      }
     }
     const float base = next == float_of(0xFF800000) ? 0.f : next;  // -inf - -inf is no number
     sum *= exp_below_zero(largest - base);
@@ -62,25 +71,38 @@ __global__ void cap(CapLogits a) {
 
 template <class T, int n>
 __global__ void statistics(SoftmaxStatistics a) {
+  // Per warp: has one of its threads seen a logit left of the target that is as large as the row's largest?
+  __shared__ bool beaten[kThreads / 32];
   const int64_t r = blockIdx.x;
   const T* x = static_cast<const T*>(a.logits) + r * a.stride;
   const float infinity = __int_as_float(0x7F800000);
   // Read before the barriers of the reductions; thread 0 writes after them.
   const float old_max = a.first_segment ? -infinity : a.max[r];
+  const int64_t column = a.target[r] - a.first_column;
+  const bool here = column >= 0 && column < a.columns;
+  const int64_t left = here ? column : 0;
   Running own;
   int64_t j = int64_t{threadIdx.x} * n;
-  for (; j + (kPacks - 1) * kStep<n> < a.columns; j += kPacks * kStep<n>) own.add<n, kPacks>(x + j);
-  for (; j < a.columns; j += kStep<n>) own.add<n, 1>(x + j);
+  for (; j + (kPacks - 1) * kStep<n> < a.columns; j += kPacks * kStep<n>) own.add<n, kPacks>(x + j, left - j);
+  for (; j < a.columns; j += kStep<n>) own.add<n, 1>(x + j, left - j);
   const float largest = block_max(own.largest);
   const float new_max = old_max < largest ? largest : old_max;
+  const bool any = __ballot_sync(0xFFFFFFFFu, here && own.left == new_max) != 0;
+  if (threadIdx.x % 32 == 0) beaten[threadIdx.x / 32] = any;  // read behind block_sum's barriers
   // A row of -inf alone has no sum: NaN.
   const float sum = block_sum(own.sum * exp_below_zero(own.largest - new_max));
   if (threadIdx.x != 0) return;
   const float carried = a.first_segment ? 0.f : a.sum[r] * expf(old_max - new_max);
   a.max[r] = new_max;
   a.sum[r] = carried + sum;
-  const int64_t column = a.target[r] - a.first_column;
-  if (column >= 0 && column < a.columns) a.target_logit[r] = to_float(x[column]);
+  const float logit = here ? to_float(x[column]) : 0.f;
+  if (here) a.target_logit[r] = logit;
+  if (a.correct == nullptr) return;
+  // Of a target in an earlier segment, a larger logit here ends that it is the argmax.
+  const bool earlier = column < 0 && !a.first_segment && a.correct[r] != 0 && new_max == old_max;
+  bool first = here && logit == new_max && old_max < new_max;
+  for (const bool warp : beaten) first = first && !warp;
+  a.correct[r] = earlier || first ? 1.f : 0.f;
 }
 
 // The packs at column j of row r and every kStep behind it, all loaded before the row's logarithm is made.
@@ -121,11 +143,13 @@ __global__ void gradient(SoftmaxGradient a) {
 __global__ void loss(SoftmaxLoss a) {
   __shared__ double term[kThreads];
   double total = 0;
+  float correct = 0;
   for (int64_t first = 0; first < a.rows; first += kThreads) {
     const int64_t r = first + threadIdx.x;
     if (r < a.rows) {
       const float nll = a.max[r] + logf(a.sum[r]) - a.target_logit[r];
       if (a.nll != nullptr) a.nll[r] = nll;
+      if (a.correct != nullptr) correct += a.correct[r];
       term[threadIdx.x] = static_cast<double>(nll) * (a.weight == nullptr ? 1.f : a.weight[r]);
     }
     __syncthreads();
@@ -135,7 +159,11 @@ __global__ void loss(SoftmaxLoss a) {
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) *a.total += total;
+  correct = block_sum(correct);  // whole numbers below 2^24: exact in any order
+  if (threadIdx.x == 0) {
+    *a.total += total;
+    if (a.correct_total != nullptr) *a.correct_total += correct;
+  }
 }
 
 }  // namespace

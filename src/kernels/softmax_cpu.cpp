@@ -23,9 +23,15 @@ template <class T>
 void statistics_row(const SoftmaxStatistics& a, int64_t r) {
   const T* x = static_cast<const T*>(a.logits) + r * a.stride;
   const float infinity = __builtin_inff();
+  const int64_t column = a.target[r] - a.first_column;
+  // The columns left of the target come first: one of them that has the largest logit is the argmax.
+  const int64_t left = column < 0 || column > a.columns ? a.columns : column;
   F32 largest(-infinity);
-  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
-    largest = max(largest, tail_or(load(x + j, count), count, -infinity));
+  each_vector(left, [&](int64_t j, auto count)
+                        LM_BODY { largest = max(largest, tail_or(load(x + j, count), count, -infinity)); });
+  const float left_max = max_lanes(largest);
+  each_vector(a.columns - left, [&](int64_t j, auto count) LM_BODY {
+    largest = max(largest, tail_or(load(x + left + j, count), count, -infinity));
   });
   const float old_max = a.first_segment ? -infinity : a.max[r];
   const float segment_max = max_lanes(largest);
@@ -41,8 +47,13 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
   const float carried = a.first_segment ? 0.f : a.sum[r] * std::exp(old_max - new_max);
   a.max[r] = new_max;
   a.sum[r] = carried + sum_lanes(sums);
-  const int64_t column = a.target[r] - a.first_column;
-  if (column >= 0 && column < a.columns) a.target_logit[r] = to_float(x[column]);
+  const bool here = column >= 0 && column < a.columns;
+  if (here) a.target_logit[r] = to_float(x[column]);
+  if (a.correct == nullptr) return;
+  // Of a target in an earlier segment, a larger logit here ends that it is the argmax.
+  const bool earlier = column < 0 && !a.first_segment && a.correct[r] != 0 && new_max == old_max;
+  const bool first = here && to_float(x[column]) == new_max && old_max < new_max && left_max < new_max;
+  a.correct[r] = earlier || first ? 1.F : 0.F;
 }
 
 template <class T>
@@ -128,14 +139,16 @@ void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
 }
 
 void softmax_loss(const SoftmaxLoss& a, StreamView) {
-  double total = 0;
+  double total = 0, correct = 0;
   for (int64_t r = 0; r < a.rows; ++r) {
     const float nll = a.max[r] + std::log(a.sum[r]) - a.target_logit[r];
+    if (a.correct != nullptr) correct += static_cast<double>(a.correct[r]);
     if (a.nll != nullptr) a.nll[r] = nll;
     // Exact, as a product of two fp32 numbers is in fp64.
     total += static_cast<double>(nll) * (a.weight == nullptr ? 1.F : a.weight[r]);
   }
   *a.total += total;
+  if (a.correct_total != nullptr) *a.correct_total += correct;
 }
 
 }  // namespace lm::LM_ISA

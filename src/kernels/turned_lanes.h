@@ -118,5 +118,11 @@ LM_INLINE Wide load_turned(const float* from) {
 LM_INLINE void store_turned(float* to, Wide a) {
   store(to, in_order(a), Whole4{});
 }
+LM_INLINE Wide load_turned(const Fp16* from) {
+  return turned(load(from, Whole4{}));
+}
+LM_INLINE void store_turned(Fp16* to, Wide a) {
+  store(to, in_order(a), Whole4{});
+}
 
 }  // namespace lm::LM_ISA

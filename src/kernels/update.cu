@@ -41,7 +41,7 @@ template <class R, class G, MasterForm form>
 void update_as(const RuleUpdate& a, StreamView stream) {
   bool pack = a.elements % 4 == 0 && aligned(4 * sizeof(G), a.gradient) &&
               aligned(form == MasterForm::kWeight ? 16 : 8, a.weight) &&
-              aligned(form == MasterForm::kF32 ? 16 : 8, a.master);
+              aligned(has_fp32_master(form) ? 16 : 8, a.master);
   for (int s = 0; s < kStateCount<R>; ++s) pack = pack && aligned(4 * sizeof(StateOf<R>), a.state[s]);
   const R rule = a.rule.as<R>();
   if (pack) return launch(update<R, G, form, 4>, stride_blocks(a.elements / 4), kThreads, stream, a, rule);
@@ -51,8 +51,7 @@ void update_as(const RuleUpdate& a, StreamView stream) {
 }  // namespace
 
 void update(const RuleUpdate& a, StreamView stream) {
-  LM_CHECK(a.weight_dtype == (a.form == MasterForm::kWeight ? DType::kF32 : DType::kBF16),
-           "update: weight type");
+  LM_CHECK(a.weight_dtype == weight_type(a.form), "update: weight type");
   LM_CHECK(takes_form(a.rule.id, a.form), "update: a form of masters that its rule does not take");
   if (is_factored(a.rule.id)) return update_factored(a, stream);
   if (a.orthogonal.call != OrthogonalState::Call::kNone) return update_orthogonal(a, stream);
@@ -61,7 +60,7 @@ void update(const RuleUpdate& a, StreamView stream) {
   Rules::with(a.rule.id, [&](auto type) {
     using R = RuleFormula<typename decltype(type)::type>;
     if constexpr (!kIsFactored<R>) {
-      with_dtype(a.gradient_dtype, [&](auto gradient) {
+      with_gradient_dtype(a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form,
                      [&](auto form) { update_as<R, decltype(gradient), decltype(form)::value>(a, stream); });
       });

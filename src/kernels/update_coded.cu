@@ -103,7 +103,7 @@ void update_coded(const RuleUpdate& a, StreamView stream) {
   Rules::with(a.rule.id, [&](auto type) {
     using R = typename decltype(type)::type;
     if constexpr (kIsCoded<R>) {
-      with_dtype(a.gradient_dtype, [&](auto gradient) {
+      with_gradient_dtype(a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           launch(update_blocks<R, decltype(gradient), decltype(form)::value>, stride_blocks(a.elements),
                  kThreads, stream, a, a.rule.as<R>());

@@ -24,7 +24,7 @@ void update_range(const RuleUpdate& a, int64_t begin, int64_t end) {
     if (kept) each_of<kStates>([&](auto s) LM_BODY { store(states[s] + i, one_nan(state[s]), count); });
     store_weight<form>(a, i, one_nan(p), random, count);
   };
-  if constexpr (form == MasterForm::kStochastic) {
+  if constexpr (rounds_stochastically(form)) {
     if (a.first_index % 64 != 0) {  // a parameter group may begin at any element
       Numbers numbers(a);
       each_vector(end - begin,
@@ -50,8 +50,7 @@ void update_range(const RuleUpdate& a, int64_t begin, int64_t end) {
 }  // namespace
 
 void update(const RuleUpdate& a, StreamView stream) {
-  const DType weight = a.form == MasterForm::kWeight ? DType::kF32 : DType::kBF16;
-  if (a.weight_dtype != weight) refuse_dtype("update (weight)", a.weight_dtype);
+  if (a.weight_dtype != weight_type(a.form)) refuse_dtype("update (weight)", a.weight_dtype);
   if (!takes_form(a.rule.id, a.form))
     refuse_arguments("update", "a form of masters that its rule does not take");
   if (is_factored(a.rule.id)) return update_factored(a, stream);
@@ -63,7 +62,7 @@ void update(const RuleUpdate& a, StreamView stream) {
   Rules::with(a.rule.id, [&](auto type) {
     using R = RuleFormula<typename decltype(type)::type>;
     if constexpr (!kIsFactored<R>) {
-      with_dtype("update", a.gradient_dtype, [&](auto gradient) {
+      with_gradient_dtype("update", a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           parallel_elements(stream.threads, a.elements, [&](int64_t begin, int64_t end) {
             update_range<R, decltype(gradient), decltype(form)::value>(a, begin, end);

@@ -202,7 +202,7 @@ void update_factored(const RuleUpdate& a, StreamView stream) {
     using R = typename decltype(type)::type;
     if constexpr (kIsFactored<R>) {
       LM_CHECK(a.factored.dtype == R::kStreams[0].type, "update: type of statistics");
-      with_dtype(a.gradient_dtype, [&](auto gradient) {
+      with_gradient_dtype(a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           update_as<R, decltype(gradient), decltype(form)::value>(a, a.rule.as<R>(), stream);
         });

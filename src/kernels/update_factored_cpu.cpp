@@ -185,7 +185,7 @@ class Update {
           const F32 direction =
               direction_of(gradient(a, i, count), row_factor, load(scratch_.column_factor + j, count));
           U32 random(0);
-          if constexpr (form == MasterForm::kStochastic) random = numbers.at(i);
+          if constexpr (rounds_stochastically(form)) random = numbers.at(i);
           store_weight<form>(a, i, stepped(load_weight<form>(a, i, count), direction, factor, decay), random,
                              count);
         });
@@ -210,7 +210,7 @@ void update_factored(const RuleUpdate& a, StreamView stream) {
     using R = typename decltype(type)::type;
     if constexpr (kIsFactored<R>) {
       if (a.factored.dtype != R::kStreams[0].type) refuse_dtype("update (statistics)", a.factored.dtype);
-      with_dtype("update", a.gradient_dtype, [&](auto gradient) {
+      with_gradient_dtype("update", a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           Update<R, decltype(gradient), decltype(form)::value>(a, stream).run();
         });

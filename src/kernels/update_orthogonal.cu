@@ -36,7 +36,7 @@ __global__ void take_step(RuleUpdate a, R rule, float size) {
 template <class R>
 void first_call(const RuleUpdate& a, StreamView stream) {
   const int64_t padded = (a.elements + kGranuleElements - 1) / kGranuleElements * kGranuleElements;
-  with_dtype(a.gradient_dtype, [&](auto gradient) {
+  with_gradient_dtype(a.gradient_dtype, [&](auto gradient) {
     launch(make_direction<R, decltype(gradient)>, stride_blocks(padded), kThreads, stream, a, a.rule.as<R>(),
            padded);
   });

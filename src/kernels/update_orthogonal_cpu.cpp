@@ -29,14 +29,14 @@ void take_step(const RuleUpdate& a, float size, int64_t begin, int64_t end) {
     const int64_t i = begin + k;
     const F32 p = R::step(rule, load(direction + i, count), size, load_weight<form>(a, i, count));
     U32 random(0);
-    if constexpr (form == MasterForm::kStochastic) random = numbers.at(i);
+    if constexpr (rounds_stochastically(form)) random = numbers.at(i);
     store_weight<form>(a, i, one_nan(p), random, count);
   });
 }
 
 template <class R>
 void first_call(const RuleUpdate& a, StreamView stream) {
-  with_dtype("update", a.gradient_dtype, [&](auto gradient) {
+  with_gradient_dtype("update", a.gradient_dtype, [&](auto gradient) {
     parallel_elements(stream.threads, a.elements, [&](int64_t begin, int64_t end) {
       make_direction<R, decltype(gradient)>(a, begin, end);
     });

@@ -27,14 +27,16 @@ LM_INLINE void prefetch_weight(const RuleUpdate& a, int64_t i) {
   } else {
     prefetch(static_cast<const uint16_t*>(a.weight), i);
   }
-  if constexpr (form == MasterForm::kF32) prefetch(static_cast<const float*>(a.master), i);
+  if constexpr (has_fp32_master(form)) prefetch(static_cast<const float*>(a.master), i);
   if constexpr (form == MasterForm::kSplit) prefetch(static_cast<const uint16_t*>(a.master), i);
 }
 
 template <MasterForm form, class Count>
 LM_INLINE F32 load_weight(const RuleUpdate& a, int64_t i, Count count) {
   if constexpr (form == MasterForm::kWeight) return load(static_cast<const float*>(a.weight) + i, count);
-  if constexpr (form == MasterForm::kF32) return load(static_cast<const float*>(a.master) + i, count);
+  if constexpr (has_fp32_master(form)) return load(static_cast<const float*>(a.master) + i, count);
+  if constexpr (form == MasterForm::kStochasticFp16)
+    return load(static_cast<const Fp16*>(a.weight) + i, count);
   if constexpr (form == MasterForm::kStochastic || form == MasterForm::kNearest)
     return load(static_cast<const Bf16*>(a.weight) + i, count);
   return float_of(split_join(load_u16(static_cast<const uint16_t*>(a.weight) + i, count),
@@ -46,6 +48,11 @@ LM_INLINE void store_weight(const RuleUpdate& a, int64_t i, F32 p, U32 random, C
   uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
   if constexpr (form == MasterForm::kWeight) {
     store(static_cast<float*>(a.weight) + i, p, count);
+  } else if constexpr (form == MasterForm::kStochasticFp16) {
+    store(static_cast<Fp16*>(a.weight) + i, stochastic_fp16(p, random), count);
+  } else if constexpr (form == MasterForm::kF32OfFp16) {
+    store(static_cast<Fp16*>(a.weight) + i, p, count);
+    store(static_cast<float*>(a.master) + i, p, count);
   } else if constexpr (form == MasterForm::kStochastic) {
     store_u16(half, stochastic_weight(bits_of(p), random), count);
   } else if constexpr (form == MasterForm::kNearest) {

@@ -13,11 +13,14 @@ namespace lm::gpu {
 template <MasterForm form, int n>
 __device__ __forceinline__ Pack<float, n> load_weights(const RuleUpdate& a, int64_t i) {
   if constexpr (form == MasterForm::kWeight) return load_pack<n>(static_cast<const float*>(a.weight) + i);
-  if constexpr (form == MasterForm::kF32) return load_pack<n>(static_cast<const float*>(a.master) + i);
+  if constexpr (kHasFp32Master<form>) return load_pack<n>(static_cast<const float*>(a.master) + i);
   Pack<float, n> p{};
   const Pack<uint16_t, n> high = load_pack<n>(static_cast<const uint16_t*>(a.weight) + i);
   if constexpr (form == MasterForm::kStochastic || form == MasterForm::kNearest) {
     for (int k = 0; k < n; ++k) p.at[k] = to_float(Bf16{high.at[k]});
+  }
+  if constexpr (form == MasterForm::kStochasticFp16) {
+    for (int k = 0; k < n; ++k) p.at[k] = to_float(Fp16{high.at[k]});
   }
   if constexpr (form == MasterForm::kSplit) {
     const Pack<uint16_t, n> low = load_pack<n>(static_cast<const uint16_t*>(a.master) + i);
@@ -34,8 +37,12 @@ __device__ __forceinline__ void store_weights(const RuleUpdate& a, int64_t i, co
     Pack<uint16_t, n> high, low;
     for (int k = 0; k < n; ++k) {
       const uint32_t bits = bits_of(p.at[k]);
-      if constexpr (form == MasterForm::kStochastic) {
-        const uint64_t index = static_cast<uint64_t>(a.first_index + i + k);
+      const uint64_t index = static_cast<uint64_t>(a.first_index + i + k);
+      if constexpr (form == MasterForm::kStochasticFp16) {
+        high.at[k] = to_fp16(stochastic_fp16(p.at[k], philox_at(a.rounding_key, index, 0, 0))).bits;
+      } else if constexpr (form == MasterForm::kF32OfFp16) {
+        high.at[k] = to_fp16(p.at[k]).bits;
+      } else if constexpr (form == MasterForm::kStochastic) {
         high.at[k] = static_cast<uint16_t>(stochastic_weight(bits, philox_at(a.rounding_key, index, 0, 0)));
       } else if constexpr (form == MasterForm::kNearest) {
         high.at[k] = to_bf16(p.at[k]).bits;
@@ -45,7 +52,7 @@ __device__ __forceinline__ void store_weights(const RuleUpdate& a, int64_t i, co
       low.at[k] = static_cast<uint16_t>(split_low(bits));
     }
     store_pack<n>(static_cast<uint16_t*>(a.weight) + i, high);
-    if constexpr (form == MasterForm::kF32) store_pack<n>(static_cast<float*>(a.master) + i, p);
+    if constexpr (kHasFp32Master<form>) store_pack<n>(static_cast<float*>(a.master) + i, p);
     if constexpr (form == MasterForm::kSplit) store_pack<n>(static_cast<uint16_t*>(a.master) + i, low);
   }
 }

@@ -6,7 +6,7 @@
 // Values only, as in lanes.h.
 #pragma once
 
-#include "kernels/lanes.h"
+#include "kernels/half_lanes.h"
 
 namespace lm::LM_ISA {
 
@@ -79,7 +79,10 @@ LM_INLINE Wide rounded_upper(Wide a) {
 }
 template <class T>
 LM_INLINE Wide round_as(Wide a) {
-  if constexpr (sizeof(T) != sizeof(Bf16)) return a;
+  if constexpr (std::is_same_v<T, float>) return a;
+  if constexpr (std::is_same_v<T, Fp16>) {
+    return wide_of([&](int i) LM_BODY { return round_as<T>(a.of[i]); });
+  }
   const Wide rounded = rounded_upper(a);
   return wide_of([&](int i) LM_BODY { return float_of(bits_of(rounded.of[i]) & U32(0xFFFF0000)); });
 }
@@ -112,6 +115,13 @@ LM_INLINE void store(Bf16* to, Wide a, Whole4) {
   LM_UNROLL
   for (int i = 0; i < kWide; ++i) store(to + i * kLanes, a.of[i], Whole{});
 #endif
+}
+LM_INLINE Wide load(const Fp16* from, Whole4) {
+  return wide_of([&](int i) LM_BODY { return load(from + i * kLanes, Whole{}); });
+}
+LM_INLINE void store(Fp16* to, Wide a, Whole4) {
+  LM_UNROLL
+  for (int i = 0; i < kWide; ++i) store(to + i * kLanes, a.of[i], Whole{});
 }
 
 // a + b's vectors in order: the same sum as each_vector's, in order.

@@ -1,10 +1,12 @@
 #include "model/bind.h"
 
 #include <fmt/format.h>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "spec/adapter_sites.h"
 
 namespace lm {
 namespace {
@@ -27,7 +29,10 @@ DropoutMask mask_of(double p, Purpose purpose, int64_t tensor, const BindOptions
 }  // namespace
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
-  return place_of(layout.find(name));
+  const TensorPlace* const place = layout.find(name);
+  if (place == nullptr) return {};
+  const TensorPlace* const copy = layout.beside(*place, 0, TrainableRole::kReplacement);
+  return place_of(copy != nullptr ? copy : place);
 }
 
 ModelBinding::Place ModelBinding::place_of(const TensorPlace* place) {
@@ -50,9 +55,10 @@ ModelBinding::Place ModelBinding::place_of(const TensorPlace* place) {
 // Looks up the parts that a mixer visits, with the adapters that the layout has for them.
 class ModelBinding::Finder {
  public:
+  // `modules`: none without an adapter.
   Finder(const BlockLayout& layout, int64_t layer, const std::vector<LinearModule>& modules,
-         SublayerPlace& out)
-      : layout_(layout), layer_(layer), modules_(modules), out_(out) {}
+         const AdapterSpec* adapter, SublayerPlace& out)
+      : layout_(layout), layer_(layer), modules_(modules), adapter_(adapter), out_(out) {}
 
   Place place(const std::string& name) const { return find(layout_, prefix_ + name); }
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
@@ -65,10 +71,17 @@ class ModelBinding::Finder {
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
-                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB));
-      ++part;
+                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
+                  magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
+                  output = place_of(layout_.beside(*weight, part, TrainableRole::kOutputScale)),
+                  input = place_of(layout_.beside(*weight, part, TrainableRole::kInputScale));
+      if (output.rows > 0) linear.scales.push_back({module.first, module.rows, output});
+      if (input.rows > 0) linear.input_scale = input;
+      const std::string_view path = module_of(weight->parameter.parts[part++].name);
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, dropout_place(layer_, module.part)});
+      linear.adapters.push_back({module.first, module.rows, a, b, magnitude,
+                                 dropout_place(layer_, module.part),
+                                 static_cast<float>(adapter_->scale_of(path))});
     }
   }
 
@@ -77,6 +90,7 @@ class ModelBinding::Finder {
   int64_t layer_;
   const std::string prefix_ = fmt::format("layers.{}.", layer_);
   const std::vector<LinearModule>& modules_;
+  const AdapterSpec* adapter_;
   SublayerPlace& out_;
 };
 
@@ -128,7 +142,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       place.spec = sublayer;
       std::visit(
           [&](const auto& mixer) {
-            Finder finder(block, layer, modules, place);
+            Finder finder(block, layer, modules, adapter, place);
             place.norm = {finder.place(sublayer.norm_name()), finder.place(sublayer.norm_bias_name())};
             place.norm_after = {finder.place(sublayer.norm_after_name()),
                                 finder.place(sublayer.norm_after_bias_name())};
@@ -138,9 +152,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
           sublayer.mixer);
     }
   }
-  if (adapter == nullptr) return;
-  scale_ = static_cast<float>(adapter->scale());
-  dropout_ = static_cast<float>(adapter->dropout);
+  if (adapter != nullptr) dropout_ = static_cast<float>(adapter->dropout);
 }
 
 Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const BindOptions& options) {
@@ -181,9 +193,13 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.rows = place.rows;
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
-    adapter.scale = scale_;
+    adapter.magnitude = bind(place.magnitude, memory, options);
+    adapter.scale = place.scale;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }
+  for (const ScalePlace& place : linear.scales)
+    out.scales.push_back({place.first, place.rows, bind(place.factors, memory, options)});
+  out.input_scale = bind(linear.input_scale, memory, options);
   return out;
 }
 

@@ -62,12 +62,19 @@ class ModelBinding {
   };
   struct AdapterPlace {
     int64_t first = 0, rows = 0;  // of the projection's output
-    Place a, b;
+    Place a, b, magnitude;
     uint32_t key = 0;  // of its dropout: layer and module
+    float scale = 1;
+  };
+  struct ScalePlace {
+    int64_t first = 0, rows = 0;  // of the projection's output
+    Place factors;
   };
   struct LinearPlace {
     Place weight, bias;
     std::vector<AdapterPlace> adapters;
+    std::vector<ScalePlace> scales = {};
+    Place input_scale = {};
   };
   struct NormPlace {
     Place weight, bias;
@@ -86,6 +93,7 @@ class ModelBinding {
   class Finder;
   class Binder;
 
+  // What is used as this tensor: the copy that is trained in its place, if there is one.
   static Place find(const BlockLayout& layout, const std::string& name);
   static Place place_of(const TensorPlace* place);  // null: the model has no such tensor
   static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
@@ -93,7 +101,7 @@ class ModelBinding {
                    const BindOptions& options);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
-  float scale_ = 1, dropout_ = 0;  // of the adapters
+  float dropout_ = 0;  // of the adapters
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
   Place embedding_, positions_, input_table_, input_projection_, head_;

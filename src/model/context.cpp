@@ -13,18 +13,19 @@
 namespace lm {
 namespace {
 
-// How many documents a GPU's attention is given at once.
-int64_t at_once(const Context& context, int64_t documents) {
+// How many documents a GPU's attention is given at once. One that continues a text has keys of its own.
+int64_t at_once(const Context& context, int64_t documents, bool continued) {
+  if (continued) return 1;
   return context.documents_at_once > 0 ? std::min(context.documents_at_once, documents) : documents;
 }
 
 // Where each document begins, counted from the first token of those together, is appended to `starts`.
-std::vector<DocumentRun> split_documents(const Context& context, const Batch& batch,
+std::vector<DocumentRun> split_documents(const Context& context, const Batch& batch, bool continued,
                                          std::vector<int32_t>& starts) {
   std::vector<DocumentRun> out;
   const std::vector<int32_t>& begin = batch.document_start;
   for (int64_t d = 0; d < batch.documents();) {
-    const int64_t count = at_once(context, batch.documents() - d);
+    const int64_t count = at_once(context, batch.documents() - d, continued);
     const auto at = [&](int64_t i) { return begin[static_cast<size_t>(d + i)]; };
     DocumentRun part{.first = at(0), .tokens = at(count) - at(0), .count = count};
     for (int64_t i = 0; i <= count; ++i) {
@@ -42,7 +43,7 @@ std::vector<DocumentRun> split_documents(const Context& context, const Batch& ba
 RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device,
                      StreamView stream)
     : positions_(positions), memory_(device, bytes(spec, positions)) {
-  const auto rounded = [dtype](float x) { return dtype == DType::kBF16 ? to_float(to_bf16(x)) : x; };
+  const auto rounded = [dtype](float x) { return as_stored(dtype, x); };
   std::vector<float> table(static_cast<size_t>(memory_.size()) / sizeof(float));
   float* out = table.data();
   for (const RopeSpec& rope : spec.ropes) {
@@ -88,15 +89,16 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
   const int64_t of_targets = (shape.weighted ? 3 : 2) * shape.targets;
   int64_t numbers = of_targets;
   if (gpu) {
-    const int64_t runs = ceil_div(shape.documents, at_once(context, shape.documents));
-    numbers += 3 * shape.tokens + shape.documents + runs + (shape.continued ? 2 : 0);
+    const int64_t runs = ceil_div(shape.documents, at_once(context, shape.documents, shape.continued));
+    numbers += 3 * shape.tokens + shape.documents + runs + (shape.continued ? 2 * runs : 0);
   }
   auto* const memory = reinterpret_cast<const int32_t*>(context.arena.allocate(numbers * 4));
   DeviceBatch out{.tokens = shape.tokens,
                   .rows = context.rounded(shape.tokens),
                   .targets = {.count = shape.targets, .row = memory, .target = memory + shape.targets},
                   .document_count = shape.documents,
-                  .runs = {}};
+                  .runs = {},
+                  .caches = {}};
   if (shape.weighted) out.targets.weight = reinterpret_cast<const float*>(memory + 2 * shape.targets);
   if (gpu) {
     out.token = memory + of_targets;
@@ -106,7 +108,10 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
   return out;
 }
 
-DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyValueCache* cache) {
+DeviceBatch place_batch(const Context& context, const Batch& batch,
+                        std::span<const KeyValueCache* const> caches) {
+  const bool continued = !caches.empty();
+  LM_CHECK(!continued || std::ssize(caches) == batch.documents(), "a cache for every document");
   // One list of 32-bit numbers, as one copy brings them: weights by their bits.
   std::vector<int32_t> all, target, weight;
   const bool weighted = !batch.weight.empty();
@@ -121,12 +126,12 @@ DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyVal
                                              .targets = std::ssize(target),
                                              .documents = batch.documents(),
                                              .weighted = weighted,
-                                             .continued = cache != nullptr});
+                                             .continued = continued});
   out.document_start = batch.document_start.data();
-  out.cache = cache;
+  out.caches.assign(caches.begin(), caches.end());
   // Where there is no kernel for one row there are two: LibTorch on a GPU takes an addend of one row for a
   // bias, and another library for the product.
-  if (cache != nullptr && batch.tokens() == 1) out.rows = context.kernels.multiply_row != nullptr ? 1 : 2;
+  if (continued && batch.tokens() == 1) out.rows = context.kernels.multiply_row != nullptr ? 1 : 2;
   all.insert(all.end(), target.begin(), target.end());
   all.insert(all.end(), weight.begin(), weight.end());
   if (context.device == DeviceType::kCpu) {
@@ -135,16 +140,16 @@ DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyVal
     out.sample = batch.sample.data();
   } else {
     std::vector<int32_t> starts;
-    out.runs = split_documents(context, batch, starts);
+    out.runs = split_documents(context, batch, continued, starts);
     const int32_t* start = out.sample + batch.tokens();
     for (DocumentRun& run : out.runs) {
       run.start = start;
       start += run.count + 1;
     }
-    if (cache != nullptr) {
-      LM_CHECK(out.runs.size() == 1 && out.runs.front().count == 1, "one document goes on");
-      out.runs.front().key_start = start;
-      starts.insert(starts.end(), {0, static_cast<int32_t>(cache->tokens() + batch.tokens())});
+    for (size_t text = 0; text < caches.size(); ++text) {
+      out.runs[text].key_start = start;
+      start += 2;
+      starts.insert(starts.end(), {0, static_cast<int32_t>(caches[text]->tokens() + out.runs[text].tokens)});
     }
     for (const std::vector<int32_t>* array :
          {&batch.token, &batch.position, &batch.sample, &std::as_const(starts)})

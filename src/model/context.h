@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/arena.h"
 #include "base/batch.h"
 #include "base/cuda.h"
+#include "base/host_device.h"
 #include "base/view.h"
 #include "kernels/kernels.h"
 #include "model/key_value_cache.h"
@@ -19,6 +21,12 @@
 #include "spec/model_spec.h"
 
 namespace lm {
+
+// The value that a number of this type keeps of x.
+inline float as_stored(DType dtype, float x) {
+  if (dtype == DType::kBF16) return to_float(to_bf16(x));
+  return dtype == DType::kF16 ? to_float(to_fp16(x)) : x;
+}
 
 // cos and sin of every position a run can meet, of each of the model's RoPE tables: fp32 [positions, dim/2],
 // rounded to the activation type as the reference implementation does.
@@ -62,15 +70,16 @@ struct DeviceBatch {
   const int32_t* document_start = nullptr;  // HOST memory, [document_count + 1]
   int64_t document_count = 0;
   std::vector<DocumentRun> runs;  // of the documents, on a GPU: as attention takes them
-  // The one document goes on from the tokens that the cache holds, and its own keys and values join them.
-  const KeyValueCache* cache = nullptr;
+  // Of generation: document d continues the text whose tokens caches[d] holds, and its own keys and values
+  // join them. Empty: no document continues a text.
+  std::vector<const KeyValueCache*> caches;
   // What its blocks give to later ones; null where the model has nothing of the kind.
   const Carried* carried = nullptr;
-  int64_t past() const { return cache != nullptr ? cache->tokens() : 0; }
+  bool continues() const { return !caches.empty(); }
   // A token that continues a text: its products are with one row.
-  bool one_row() const { return cache != nullptr && rows == 1; }
+  bool one_row() const { return continues() && rows == 1; }
   Documents documents() const {
-    return {document_start, document_count, runs.data(), static_cast<int64_t>(runs.size()), past()};
+    return {document_start, document_count, runs.data(), static_cast<int64_t>(runs.size())};
   }
 };
 
@@ -107,14 +116,15 @@ void zero_surplus(const Context& context, const View& x, int64_t used);
 
 // The batch's arrays where the device can read them: on the CPU the batch itself (the rows with targets in
 // the arena), on a GPU all of them in one block of the arena, by one copy.
-// With a cache: a batch of one document that continues its text.
-DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyValueCache* cache = nullptr);
+// With caches, one for each document: the documents continue their texts.
+DeviceBatch place_batch(const Context& context, const Batch& batch,
+                        std::span<const KeyValueCache* const> caches = {});
 // Memory for such arrays alone: of so many tokens, rows with a target and documents. The batch's pointers are
 // those that place_batch's would have.
 struct BatchShape {
   int64_t tokens = 0, targets = 0, documents = 0;
   bool weighted = false;   // its targets have weights
-  bool continued = false;  // a document that goes on
+  bool continued = false;  // its documents continue texts
 };
 DeviceBatch allocate_batch(const Context& context, const BatchShape& shape);
 

@@ -10,7 +10,7 @@ namespace lm {
 
 float embedding_scale(const EmbeddingSpec& spec, DType dtype) {
   const auto scale = static_cast<float>(spec.scale);
-  return spec.round_scale && dtype == DType::kBF16 ? to_float(to_bf16(scale)) : scale;
+  return spec.round_scale ? as_stored(dtype, scale) : scale;
 }
 
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,

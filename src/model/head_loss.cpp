@@ -77,9 +77,9 @@ struct Chunk {
   View x;        // [R_c, H], normed
   int64_t rows;  // that are of the batch
   const int32_t* target;
-  const float* weight;               // of the targets; null: 1
-  View max, sum, target_logit, nll;  // [R_c] fp32
-  View dx_sum;                       // [R_c, H] fp32; undefined: dx is not wanted
+  const float* weight;                        // of the targets; null: 1
+  View max, sum, target_logit, nll, correct;  // [R_c] fp32
+  View dx_sum;                                // [R_c, H] fp32; undefined: dx is not wanted
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
@@ -92,6 +92,7 @@ View segment_forward(const Context& context, const HeadSegment& segment, const C
                                       .max = chunk.max.floats(),
                                       .sum = chunk.sum.floats(),
                                       .target_logit = chunk.target_logit.floats(),
+                                      .correct = chunk.correct.floats(),
                                       .rows = chunk.rows,
                                       .columns = columns,
                                       .stride = columns,
@@ -102,13 +103,15 @@ View segment_forward(const Context& context, const HeadSegment& segment, const C
   return logits;
 }
 
-void add_loss(const Context& context, const Chunk& chunk, double* nll_sum) {
+void add_loss(const Context& context, const Chunk& chunk, LossSums* sums) {
   context.kernels.softmax_loss({.max = chunk.max.floats(),
                                 .sum = chunk.sum.floats(),
                                 .target_logit = chunk.target_logit.floats(),
                                 .weight = chunk.weight,
+                                .correct = chunk.correct.floats(),
                                 .nll = chunk.nll.floats(),
-                                .total = nll_sum,
+                                .total = &sums->nll,
+                                .correct_total = &sums->correct,
                                 .rows = chunk.rows},
                                context.stream);
 }
@@ -156,12 +159,12 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
 }
 
 // One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
-void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk, double* nll_sum,
-                 float scale, bool first) {
+void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk, LossSums* sums, float scale,
+                 bool first) {
   std::vector<View> logits;  // per segment
   for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
     logits.push_back(segment_forward(context, segment_of(weight, row), chunk));
-  add_loss(context, chunk, nll_sum);
+  add_loss(context, chunk, sums);
   if (!chunk.dx_sum.defined() && !weight.gradient.defined()) return;
   const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
   for (size_t s = 0; s < logits.size(); ++s) {
@@ -208,6 +211,7 @@ void for_chunks(const Context& context, const HeadRows& rows, const LossOptions&
                .sum = some(rows.sum, used),
                .target_logit = some(rows.target_logit, used),
                .nll = some(rows.nll, used),
+               .correct = some(rows.correct, used),
                .dx_sum = some(rows.dx_sum, count)},
          row);
   }
@@ -224,7 +228,7 @@ HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch&
   const int64_t rounded = context.rounded(count);
   if (keep == nullptr) rows.normed = dx.defined() ? dx : context.tensor(rounded, hidden);
   rows.normed = rows.normed.row_range(0, rounded);
-  for (View* column : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit, &rows.nll}) {
+  for (View* column : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit, &rows.nll, &rows.correct}) {
     if (!column->defined()) *column = context.tensor(count, 1, DType::kF32);
   }
   if (dx.defined() || options.norm_gradient) rows.dx_sum = context.tensor(rounded, hidden, DType::kF32);
@@ -235,11 +239,11 @@ HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch&
 }
 
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
-                          double* nll_sum, const LossOptions& options) {
+                          LossSums* sums, const LossOptions& options) {
   const bool last = segment.first_row + segment.weight.weight.rows == context.spec.vocab;
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t) {
     segment_forward(context, segment, chunk);
-    if (last) add_loss(context, chunk, nll_sum);
+    if (last) add_loss(context, chunk, sums);
   });
 }
 
@@ -255,10 +259,10 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
   });
 }
 
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, double* nll_sum,
+void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options) {
   for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    head_segment_forward(context, segment_of(weight, row), rows, nll_sum, options);
+    head_segment_forward(context, segment_of(weight, row), rows, sums, options);
 }
 
 void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
@@ -285,12 +289,12 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
 }
 
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, double* nll_sum, const LossOptions& options) {
+               const View& dx, LossSums* sums, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
   const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options);
   if (rows.targets.count == 0 && options.first) zero_gradient(context, head.weight);
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
-    fused_chunk(context, head.weight, chunk, nll_sum, options.scale, options.first && row == 0);
+    fused_chunk(context, head.weight, chunk, sums, options.scale, options.first && row == 0);
   });
   head_finish(context, head.norm, x, rows, dx, options);
 }

@@ -39,20 +39,27 @@ struct LossOptions {
   const struct HeadRows* keep = nullptr;
 };
 
+// What a pass of the head adds up over rows with a target; in device memory.
+struct LossSums {
+  double nll = 0;      // weight * nll
+  double correct = 0;  // rows whose target is the argmax of their logits, whatever their weight
+};
+
 // The rows of a micro-batch between the steps, in arena order.
 struct HeadRows {
   TargetRows targets;
-  View normed;                       // [R', H]: R rounded up; in training it waits in dx until the end
-  View rstd;                         // [R] fp32
-  View max, sum, target_logit, nll;  // [R] fp32; nll is complete after the last segment's forward
+  View normed;  // [R', H]: R rounded up; in training it waits in dx until the end
+  View rstd;    // [R] fp32
+  // [R] fp32; nll and correct (1 or 0) are complete after the last segment's forward.
+  View max, sum, target_logit, nll, correct;
   View dx_sum;  // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
 };
 // `dx` [T, H] undefined: evaluation, or its gradient is not wanted.
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
                     const View& dx, const LossOptions& options);
-// The last segment completes the softmax, and *nll_sum (fp64, device memory) += sum of weight * nll.
+// The last segment completes the softmax, and adds to *sums.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
-                          double* nll_sum, const LossOptions& options);
+                          LossSums* sums, const LossOptions& options);
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options);
 // `x` is head_begin's, and dx becomes its gradient; undefined: nobody wants it.
@@ -61,15 +68,15 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
 
 // All segments of a whole matrix. If the rows have no dx_sum, backward makes the gradient of the matrix
 // alone.
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, double* nll_sum,
+void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options);
 void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
                           const LossOptions& options);
 
-// All of it with the weights of the batch, fused: *nll_sum += sum of weight * nll, `dx` [T, H] becomes the
+// All of it with the weights of the batch, fused: adds to *sums, `dx` [T, H] becomes the
 // gradient of x [T, H], and the head's gradients are added.
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, double* nll_sum, const LossOptions& options);
+               const View& dx, LossSums* sums, const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
 View head_normed(const Context& context, const Norm& norm, const View& x);

@@ -2,6 +2,7 @@
 // Whoever generates owns it; the model's forward fills it (DeviceBatch::cache).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -16,6 +17,13 @@ namespace lm {
 // So many tokens of a prompt pass the model at once: enough for products of matrices to be fast, and what
 // they take of the arena stays little whatever the prompt's length.
 inline constexpr int64_t kPromptTokens = 512;
+// And so many where the logits after each of them are wanted.
+inline constexpr int64_t kScoredTokens = 32;
+
+// Rows of logits that generation holds at once. One text gives its last token's alone.
+constexpr int64_t generated_logit_rows(int64_t texts) {
+  return texts > 1 ? std::max(texts, kScoredTokens) : 1;
+}
 
 class KeyValueCache {
  public:

@@ -35,7 +35,7 @@ void project(const Context& context, const LayerInputs& inputs, const DeviceBatc
 
 float input_scale(const InputsSpec& spec, DType dtype) {
   const auto factor = static_cast<float>(std::sqrt(static_cast<double>(spec.width)));
-  return dtype == DType::kBF16 ? to_float(to_bf16(factor)) : factor;
+  return as_stored(dtype, factor);
 }
 
 void layer_inputs_forward(const Context& context, const LayerInputs& inputs, const DeviceBatch& batch,

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "model/dora.h"
+#include "model/ia3.h"
+
 namespace lm {
 namespace {
 
@@ -119,11 +123,15 @@ View dropped(const Context& context, const Adapter& adapter, const DeviceBatch& 
 
 // An adapter of another type than the model works in its own on copies, in the arena, of what the model gives
 // it: what it adds to a product is added there, and the sum rounded once.
-View in_type_of(const Context& context, const Linear& linear, const View& x) {
-  if (linear.adapters.empty() || linear.adapters.front().a.weight.dtype == x.dtype) return x;
-  const View copy = context.tensor(x.rows, x.columns, linear.adapters.front().a.weight.dtype);
+View in_type_of(const Context& context, const Adapter& adapter, const View& x) {
+  if (adapter.a.weight.dtype == x.dtype) return x;
+  const View copy = context.tensor(x.rows, x.columns, adapter.a.weight.dtype);
   context.kernels.copy_rows({.from = x, .to = copy}, context.stream);
   return copy;
+}
+
+View in_type_of(const Context& context, const Linear& linear, const View& x) {
+  return linear.adapters.empty() ? x : in_type_of(context, linear.adapters.front(), x);
 }
 
 // Back from such a copy.
@@ -153,6 +161,119 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
   add_dropped(context, adapter.dropout, batch, part, dx);
 }
 
+// saved.reduced.
+void reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+            LinearSaved& saved) {
+  if (linear.adapters.empty()) return;
+  const ArenaFrame copies(context.arena);
+  const View input = in_type_of(context, linear, x);
+  for (size_t i = 0; i < linear.adapters.size(); ++i) {
+    const ArenaFrame frame(context.arena);
+    const Adapter& adapter = linear.adapters[i];
+    multiply(context, batch,
+             {.a = dropped(context, adapter, batch, input),
+              .b = adapter.a.weight,
+              .out = saved.reduced[i],
+              .transpose_b = true});
+  }
+}
+
+// out = base + s B reduced, of the adapter's rows. `base` may be out.
+void add_adapter(const Context& context, const DeviceBatch& batch, const Adapter& adapter,
+                 const View& reduced, const View& base, const View& out) {
+  const ArenaFrame frame(context.arena);
+  const View sum = in_type_of(context, adapter, base);
+  const View to = sum.dtype == out.dtype ? out : sum;
+  multiply(context, batch,
+           {.a = reduced,
+            .b = adapter.b.weight,
+            .out = to,
+            .addend = sum,
+            .transpose_b = true,
+            .scale = adapter.scale});
+  settle(context, to, out);
+}
+
+// The rows of W that an adapter is on, which are one part of it.
+Param rows_of(const Param& param, const Adapter& adapter) {
+  Param out = param;
+  if (param.encoding == EncodingKind::kPlain) {
+    out.weight = param.weight.row_range(adapter.first, adapter.rows);
+    return out;
+  }
+  out.weight.rows = adapter.rows;
+  out.parts = {};
+  int64_t row = 0;
+  for (const Param::EncodedPart& part : param.parts) {
+    if (row == adapter.first && part.rows == adapter.rows) out.parts.front() = part;
+    row += part.rows;
+  }
+  LM_CHECK(out.parts.front().rows == adapter.rows, "an adapter is on one part of a matrix");
+  return out;
+}
+
+// Where rows have trained lengths and nothing is dropped: y = (m / n) z, and what backward wants.
+void forward_scaled(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const LinearForward& pass, LinearSaved& saved) {
+  const ArenaFrame frame(context.arena);
+  const std::vector<View> products = adapter_products(context, linear);
+  const View &x = pass.x, &z = saved.product;
+  each_row_tile(context, linear.weight, [&](const View& rows, int64_t first) {
+    multiply(context, batch,
+             {.a = x, .b = rows, .out = z.column_range(first, rows.rows), .transpose_b = true});
+    save_norms(context, linear, products, rows, first, saved);
+  });
+  for (size_t i = 0; i < linear.adapters.size(); ++i) {
+    const View slice = z.column_range(linear.adapters[i].first, linear.adapters[i].rows);
+    add_adapter(context, batch, linear.adapters[i], saved.reduced[i], slice, slice);
+  }
+  if (pass.y.defined()) scale_output(context, linear, pass, saved);
+}
+
+// The same with dropout, when y has W x + bias already: y += (m / n) z - W drop(x).
+void forward_scaled_dropped(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                            const LinearForward& pass, LinearSaved& saved) {
+  const ArenaFrame frame(context.arena);
+  const std::vector<View> products = adapter_products(context, linear);
+  for (size_t i = 0; i < linear.adapters.size(); ++i) {
+    const ArenaFrame slice_frame(context.arena);
+    const Adapter& adapter = linear.adapters[i];
+    const View z = saved.product.column_range(adapter.first, adapter.rows), base = context.like(z);
+    const View input = dropped(context, adapter, batch, pass.x);
+    each_row_tile(context, rows_of(linear.weight, adapter), [&](const View& rows, int64_t first) {
+      multiply(context, batch,
+               {.a = input, .b = rows, .out = base.column_range(first, rows.rows), .transpose_b = true});
+      save_norms(context, linear, products, rows, adapter.first + first, saved);
+    });
+    add_adapter(context, batch, adapter, saved.reduced[i], base, z);
+    if (pass.y.defined())
+      add_scaled(context, z, base, pass.y.column_range(adapter.first, adapter.rows),
+                 saved.factors.floats() + adapter.first);
+  }
+}
+
+// dx of the base where rows have trained lengths, and the gradients of these; returns the gradient of z, in
+// the arena.
+View backward_scaled(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const LinearBackward& pass, const LinearSaved& saved, bool first) {
+  const auto& [x, dy, dx] = pass;
+  const bool drops = linear.adapters.front().dropout.on();
+  View rest;
+  const View dz = scale_gradient(context, linear, dy, saved, drops && dx.defined() ? &rest : nullptr, first);
+  if (!dx.defined()) return dz;
+  linear_input_gradient(context, linear, drops ? dy : dz, dx);
+  for (const Adapter& adapter : linear.adapters) {
+    if (!drops) break;
+    const ArenaFrame frame(context.arena);
+    Linear slice;
+    slice.weight = rows_of(linear.weight, adapter);
+    const View part = context.like(dx);
+    linear_input_gradient(context, slice, rest.column_range(adapter.first, adapter.rows), part);
+    add_dropped(context, adapter.dropout, batch, part, dx);
+  }
+  return dz;
+}
+
 }  // namespace
 
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
@@ -160,12 +281,23 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   for (const Adapter& adapter : linear.adapters) {
     saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows, adapter.a.weight.dtype));
   }
+  const int64_t out = linear.weight.weight.rows;
+  if (!linear.scales.empty()) saved.product = context.tensor(rows, out);
+  if (!scales_rows(linear)) return saved;
+  saved.product = context.tensor(rows, out);
+  saved.norms = context.tensor(out, 1, DType::kF32);
+  saved.factors = context.tensor(out, 1, DType::kF32);
   return saved;
 }
 
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved) {
   const auto& [x, y, residual] = pass;
+  if (has_scales(linear)) return scales_forward(context, linear, batch, pass, saved);
+  const bool scaled = scales_rows(linear);
+  reduce(context, linear, batch, x, saved);
+  if (scaled && !linear.adapters.front().dropout.on())
+    return forward_scaled(context, linear, batch, pass, saved);
   // By rows of W forward, by its columns backward: no product's sum is cut.
   each_row_tile(context, linear.weight,
                 [&, &x = x, &y = y, &residual = residual](const View& rows, int64_t first) {
@@ -185,36 +317,32 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
                               .dtype = context.dtype},
                              context.stream);
   }
-  linear_reduce(context, linear, batch, x, saved);
+  if (scaled) return forward_scaled_dropped(context, linear, batch, pass, saved);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
-    const ArenaFrame frame(context.arena);
-    const Adapter& adapter = linear.adapters[i];
-    const View slice = y.column_range(adapter.first, adapter.rows), sum = in_type_of(context, linear, slice);
-    multiply(context, batch,
-             {.a = saved.reduced[i],
-              .b = adapter.b.weight,
-              .out = sum,
-              .addend = sum,
-              .transpose_b = true,
-              .scale = adapter.scale});
-    settle(context, sum, slice);
+    const View slice = y.column_range(linear.adapters[i].first, linear.adapters[i].rows);
+    add_adapter(context, batch, linear.adapters[i], saved.reduced[i], slice, slice);
   }
 }
 
 void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, const LinearSaved& saved, bool first) {
   const auto& [x, dy, dx] = pass;
+  if (has_scales(linear)) return scales_backward(context, linear, pass, saved, first);
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
-  if (dx.defined()) linear_input_gradient(context, linear, dy, dx);
-  if (linear.adapters.empty()) return;
   const ArenaFrame frame(context.arena);
+  View dz = dy;  // of W x and the adapters together
+  if (scales_rows(linear))
+    dz = backward_scaled(context, linear, batch, pass, saved, first);
+  else if (dx.defined())
+    linear_input_gradient(context, linear, dy, dx);
+  if (linear.adapters.empty()) return;
   const View input = in_type_of(context, linear, x);
   const View sum = dx.defined() ? in_type_of(context, linear, dx) : dx;
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const ArenaFrame slice_frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
-    const View dy_slice = in_type_of(context, linear, dy.column_range(adapter.first, adapter.rows));
+    const View dy_slice = in_type_of(context, linear, dz.column_range(adapter.first, adapter.rows));
     adapter_backward(context, adapter, batch, {input, dy_slice, sum}, saved.reduced[i], first);
   }
   if (dx.defined()) settle(context, sum, dx);
@@ -227,20 +355,14 @@ void linear_input_gradient(const Context& context, const Linear& linear, const V
   });
 }
 
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                   LinearSaved& saved) {
-  if (linear.adapters.empty()) return;
-  const ArenaFrame copies(context.arena);
-  const View input = in_type_of(context, linear, x);
-  for (size_t i = 0; i < linear.adapters.size(); ++i) {
-    const ArenaFrame frame(context.arena);
-    const Adapter& adapter = linear.adapters[i];
-    multiply(context, batch,
-             {.a = dropped(context, adapter, batch, input),
-              .b = adapter.a.weight,
-              .out = saved.reduced[i],
-              .transpose_b = true});
-  }
+void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                 LinearSaved& saved) {
+  if (!linear.scales.empty()) return scales_forward(context, linear, batch, {.x = x, .y = {}}, saved);
+  reduce(context, linear, batch, x, saved);
+  if (!scales_rows(linear)) return;
+  const bool drops = linear.adapters.front().dropout.on();
+  drops ? forward_scaled_dropped(context, linear, batch, {.x = x, .y = {}}, saved)
+        : forward_scaled(context, linear, batch, {.x = x, .y = {}}, saved);
 }
 
 void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,

@@ -1,5 +1,6 @@
 // The linear projection y = x Wᵀ (+ bias) (+ s B (A drop(x)) per adapted slice of rows) with its explicit
-// backward. Weights and gradients are views into a block's arrays; nothing here owns memory but the arena.
+// backward, with DoRA's lengths of rows where adapters have magnitudes (model/dora.h). Weights and gradients
+// are views into a block's arrays; nothing here owns memory but the arena.
 #pragma once
 
 #include <array>
@@ -36,21 +37,36 @@ constexpr int64_t tile_elements(DeviceType device) {
 struct Adapter {
   int64_t first = 0;
   int64_t rows = 0;
-  Param a;  // [r, in]
-  Param b;  // [rows, r]
+  Param a;               // [r, in]
+  Param b;               // [rows, r]
+  Param magnitude = {};  // [rows]; undefined weight = the rows' lengths are not trained
   float scale = 1;
   DropoutMask dropout = {};  // of its input, while training
+};
+
+// IA3 on rows [first, first + rows) of a projection's output.
+struct OutputScale {
+  int64_t first = 0;
+  int64_t rows = 0;
+  Param factors;  // [rows]
 };
 
 struct Linear {
   Param weight;  // [out, in]
   Param bias;    // [out]; undefined weight = no bias
   std::vector<Adapter> adapters;
+  std::vector<OutputScale> scales = {};  // IA3 (model/ia3.h); there are no adapters then
+  Param input_scale = {};                // [in]; undefined weight = the input is not scaled
+  // Whether something beside the weight and the bias is trained, whose gradient needs the forward pass.
+  bool adapted() const { return !adapters.empty() || !scales.empty() || input_scale.weight.defined(); }
 };
 
-// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r].
+// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r]. The rest is there
+// where rows have trained lengths or outputs are scaled.
 struct LinearSaved {
   std::vector<View> reduced;
+  View product;         // z [T, out], before it is scaled
+  View norms, factors;  // n and m / n [out], fp32; columns of other rows may be uninitialised
 };
 
 // Allocates what forward saves, in the arena.
@@ -73,10 +89,10 @@ struct LinearBackward {
 void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, const LinearSaved& saved, bool first);
 
-// The two passes' halves on their own: dx = dy W without adapters, and A drop(x) without the projection.
+// The two passes' halves on their own: dx = dy W without adapters, and what backward wants without y.
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx);
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                   LinearSaved& saved);
+void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                 LinearSaved& saved);
 
 // gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
 // goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.

@@ -1,4 +1,5 @@
-// An adapter added into its base weights: W + s B A, all of it in fp32.
+// An adapter added into its base weights: W + s B A, with DoRA each row then scaled to its trained length;
+// all of it in fp32.
 #pragma once
 
 #include "kernels/kernels.h"

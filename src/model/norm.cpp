@@ -9,6 +9,22 @@ void check_parameters(const Norm& norm) {
   LM_CHECK(norm.bias.weight.defined() == norm.spec.has_bias(), "a norm's bias is not as its kind has it");
 }
 
+// The norm with its parameters in the model's type, which the kernels read: a trained copy of another type is
+// converted into the arena.
+Norm in_model_type(const Context& context, const Norm& norm) {
+  Norm out = norm;
+  for (View* const vector : {&out.weight.weight, &out.bias.weight}) {
+    if (!vector->defined() || vector->dtype == context.dtype) continue;
+    const View copy = context.tensor(1, vector->rows);
+    context.kernels.copy_rows(
+        {.from = view_of(static_cast<std::byte*>(vector->data), vector->dtype, 1, vector->rows), .to = copy},
+        context.stream);
+    vector->data = copy.data;
+    vector->dtype = copy.dtype;
+  }
+  return out;
+}
+
 // Group `g` of a norm whose groups have weights of their own. Kernels take one weight for all groups of a
 // row: each group has a call.
 Norm norm_of_group(const Norm& norm, const Groups& groups, int64_t g) {
@@ -67,8 +83,10 @@ void forward_centred(const Context& context, const Norm& norm, const Forward& pa
                                      context.stream);
 }
 
-void forward(const Context& context, const Norm& norm, const Forward& pass, Groups groups) {
-  check_parameters(norm);
+void forward(const Context& context, const Norm& of_any_type, const Forward& pass, Groups groups) {
+  check_parameters(of_any_type);
+  const ArenaFrame frame(context.arena);
+  const Norm norm = in_model_type(context, of_any_type);
   if (norm.spec.centred()) {
     LM_CHECK(groups.groups == 1 && !pass.add_to.defined(), "LayerNorm is of whole rows");
     return forward_centred(context, norm, pass, groups.width);
@@ -205,6 +223,7 @@ void norm_backward(const Context& context, const Norm& norm, const NormBackward&
   }
   check_parameters(norm);
   const ArenaFrame frame(context.arena);
+  const Norm typed = in_model_type(context, norm);
   const bool centred = norm.spec.centred();
   const auto sums_of = [&](const Param& parameter) {
     return parameter.gradient.defined() ? context.tensor(groups.width, 1, DType::kF32) : View{};
@@ -216,9 +235,9 @@ void norm_backward(const Context& context, const Norm& norm, const NormBackward&
   }
   if (centred) {
     LM_CHECK(groups.groups == 1, "LayerNorm is of whole rows");
-    backward_centred(context, norm, pass, groups.width, sums);
+    backward_centred(context, typed, pass, groups.width, sums);
   } else {
-    backward(context, norm, pass, groups, sums);
+    backward(context, typed, pass, groups, sums);
   }
   if (sums.dweight.defined())
     add_vector_gradient(context, norm.weight.gradient, sums.dweight.floats(), first);

@@ -10,8 +10,9 @@ namespace lm {
 
 // The activations of a group of micro-batches lie in the arena in the order forward makes them:
 //   [batch 0] [carried 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] ...
-// and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
-// backward of b. Inputs that live off the device lie in their slots instead.
+// and backward gives them back from the end, block by block. [saved b] is the part that the block's level of
+// recomputation keeps; the other part lies behind everything, around forward and around backward of b. Inputs
+// that live off the device lie in their slots instead.
 //
 // Where a tied table's gradient is made last, before all of that lie what it is made of and the slot of the
 // blocks' gradients; when these have ended, it takes the slot's place and what lies behind:
@@ -38,13 +39,13 @@ struct Pass::MicroBatch {
 };
 
 Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
-           double* nll_sum)
+           LossSums* sums)
     : context_(context),
       binding_(model.spec, model.layout, model.adapter),
       units_(model.layout.units(step.cut_head())),
       memory_(memory),
       config_(step),
-      nll_sum_(nll_sum),
+      sums_(sums),
       head_(std::ssize(model.layout.blocks) - 1),
       first_trained_(model.layout.first_trained()),
       norm_trained_(model.layout.blocks.back().trains("norm") ||
@@ -162,12 +163,12 @@ void Pass::head(int64_t block, int64_t micro) {
   } else if (config_.two_phases) {
     const ArenaFrame frame(context_.arena);
     HeadRows rows = head_begin(context_, head.norm, m.device, x, m.dx, options);
-    head_matrix_forward(context_, head.weight, rows, nll_sum_, options);
+    head_matrix_forward(context_, head.weight, rows, sums_, options);
     weigh(micro, rows);
     head_matrix_backward(context_, head.weight, rows, options);
     head_finish(context_, head.norm, x, rows, m.dx, options);
   } else {
-    head_loss(context_, head, m.device, x, m.dx, nll_sum_, options);
+    head_loss(context_, head, m.device, x, m.dx, sums_, options);
   }
   if (block == config_.first_trained) end_group(micro);
 }
@@ -238,16 +239,14 @@ void Pass::forward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
   const View x_in = input(block, micro);
-  if (config_.recompute) {
-    const View x_out = make_input(block + 1, micro);
-    const ArenaFrame frame(context_.arena);
-    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
-    block_forward(context_, bound, m.device, x_in, dropped, x_out);
-    return;
-  }
+  const Recompute level = config_.recompute.of(block);
+  BlockSaved& saved = m.saved[b];
   if (first_of_group(micro)) mark_[b] = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
-  block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kKept, saved);
+  const View x_out = make_input(block + 1, micro);
+  const ArenaFrame frame(context_.arena);
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, saved);
+  block_forward(context_, bound, m.device, x_in, saved, x_out);
 }
 
 // Forward of a block that has no backward.
@@ -270,7 +269,7 @@ void Pass::head_forward(const Operation& operation) {
   MicroBatch& m = at(micro);
   const Unit& part = unit(operation);
   if (part.segment()) {
-    head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_, loss_options(micro));
+    head_segment_forward(context_, bind_segment(operation, false), m.head, sums_, loss_options(micro));
     if (part.first_row + part.rows == context_.spec.vocab) weigh(micro, m.head);
     return;
   }
@@ -295,8 +294,9 @@ void Pass::recompute(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
   recompute_mark_ = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
-  block_forward(context_, bound, m.device, input(block, micro), m.saved[b], {});
+  const Recompute level = config_.recompute.of(block);
+  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, m.saved[b]);
+  block_recompute(context_, bound, m.device, input(block, micro), level, m.saved[b]);
 }
 
 void Pass::backward(int64_t block, int64_t micro) {
@@ -310,11 +310,9 @@ void Pass::backward(int64_t block, int64_t micro) {
   if (block + 1 == head_) zero_lent_gradients(context_, m.carried);
   block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
                  {.dx = m.dx, .first = micro == 0, .want_dx = block > first_trained_});
-  if (config_.recompute) {
-    context_.arena.rewind(recompute_mark_);
-  } else if (last_of_group(micro)) {
-    context_.arena.rewind(mark_[b]);
-  }
+  if (config_.recompute.of(block) != Recompute::kNone) context_.arena.rewind(recompute_mark_);
+  // Inputs alone stay until the group ends: a second backward may want them.
+  if (!config_.recompute.whole() && last_of_group(micro)) context_.arena.rewind(mark_[b]);
   if (block == config_.first_trained) end_group(micro);
 }
 
@@ -378,10 +376,10 @@ void ForwardPass::head(const Operation& operation) {
     if (rows_.targets.count > 0) losses_ = score_rows(context, head.weight, rows_);
     return;
   }
-  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.nll_sum_, options);
-  if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
+  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.sums_, options);
+  if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.sums_, options);
   const bool last = whole || unit.first_row + unit.rows == context.spec.vocab;
-  if (last && rows_.targets.count > 0) losses_ = rows_.nll;
+  if (last && rows_.targets.count > 0) losses_ = rows_.nll, correct_ = rows_.correct;
 }
 
 }  // namespace lm

@@ -37,9 +37,9 @@ class PassMemory {
 
 class Pass {
  public:
-  // Borrows all but the model's parts. `nll_sum`: fp64 in device memory, to which losses are added.
+  // Borrows all but the model's parts. `sums`: in device memory; losses are added to them.
   Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
-       double* nll_sum);
+       LossSums* sums);
   ~Pass();
 
   // A step of so many micro-batches begins; `loss_scale` is 1 / its target tokens.
@@ -101,7 +101,7 @@ class Pass {
   std::vector<Unit> units_;
   PassMemory& memory_;
   const StepConfig& config_;
-  double* nll_sum_;
+  LossSums* sums_;
   int64_t head_;           // the last block, and its unit
   int64_t first_trained_;  // block; nobody wants the gradient of its input
   bool norm_trained_;      // the final norm
@@ -138,6 +138,8 @@ class ForwardPass {
   // The nll of each target row, [R] fp32 in the arena, once the last of the head's operations has computed
   // them; before, and without targets, undefined. Of a head of scores: these, [R, labels].
   const View& losses() const { return losses_; }
+  // The same: 1 where the target is the argmax, else 0.
+  const View& correct() const { return correct_; }
   const View& x() const { return x_; }  // [T, H], the input of what comes next
   Head bind_head() { return pass_.bind_head(false); }
   Norm bind_norm() { return pass_.bind_norm(false); }
@@ -149,7 +151,7 @@ class ForwardPass {
   Carried carried_;
   View x_, y_;  // take turns: a block reads one and writes the other
   HeadRows rows_;
-  View losses_;
+  View losses_, correct_;
 };
 
 }  // namespace lm

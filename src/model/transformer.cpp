@@ -93,6 +93,27 @@ View output_gradient(const Context& context, const Sublayer& sublayer, const Dev
   return dy;
 }
 
+// Whether what the mixer saves, and its output where a norm reads that, stays until backward.
+bool keeps_mixer(const Sublayer& sublayer, Recompute level) {
+  if (level != Recompute::kAttention) return level == Recompute::kNone;
+  return std::visit([](const auto& mixer) { return std::decay_t<decltype(mixer)>::kKeptWithAttention; },
+                    sublayer.mixer);
+}
+
+// What a mixer saves of `input` [T, H], once more.
+void recompute_mixer(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
+                     const View& input, BlockSaved::Sublayer& kept) {
+  MixerOutput output{.kind = MixerOutput::Kind::kNone};
+  if (sublayer.norm_after) output = {.kind = MixerOutput::Kind::kAdded, .residual = {}, .sum = kept.output};
+  const View y = std::visit(
+      [&](const auto& mixer) {
+        using Saved = typename std::decay_t<decltype(mixer)>::Saved;
+        return mixer.forward(context, batch, input, std::get<Saved>(kept.mixer), output);
+      },
+      sublayer.mixer);
+  if (sublayer.norm_after) add_output(context, sublayer, batch, kept, {y, input, {}});
+}
+
 // From dx to the gradients of the sublayer's parameters, but its norm's, and of its input.
 void mixer_backward(const Context& context, const Sublayer& sublayer, const DeviceBatch& batch,
                     const BlockSaved::Sublayer& kept, const BlockGradient& gradient, MixerInput& input) {
@@ -112,7 +133,7 @@ bool trained(const std::optional<Norm>& norm) {
   return norm && trained(*norm);
 }
 bool trained(const Linear& linear) {
-  return linear.weight.gradient.defined() || linear.bias.gradient.defined() || !linear.adapters.empty();
+  return linear.weight.gradient.defined() || linear.bias.gradient.defined() || linear.adapted();
 }
 bool trained(const Sublayer& sublayer) {
   bool out = trained(sublayer.norm) || trained(sublayer.norm_after);
@@ -128,14 +149,19 @@ bool any_trained(const TransformerBlock& block, size_t end) {
 
 }  // namespace
 
-BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows) {
+void allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows,
+                          Recompute level, SavedPart part, BlockSaved& saved) {
   const int64_t hidden = context.spec.hidden;
-  BlockSaved saved;
-  saved.sublayers.reserve(block.sublayers.size());
-  for (const Sublayer& sublayer : block.sublayers) {
-    BlockSaved::Sublayer& out = saved.sublayers.emplace_back();
-    if (saved.sublayers.size() > 1 && !sublayer.beside) out.x = context.tensor(rows, hidden);
-    if (sublayer.norm) out.rstd = context.tensor(rows, 1, DType::kF32);
+  const bool kept = part == SavedPart::kKept;
+  saved.sublayers.resize(block.sublayers.size());
+  for (size_t s = 0; s < block.sublayers.size(); ++s) {
+    const Sublayer& sublayer = block.sublayers[s];
+    BlockSaved::Sublayer& out = saved.sublayers[s];
+    if ((level != Recompute::kBlock) == kept) {
+      if (s > 0 && !sublayer.beside) out.x = context.tensor(rows, hidden);
+      if (sublayer.norm) out.rstd = context.tensor(rows, 1, DType::kF32);
+    }
+    if (keeps_mixer(sublayer, level) != kept) continue;
     if (sublayer.norm_after) {
       out.output = context.tensor(rows, hidden);
       out.rstd_after = context.tensor(rows, 1, DType::kF32);
@@ -143,6 +169,11 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
     out.mixer = std::visit([&](const auto& mixer) { return MixerSaved(mixer.allocate(context, rows)); },
                            sublayer.mixer);
   }
+}
+
+BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows) {
+  BlockSaved saved;
+  allocate_block_saved(context, block, rows, Recompute::kNone, SavedPart::kKept, saved);
   return saved;
 }
 
@@ -185,6 +216,26 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
     stream = sum;
   }
   if (x_out.defined()) apply_scalar(context, block, x_out);
+}
+
+void block_recompute(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
+                     const View& x_in, Recompute level, BlockSaved& saved) {
+  if (level == Recompute::kBlock) return block_forward(context, block, batch, x_in, saved, {});
+  for (size_t begin = 0, end = 0; begin < block.sublayers.size(); begin = end) {
+    end = group_end(block, begin);
+    const ArenaFrame frame(context.arena);
+    const std::optional<Norm>& norm = block.sublayers[begin].norm;
+    const View& x = begin == 0 ? x_in : saved.sublayers[begin].x;
+    View input;
+    for (size_t s = begin; s < end; ++s) {
+      if (keeps_mixer(block.sublayers[s], level)) continue;
+      if (!input.defined()) {
+        input = norm ? context.like(x) : x;
+        if (norm) norm_forward(context, *norm, x, input, {});
+      }
+      recompute_mixer(context, block.sublayers[s], batch, input, saved.sublayers[s]);
+    }
+  }
 }
 
 void block_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "config/config.h"
 #include "model/mixers/table.h"
 
 namespace lm {
@@ -39,12 +40,22 @@ struct BlockSaved {
   std::vector<Sublayer> sublayers;
 };
 
+// A level of recomputation keeps one part of it from forward to backward; backward begins with the other.
+enum class SavedPart : uint8_t { kKept, kRecomputed };
+// Gives `saved` memory for one part.
+void allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows,
+                          Recompute level, SavedPart part, BlockSaved& saved);
+// For all of it.
 BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows);
 
 // Fills `saved` from x_in [T, H]. With x_out [T, H] undefined it stops once everything saved is there, which
 // is what recomputation wants.
 void block_forward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                    const View& x_in, BlockSaved& saved, const View& x_out);
+
+// Fills the recomputed part of `saved` from x_in [T, H] and the part that was kept.
+void block_recompute(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
+                     const View& x_in, Recompute level, BlockSaved& saved);
 
 // dx [T, H]: in the gradient of x_out, out the gradient of x_in.
 struct BlockGradient {

@@ -12,13 +12,13 @@
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-                     std::span<std::byte> host_sums, GradientHomes homes, bool cut_head)
+                     std::span<std::byte> host_sums, GradientHomes homes)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
       homes_(std::move(homes)),
-      units_(layout.units(cut_head)),
+      units_(layout.units(homes_.cut_head)),
       sums_(stream.device, norm_bytes(layout)),
       host_sums_(reinterpret_cast<double*>(host_sums.empty() ? sums_.data() : host_sums.data())) {
   LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),

@@ -32,6 +32,7 @@ struct GradientHomes {
   Store* store = nullptr;       // borrowed; may be null; has the gradients of units that it holds
   std::vector<char> in_slot;    // per block: it shares the slot; empty: none does
   bool slot_elsewhere = false;  // the caller lends memory for the slot (lend_slot)
+  bool cut_head = false;        // the head's units are segments of its vocabulary
 };
 
 class Gradients {
@@ -39,7 +40,7 @@ class Gradients {
   // `host_sums`: borrowed host memory for the norms of granules, norm_bytes(layout), registered with the GPU;
   // on the CPU empty.
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-            std::span<std::byte> host_sums = {}, GradientHomes homes = {}, bool cut_head = false);
+            std::span<std::byte> host_sums = {}, GradientHomes homes = {});
   static int64_t norm_bytes(const ModelLayout& layout);
 
   // Lends device memory for the slot, enough for the longest block in it.

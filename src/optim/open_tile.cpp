@@ -4,40 +4,35 @@
 #include <cstring>
 #include <vector>
 
+#include "base/host_device.h"
+
 namespace lm {
 
-OpenTile::OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
-                   const std::byte* data, bool host, Store* store, int64_t array)
-    : streams_(streams),
-      form_(form),
-      block_(block),
-      range_(range),
-      data_(data),
-      host_(host),
-      store_(store != nullptr && !store->fresh(array) ? store : nullptr),
-      array_(array) {
-  if (store_ == nullptr) return;
-  store_->fetch(array, 0);
-  data_ = store_->use(array);
+OpenTile::OpenTile(const TileSource& source) : at_(source) {
+  if (at_.store != nullptr && at_.store->fresh(at_.array)) at_.store = nullptr;
+  if (at_.store == nullptr) return;
+  at_.store->fetch(at_.array, 0);
+  at_.data = at_.store->use(at_.array);
 }
 
 OpenTile::~OpenTile() {
-  if (store_ != nullptr) store_->forget(array_);
+  if (at_.store != nullptr) at_.store->forget(at_.array);
 }
 
 void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* weights, Staging& staging,
                     const Staging::Take& take) const {
   const int64_t size = bytes(stream, from, to);
   if (size == 0) return;
-  if (data_ == nullptr) {
+  if (at_.data == nullptr) {
     std::vector<std::byte> zeros(static_cast<size_t>(size));
-    if (master(stream) && form_ == MasterForm::kF32)
+    if (master(stream) && has_fp32_master(at_.form))
       read_master(from, to, weights, reinterpret_cast<float*>(zeros.data()), staging);
     return take(0, zeros);
   }
-  const std::byte* const source = data_ + streams_.offset(stream, block_.count(range_.first, range_.end())) +
-                                  bytes(stream, range_.first, from);
-  if (!host_) return staging.read(source, size, take);
+  const std::byte* const source =
+      at_.data + at_.streams.offset(stream, at_.block.count(at_.range.first, at_.range.end())) +
+      bytes(stream, at_.range.first, from);
+  if (!at_.host) return staging.read(source, size, take);
   take(0, {source, static_cast<size_t>(size)});
 }
 
@@ -55,13 +50,17 @@ void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, f
       std::memcpy(static_cast<std::byte*>(target) + offset, bytes.data(), bytes.size());
     };
   };
-  const size_t last = streams_.size() - 1;
-  if (form_ == MasterForm::kWeight) return staging.read_into(out, weights, (to - from) * 4);
-  if (form_ == MasterForm::kF32 && data_ != nullptr)
+  const size_t last = at_.streams.size() - 1;
+  if (at_.form == MasterForm::kWeight) return staging.read_into(out, weights, (to - from) * 4);
+  if (has_fp32_master(at_.form) && at_.data != nullptr)
     return read(last, from, to, weights, staging, copy_to(out));
   std::vector<uint16_t> high(static_cast<size_t>(to - from)), low(high.size(), 0);
   staging.read_into(high.data(), weights, (to - from) * 2);
-  if (form_ == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
+  if (weight_type(at_.form) == DType::kF16) {
+    for (const uint16_t bits : high) *out++ = to_float(Fp16{bits});
+    return;
+  }
+  if (at_.form == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
   join_masters(high, low, out);
 }
 

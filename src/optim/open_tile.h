@@ -23,20 +23,29 @@ struct TileRange {
 // Split masters: joins bf16 weights and their low halves to fp32 values.
 void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out);
 
+struct TileSource {
+  const StateStreams& streams;
+  MasterForm form;
+  const BlockLayout& block;
+  TileRange range;
+  const std::byte* data;  // its memory, or null: `array` of the store
+  bool host;              // `data` is host memory, else the stream's device's
+  Store* store;           // null with `data`
+  int64_t array;
+};
+
 class OpenTile {
  public:
-  // `data`: its memory (host memory if `host`, else of the stream's device), or null: `array` of the store.
-  OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
-           const std::byte* data, bool host, Store* store, int64_t array);
+  explicit OpenTile(const TileSource& source);
   ~OpenTile();
   OpenTile(const OpenTile&) = delete;
   OpenTile& operator=(const OpenTile&) = delete;
 
   // No update has touched it yet: zeros, except an fp32 master, which equals the working weights.
-  bool fresh() const { return data_ == nullptr; }
+  bool fresh() const { return at_.data == nullptr; }
   // Size of a state tensor for the block's elements [from, to).
   int64_t bytes(size_t stream, int64_t from, int64_t to) const {
-    return streams_[stream].bytes(block_.count(from, to));
+    return at_.streams[stream].bytes(at_.block.count(from, to));
   }
   // Reads a state tensor for the block's elements [from, to), which are in the tile: calls take(offset, bytes
   // of host memory) until all are passed. `weights`: the working weights of these elements; only used by a
@@ -47,15 +56,8 @@ class OpenTile {
   void read_master(int64_t from, int64_t to, const std::byte* weights, float* out, Staging& staging) const;
 
  private:
-  bool master(size_t stream) const { return has_master(form_) && stream + 1 == streams_.size(); }
-  const StateStreams& streams_;
-  MasterForm form_;
-  const BlockLayout& block_;
-  TileRange range_;
-  const std::byte* data_;
-  bool host_;
-  Store* store_;  // null if `data` was given, or nothing was ever written
-  int64_t array_;
+  bool master(size_t stream) const { return has_master(at_.form) && stream + 1 == at_.streams.size(); }
+  TileSource at_;  // its store is null if nothing was ever written, too
 };
 
 }  // namespace lm

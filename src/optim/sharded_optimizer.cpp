@@ -94,7 +94,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(own, from, stream_);
-    } else if (form_ == MasterForm::kF32) {
+    } else if (has_fp32_master(form_)) {
       std::vector<std::byte> copy(static_cast<size_t>(own.elements * size));
       staging.read_into(copy.data(), from, std::ssize(copy));
       fill_master(own, copy.data(), host_stream_);
@@ -104,7 +104,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
 
 // `weights`: the tile's.
 void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
-  if (form_ != MasterForm::kF32) return;
+  if (!has_fp32_master(form_)) return;
   table(stream).accumulate({.to = part(tile, streams_.size() - 1),
                             .from = weights,
                             .elements = tile.elements,
@@ -347,8 +347,14 @@ void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const R
 
 OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  return {streams_,       form_,      layout_.blocks[static_cast<size_t>(block)], range(block, tile),
-          own_[i].data(), on_host(i), through_slots(i) ? tiles_.store : nullptr,  static_cast<int64_t>(i)};
+  return OpenTile({.streams = streams_,
+                   .form = form_,
+                   .block = layout_.blocks[static_cast<size_t>(block)],
+                   .range = range(block, tile),
+                   .data = own_[i].data(),
+                   .host = on_host(i),
+                   .store = through_slots(i) ? tiles_.store : nullptr,
+                   .array = static_cast<int64_t>(i)});
 }
 
 void ShardedOptimizer::show(int64_t block, int64_t tile, const TakeStream& take) const {

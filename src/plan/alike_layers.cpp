@@ -27,7 +27,7 @@ bool alike(const BlockLayout& a, const BlockLayout& b) {
 
 }  // namespace
 
-AlikeLayers::AlikeLayers(const ModelSpec& spec, const ModelLayout& layout)
+AlikeLayers::AlikeLayers(const ModelSpec& spec, const ModelLayout& layout, RecomputeChoice recompute)
     : whole_spec_(spec), whole_layout_(layout) {
   const auto block = [&](int64_t layer) -> const BlockLayout& {
     return layout.blocks[static_cast<size_t>(layer) + 1];
@@ -38,8 +38,8 @@ AlikeLayers::AlikeLayers(const ModelSpec& spec, const ModelLayout& layout)
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     // Of the first layer nobody may want the gradient of the input: it is like no other.
     int64_t first = std::min<int64_t>(i, 1);
-    while (first < i &&
-           !(spec.layer(first) == spec.layer(i) && side(first) == side(i) && alike(block(first), block(i))))
+    while (first < i && !(spec.layer(first) == spec.layer(i) && side(first) == side(i) &&
+                          recompute.of(first + 1) == recompute.of(i + 1) && alike(block(first), block(i))))
       ++first;
     like_.push_back(first);
     kept_ = std::max(kept_, first + 1);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "config/config.h"
 #include "spec/block_layout.h"
 #include "spec/model_spec.h"
 
@@ -12,7 +13,8 @@ namespace lm {
 
 class AlikeLayers {
  public:
-  AlikeLayers(const ModelSpec& spec, const ModelLayout& layout);
+  // Layers of different levels of recomputation are not alike.
+  AlikeLayers(const ModelSpec& spec, const ModelLayout& layout, RecomputeChoice recompute = Recompute::kNone);
   AlikeLayers(const AlikeLayers&) = delete;
   AlikeLayers& operator=(const AlikeLayers&) = delete;
 

@@ -38,10 +38,11 @@ std::vector<Settings> methods(const PlanInput& in) {
   const Setting master =
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
-  const Setting lora =
-      set(full || quantised, "train.method=lora", [](Config& c) { c.train.method = Method::kLora; });
+  const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
+                           [](Config& c) { c.train.method = Method::kLora; });
   const Setting qlora = set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
-    c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4;
+    if (c.train.method == Method::kFull) c.train.method = Method::kLora;
+    c.model.quantize = Quantize::kNf4;
   });
   // Of fresh ones; another type than fp32 does not count without adapters, and is not told.
   Setting type;
@@ -62,7 +63,7 @@ Settings masters(const Config& config) {
                        c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
                      }});
     }
-  } else if (!trains_fp32(config) && config.optimizer.master == Master::kF32) {
+  } else if (!trains_fp32(config) && !scales_loss(config) && config.optimizer.master == Master::kF32) {
     out.push_back({{"optimizer.master=split"}, [](Config& c) { c.optimizer.master = Master::kSplit; }});
   }
   if (!trains_fp32(config) && config.optimizer.master != Master::kNone)
@@ -84,13 +85,13 @@ Setting rule_setting(const Config& config, size_t number) {
 // A rule without master weights trains bf16 weights, and is listed once: with the master that is written.
 bool takes_rule(const Config& written, const Config& chosen, size_t number) {
   if (!has_no_master(RuleId{static_cast<uint8_t>(number)})) return true;
-  return !trains_fp32(written) && !trains_fp32(chosen) && chosen.optimizer.master == written.optimizer.master;
+  const bool bf16 = !trains_fp32(chosen) && !scales_loss(chosen);
+  return !trains_fp32(written) && bf16 && chosen.optimizer.master == written.optimizer.master;
 }
 
 // The other time of updates; gradients that are told to live off the device are of updates after.
 std::optional<Setting> other_update(const Config& config) {
-  const OffloadHome gradients = config.offload.gradients;
-  if (gradients == OffloadHome::kHost || gradients == OffloadHome::kNvme) return std::nullopt;
+  if (names_tier(config.offload.gradients)) return std::nullopt;
   if (config.train.update == UpdateTime::kInBackward)
     return Setting{{"train.update=after"}, [](Config& c) { c.train.update = UpdateTime::kAfter; }};
   return Setting{{"train.update=in_backward"}, [](Config& c) { c.train.update = UpdateTime::kInBackward; }};
@@ -139,7 +140,7 @@ class Comparison {
     chosen.push_back(rule_setting(in_.config, rule));
     const bool in_backward = add(chosen);
     const Config config = with_settings(in_.config, chosen);
-    if (config.train.method == Method::kLora) return;
+    if (trains_adapter(config)) return;
     const std::optional<Setting> other = other_update(config);
     // What "auto" has chosen is there already.
     if (!other || (in_backward && config.train.update == UpdateTime::kAuto)) return;

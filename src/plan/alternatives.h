@@ -15,7 +15,7 @@ struct Alternative {
   // "table.key=value", to be set beside the configuration; none: the configuration as it is.
   std::vector<std::string> settings;
   Plan plan;
-  std::string method;      // "full", "lora", "qlora"
+  std::string method;      // "full", "lora", "qlora", "ia3", "norms"
   std::string rule;        // of the optimizer
   double weight_bits = 0;  // of the transformer's matrices, each
   double state_bits = 0;   // of optimizer state with its master, per trained weight

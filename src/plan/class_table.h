@@ -13,29 +13,30 @@ namespace lm {
 
 inline constexpr int64_t kPerChecksumByte = 1024;  // off the device: 8 of every kSlotAlignment bytes
 
-// What of a class is off the device, by home.
+// What of a class is off the device.
 struct OffDeviceBytes {
-  int64_t host = 0, disk = 0;
+  PerTier<int64_t> at = {};
   int64_t whole = 0;  // of all ranks' shards together
   int64_t shard = 0;  // of this rank, in the memory of its device
 };
 
 inline OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
   if (pool.shards > 1) return {.whole = pool.whole_bytes(), .shard = pool.off_device_bytes()};
-  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme), pool.whole_bytes()};
+  OffDeviceBytes out{.whole = pool.whole_bytes()};
+  for (size_t t = 0; t < kTierCount; ++t) out.at[t] = pool.off_device_bytes(static_cast<Home>(t));
+  return out;
 }
 
 // Rows of one class: what of it is on the device, and what is off it.
 class ClassTable {
  public:
-  ClassTable(const PlanInput& in, const Plan& plan)
-      : plan_(plan), device_home_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
+  ClassTable(const PlanInput& in, const Plan& plan) : plan_(plan), device_home_(nearest_tier(in.device)) {}
 
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
     rows_.push_back({name, total - off.whole + off.shard, note + shards(off), device_home_});
-    if (off.host > 0) rows_.push_back({name, off.host, note, Home::kHost});
-    if (off.disk > 0) rows_.push_back({name, off.disk, note, Home::kNvme});
+    for (size_t t = 0; t < kTierCount; ++t)
+      if (off.at[t] > 0) rows_.push_back({name, off.at[t], note, static_cast<Home>(t)});
   }
   void device(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, device_home_});
@@ -55,9 +56,9 @@ class ClassTable {
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
                        fmt::format("{} x {}", pool.slots, format_bytes(pool.slot_bytes)),
                        on_host ? Home::kHost : device_home_});
-      const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
+      const int64_t on_disk = pool.off_device_bytes(Medium::kDisk);
       const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
-      const int64_t in_host = through_device ? pool.off_device_bytes(Home::kHost) : 0;
+      const int64_t in_host = through_device ? pool.off_device_bytes(Medium::kMemory) : 0;
       checked += on_disk + in_host;
       if (on_disk > 0 && through_device) staging += bytes;
       if (in_host > 0) passing += bytes;

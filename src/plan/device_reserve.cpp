@@ -23,7 +23,7 @@ int64_t processors(const AttentionShape& shape) {
   return shape.processors > 0 ? shape.processors : kMostProcessors;
 }
 
-// Flash attention (bf16). `documents` in one call.
+// Flash attention (bf16, fp16). `documents` in one call.
 int64_t flash_backward(const AttentionSpec& spec, const AttentionShape& shape, int64_t documents) {
   const int64_t width = round_up(spec.head_dim, spec.head_dim <= 128 ? 32 : 64);
   const int64_t rows = shape.tokens + kRowsPerDocument * documents;
@@ -34,7 +34,8 @@ int64_t flash_backward(const AttentionSpec& spec, const AttentionShape& shape, i
   return q + 2 * kv + sums + dq_sum + expanded;
 }
 
-// Memory-efficient attention (fp32), whose forward pass runs again in the backward pass.
+// Memory-efficient attention (fp32, and at most as much for fp16), whose forward pass runs again in the
+// backward pass.
 int64_t efficient_backward(const AttentionSpec& spec, const AttentionShape& shape) {
   const int64_t wide = shape.tokens * spec.q_rows() * 4, kv = shape.tokens * spec.kv_rows() * 4;
   const int64_t logsumexp = documents_at_once(shape.tokens) * spec.heads * round_up(shape.tokens, 32) * 4;
@@ -58,7 +59,7 @@ int64_t chunks_backward(const AttentionSpec& spec, const AttentionShape& shape) 
 
 int64_t attention_workspace(const AttentionSpec& spec, const AttentionShape& shape) {
   if (!library_attends(spec.head_dim, spec.softcap)) return chunks_backward(spec, shape);
-  if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
+  if (shape.dtype == DType::kF32 || !shape.flash) return efficient_backward(spec, shape);
   // More documents mean more rows, and fewer splits: one, once each processor has a document.
   const int64_t all = documents_at_once(shape.tokens);
   int64_t most = flash_backward(spec, shape, all);

@@ -24,6 +24,7 @@ struct AttentionShape {
   int64_t processors = 0;  // of the GPU; 0: not known
   bool deterministic = true;
   DType dtype = DType::kBF16;
+  bool flash = true;  // the card has flash attention
 };
 
 // The most that attention's tensors take at once, forward or backward.

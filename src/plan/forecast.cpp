@@ -104,7 +104,7 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
       static_cast<double>(dtype_size(plan.numerics.dtype));
   const bool frozen = in.layout.blocks.front().frozen_bytes > 0;
   const auto updated = frozen ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
-  const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
+  const double lookups = plan.step.measures() && !plan.recompute().whole() ? 2 : 1;
   plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
 }
 
@@ -182,13 +182,14 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
                                 in.data.target_share),
           .step_tokens = sequences * length.sequence,
           .rule = n.rule,
-          .bf16_time = compute_rates(in.machine, in.device, n.dtype).gemm_flops /
+          .bf16_time = compute_rates(in.machine, in.device, n.dtype, n.products).gemm_flops /
                        compute_rates(in.machine, in.device, DType::kBF16).gemm_flops};
 }
 
 std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
                                                         const StepCosts& costs) {
-  const ComputeRates rates = compute_rates(in.machine, in.device, plan.numerics.dtype),
+  const ComputeRates rates =
+                         compute_rates(in.machine, in.device, plan.numerics.dtype, plan.numerics.products),
                      host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   return [=, &costs, &plan, timeline = plan.placement.timeline()](const Operation& op) {
     if (is_transfer(op)) return 0.0;
@@ -215,7 +216,7 @@ double tokens_per_second(const Plan& plan) {
 
 void forecast(const PlanInput& in, Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
+  const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype, n.products);
   const StepShape shape = step_shape(in, plan);
   const StepCosts costs(shape);
   plan.step.micro_batches =

@@ -22,9 +22,10 @@ int64_t gemm_shape_bytes(const Machine& machine) {
   return library_multiplies_bf16(machine.instructions) ? int64_t{920} << 10 : 0;
 }
 
-int64_t gemm_panel_bytes(const Machine& machine, int threads) {
-  return library_multiplies_bf16(machine.instructions) ? 0
-                                                       : threads * static_cast<int64_t>(sizeof(GemmPanels));
+int64_t gemm_panel_bytes(DType dtype, const Machine& machine, int threads) {
+  const bool ours =
+      dtype == DType::kF16 || (dtype == DType::kBF16 && !library_multiplies_bf16(machine.instructions));
+  return ours ? threads * static_cast<int64_t>(sizeof(GemmPanels)) : 0;
 }
 
 GemmShapes kept_shapes(int64_t micro, double flops, bool trains) {

@@ -30,6 +30,6 @@ GemmShapes kept_shapes(int64_t micro, double flops, bool trains);
 int64_t gemm_shape_bytes(const Machine& machine);
 
 // Host memory in which all threads together make our own products.
-int64_t gemm_panel_bytes(const Machine& machine, int threads);
+int64_t gemm_panel_bytes(DType dtype, const Machine& machine, int threads);
 
 }  // namespace lm

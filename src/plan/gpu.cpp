@@ -86,7 +86,7 @@ struct PerClock {
 };
 
 PerClock per_clock(const ComputeCapability& c, bool consumer) {
-  if (c.major < 8) return {64, 0, 128};  // no bf16
+  if (c.major < 8) return {64, consumer ? 512.0 : 1024.0, 128};  // of fp16: it has no bf16
   if (c.major == 8 && c.minor == 0) return {64, 2048, 128};
   if (c.major == 9) return {128, 4096, 256};
   if (c.major == 10) return {128, 8192, 256};
@@ -157,8 +157,8 @@ Gpu gpu_of(const std::string& name, const GpuFigures& f) {
 GpuObstacle gpu_obstacle(const ComputeCapability& c, const std::string& code) {
   if (!c.known()) return {};
   const std::string of = "compute capability " + c.text();
-  if (c.major < 8) {
-    return {of + ", a card without bf16: GPUs can train from 8.0 on (Ampere: A100, RTX 30 and later)",
+  if (c.major < 7 || (c.major == 7 && c.minor < 5)) {
+    return {of + ": GPUs can train from 7.5 on (Turing: T4, RTX 20; with bf16 from 8.0 on)",
             "use a newer GPU, or --gpus 0 for the CPU"};
   }
   const std::vector<Architecture> held = architectures(code);
@@ -173,7 +173,7 @@ GpuObstacle gpu_obstacle(const ComputeCapability& c, const std::string& code) {
         (list.empty() ? "" : ", ") + std::to_string(one.number / 10) + "." + std::to_string(one.number % 10);
   }
   return {of + ", and lmlaunch-cuda holds code for " + list,
-          "install a release, which has code for 8.0 to 12.0, or build on the machine with this card; --gpus "
+          "install a release, which has code for 7.5 to 12.0, or build on the machine with this card; --gpus "
           "0 uses the CPU"};
 }
 

@@ -19,7 +19,7 @@ struct ComputeCapability {
 struct Gpu {
   std::string name;
   int64_t memory_bytes = 0;  // total
-  double bf16_flops = 0;     // dense peak
+  double bf16_flops = 0;     // dense peak of 16-bit products; before 8.0 of fp16 alone
   double fp32_flops = 0;
   double bandwidth = 0;       // bytes/s
   int64_t free_bytes = 0;     // now, before our process has a context

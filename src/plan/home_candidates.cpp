@@ -1,22 +1,7 @@
 #include "plan/placement.h"
+#include "plan/tier_space.h"
 
 namespace lm {
-
-bool is_off_device(Home home, DeviceType device) {
-  return home == Home::kNvme || (home == Home::kHost && device == DeviceType::kCuda);
-}
-
-Home asked_home(OffloadHome choice, DeviceType device) {
-  const Home nearest = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
-  switch (choice) {
-    case OffloadHome::kHost:
-      return Home::kHost;
-    case OffloadHome::kNvme:
-      return Home::kNvme;
-    default:
-      return nearest;
-  }
-}
 
 namespace {
 
@@ -46,15 +31,16 @@ std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) 
     home = to;
     out.push_back(homes);
   };
-  const bool may_recompute = in.config.train.recompute != Recompute::kNone;
+  const RecomputeChoice& recompute = in.config.train.recompute;
+  const bool inputs_alone = recompute.chosen_by_plan() || recompute.whole();
   const auto move_all = [&](Home to) {
     move(offload.optimizer, homes.optimizer, to);
     if (in.adapter == nullptr && !in_backward) move(offload.gradients, homes.gradients, to);
     move(offload.weights, homes.weights, to);
-    if (may_recompute) move(offload.activations, homes.activations, to);
+    if (inputs_alone) move(offload.activations, homes.activations, to);
   };
-  if (in.device == DeviceType::kCuda) move_all(Home::kHost);
-  if (!offload.paths.empty()) move_all(Home::kNvme);
+  for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < kTierCount; ++t)
+    if (tier_space(in, static_cast<Home>(t)).there) move_all(static_cast<Home>(t));
   if (out.size() > near) with_table_last();
   return out;
 }

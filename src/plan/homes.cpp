@@ -13,16 +13,13 @@ const char* state_class_name(StateClass state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-const char* home_name(Home home) {
-  constexpr const char* kNames[] = {"device", "host", "nvme"};
-  return kNames[static_cast<size_t>(home)];
-}
-
-// Arrays before kept_in_host are in one home, those behind it in another: a planner asks this for every
-// candidate, mostly of homes that have none.
+// A tier has the arrays from one boundary to the next: a planner asks this for every candidate, mostly of
+// tiers that have none.
 int64_t PoolPlan::off_device_bytes(Home at) const {
-  const auto kept = std::min(static_cast<size_t>(kept_in_host), bytes.size());
-  const size_t begin = at == Home::kHost ? 0 : kept, end = at == home ? bytes.size() : kept;
+  if (at == Home::kDevice || at > home) return 0;
+  const auto boundary = [&](size_t tier) { return std::min(static_cast<size_t>(kept[tier]), bytes.size()); };
+  const size_t begin = boundary(tier_index(at) - 1);
+  const size_t end = at == home ? bytes.size() : boundary(tier_index(at));
   int64_t sum = 0;
   for (size_t a = begin; a < end; ++a) {
     if (off_device[a] != 0)
@@ -32,7 +29,16 @@ int64_t PoolPlan::off_device_bytes(Home at) const {
 }
 
 int64_t PoolPlan::off_device_bytes() const {
-  return off_device_bytes(Home::kHost) + off_device_bytes(Home::kNvme);
+  int64_t sum = 0;
+  for (size_t t = 0; t <= tier_index(home); ++t) sum += off_device_bytes(static_cast<Home>(t));
+  return sum;
+}
+
+int64_t PoolPlan::off_device_bytes(Medium medium) const {
+  int64_t sum = 0;
+  for (size_t t = 0; t <= tier_index(home); ++t)
+    if (kTiers[t].medium == medium) sum += off_device_bytes(static_cast<Home>(t));
+  return sum;
 }
 
 int64_t PoolPlan::whole_bytes() const {
@@ -62,7 +68,7 @@ TimelineShape PlacementPlan::timeline() const {
     const PoolPlan& plan = pool(static_cast<Pool>(p));
     for (size_t a = 0; a < plan.bytes.size(); ++a)
       shape.arrays[static_cast<size_t>(p)].push_back(
-          {plan.bytes[a], plan.home_of(a) == Home::kNvme, plan.shards > 1});
+          {plan.bytes[a], tier_row(plan.home_of(a)).medium == Medium::kDisk, plan.shards > 1});
   }
   const PoolPlan& tiles = pool(Pool::kOptimizer);
   for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
@@ -77,7 +83,8 @@ std::vector<char> PlacementPlan::through_slots(Pool which) const {
   const PoolPlan& plan = pool(which);
   std::vector<char> out = plan.off_device;
   for (size_t a = 0; a < out.size(); ++a) {
-    if (which == Pool::kOptimizer && update_on_host && plan.home_of(a) == Home::kHost) out[a] = 0;
+    const bool in_place = tier_row(plan.home_of(a)).medium == Medium::kMemory;
+    if (which == Pool::kOptimizer && update_on_host && in_place) out[a] = 0;
   }
   return out;
 }
@@ -120,10 +127,25 @@ int64_t PlacementPlan::gradient_elements(const ModelLayout& layout) const {
   return slot + own;
 }
 
+bool PlacementPlan::uses(Home tier) const {
+  return std::any_of(pools.begin(), pools.end(),
+                     [&](const PoolPlan& pool) { return pool.off_device_bytes(tier) > 0; });
+}
+
 bool PlacementPlan::on_disk() const {
   return std::any_of(pools.begin(), pools.end(),
-                     [](const PoolPlan& pool) { return pool.off_device_bytes(Home::kNvme) > 0; });
+                     [](const PoolPlan& pool) { return pool.off_device_bytes(Medium::kDisk) > 0; });
 }
+
+namespace {
+
+std::string input_name(const PlacementPlan& placement, int64_t place, const auto& block_name) {
+  const InputPlaces& inputs = placement.inputs;
+  if (place < inputs.shared()) return "input of a block before " + block_name(inputs.first_trained);
+  return "input of " + block_name(place - inputs.shared() + inputs.passing() + 1);
+}
+
+}  // namespace
 
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
@@ -136,7 +158,7 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
     case Pool::kGradients:
       return "gradient of " + unit_name(array);
     case Pool::kActivations:
-      return "input of " + block_name(array / placement.group + 1);
+      return input_name(placement, array / placement.group, block_name);
     case Pool::kOptimizer:
       break;
   }

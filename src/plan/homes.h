@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/tier.h"
 #include "config/config.h"
+#include "schedule/step_config.h"
 #include "schedule/timeline.h"
 #include "spec/model_spec.h"
 
@@ -23,30 +25,31 @@ enum class StateClass : uint8_t {
 inline constexpr int kStateClasses = 5;
 const char* state_class_name(StateClass state);
 
-enum class Home : uint8_t { kDevice, kHost, kNvme };
-const char* home_name(Home home);
-
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
 // Arrays of one pool (schedule/transfers.h says which). Those that are not off the device live in its memory
 // (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
-  Home home = Home::kHost;       // the farthest of what is off the device: kHost (of a GPU) or kNvme
+  Home home = Home::kHost;       // the farthest tier of what is off the device
   std::vector<int64_t> bytes;    // of each array; 0: nothing
   std::vector<char> off_device;  // 1: the array is
-  // Of a GPU with home kNvme: of the arrays before this one, those off the device live in host memory.
-  int64_t kept_in_host = 0;
+  // For tiers between the device and `home`: of the arrays before this one, those off the device live in that
+  // tier or in a nearer one.
+  PerTier<int64_t> kept = {};
   // 1, or the number of ranks: then what is off the device lives in shards, each rank's in its own memory.
   int shards = 1;
   int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;
   Home home_of(size_t array) const {  // of an array off the device
-    return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
+    for (size_t t = 0; t < tier_index(home); ++t)
+      if (static_cast<int64_t>(array) < kept[t]) return static_cast<Home>(t);
+    return home;
   }
   // That a rank has there: of arrays in shards its own.
   int64_t off_device_bytes() const;
   int64_t off_device_bytes(Home at) const;
+  int64_t off_device_bytes(Medium medium) const;
   // Of what it has not on the device, whole.
   int64_t whole_bytes() const;
 };
@@ -56,6 +59,7 @@ struct PlacementPlan {
   Home home[kStateClasses] = {};  // of each class's off-device part
   int optimizer_threads = 1;
   std::array<PoolPlan, kPools> pools;
+  InputPlaces inputs;               // of blocks, in the pool of activations
   int64_t blocks = 0;               // of the model
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
   // Of the first rank; another's begin as many granules later as its shard of the unit does, and are cut off
@@ -90,6 +94,8 @@ struct PlacementPlan {
   // A tied embedding's, too: it is made last, and the slot lies in the arena (model/pass.h).
   bool table_last = false;
   int64_t group = 1;  // micro-batches that pass a block before the next
+  // The level of recomputation, if another one than the numerics' makes a shorter step (recompute_level.h).
+  std::optional<RecomputeChoice> recompute = {};
   // Of each array of the weight pool: what moves is frozen, of LoRA the base (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};
   IoEngineChoice engine = IoEngineChoice::kAuto;
@@ -120,6 +126,8 @@ struct PlacementPlan {
   // The model's units with the tiles of their updates. One whose state is all on the device is updated at
   // once.
   std::vector<ScheduleUnit> units() const;
+  // Whether some array lives in that tier; on any disk.
+  bool uses(Home tier) const;
   bool on_disk() const;
 };
 

@@ -21,6 +21,21 @@ void refuse_many_threads(const char* key, std::optional<int64_t> threads, const 
                .kept = "nothing was started or written"});
 }
 
+void refuse_products(Products products, DeviceType device, const Machine& machine) {
+  if (products == Products::kF32) return;
+  const ComputeCapability card =
+      device == DeviceType::kCuda ? machine.gpus.front().capability : ComputeCapability{};
+  if (device == DeviceType::kCuda && (!card.known() || card.major >= 8)) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = std::string("model.products = \"tf32\": TF32 products are made by GPUs of compute "
+                                   "capability 8.0 or more, and this is ") +
+                       (device == DeviceType::kCpu ? "the CPU" : "a GPU of " + card.text()),
+               .place = "model.products",
+               .next = "leave it out: fp32 products are made everywhere",
+               .kept = "nothing was started or written"});
+}
+
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {
   constexpr int64_t kMost = 1 << 16;
   if (n.micro_batches <= kMost) return;

@@ -19,6 +19,8 @@ inline constexpr int64_t kMostTiles = 1 << 15;
 // Each thread costs memory and a start, and beyond a few on each core they only wait for each other. Some are
 // allowed: who repeats a run of a larger machine wants its number, which decides bits.
 void refuse_many_threads(const char* key, std::optional<int64_t> threads, const Machine& machine);
+// What only some GPUs multiply.
+void refuse_products(Products products, DeviceType device, const Machine& machine);
 // A step's list has some operations for each micro-batch and layer.
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n);
 // `least`: bytes of a tile where there are kMostTiles of them.

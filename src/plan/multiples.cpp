@@ -24,7 +24,7 @@ std::string kind_of(const std::string& name) {
   return name.substr(name.find('.', name.find('.') + 1) + 1);
 }
 
-struct Products {
+struct MissedProducts {
   double all = 0, missed = 0, padded = 0;  // elements of matrices, which a token's FLOP are proportional to
   std::vector<std::string> names = {};     // "mlp.down [576, 1001]", once each
 
@@ -56,10 +56,10 @@ std::string named(const std::vector<std::string>& names) {
 }  // namespace
 
 void note_multiples(const PlanInput& in, Plan& plan) {
-  if (in.device != DeviceType::kCuda || in.config.model.dtype != ModelDType::kBF16) return;
+  if (in.device != DeviceType::kCuda || in.config.model.dtype == ModelDType::kF32) return;
   const int64_t multiple = is_a100(in.machine) ? kMultipleOfA100 : kMultiple;
   const std::string key = fmt::format("multiples of {}", multiple);
-  Products products;
+  MissedProducts products;
   for (const BlockLayout& block : in.layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
       // An adapter's rank is small by intent.

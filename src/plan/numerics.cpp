@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "config/config_names.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
@@ -63,7 +64,8 @@ void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
 }
 
 // The largest candidate that fits under a policy; 0 when none does.
-int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes, bool recompute) {
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes,
+                            RecomputeChoice recompute) {
   plan.numerics.recompute = recompute;
   const std::vector<int64_t> candidates = micro_batch_candidates(in);
   const auto fits = [&](int64_t m) {
@@ -82,24 +84,25 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
-  const Recompute wanted = in.config.train.recompute;
+  const int64_t least = micro_batch_candidates(in).back();
+  NumericsPlan& n = plan.numerics;
+  if (!in.config.train.recompute.chosen_by_plan()) {
+    n.recompute = in.config.train.recompute;
+    return set_micro_batch(in, std::max(largest_micro_batch(in, plan, homes, n.recompute), least), n);
+  }
   // Block inputs off the device are of use only where nothing else is saved.
-  const bool off_device = homes.activations != asked_home(OffloadHome::kNone, in.device);
-  const int64_t none =
-      wanted == Recompute::kBlock || off_device ? 0 : largest_micro_batch(in, plan, homes, false);
-  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
+  const bool off_device = homes.activations != nearest_tier(in.device);
+  const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, homes, Recompute::kNone);
+  const int64_t block = largest_micro_batch(in, plan, homes, Recompute::kBlock);
   const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
   const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
-  NumericsPlan& n = plan.numerics;
-  n.recompute = wanted == Recompute::kBlock || (wanted == Recompute::kAuto && !keep);
-  set_micro_batch(in, std::max(n.recompute ? block : none, micro_batch_candidates(in).back()), n);
-  if (wanted == Recompute::kAuto) {
-    const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
-    plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
-                            keep       ? "saved activations fit"
-                            : none > 0 ? larger
-                                       : "saved activations would not fit"});
-  }
+  n.recompute = keep ? Recompute::kNone : Recompute::kBlock;
+  set_micro_batch(in, std::max(keep ? none : block, least), n);
+  const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
+  plan.choices.push_back({"train.recompute", recompute_name(n.recompute),
+                          keep       ? "saved activations fit"
+                          : none > 0 ? larger
+                                     : "saved activations would not fit"});
 }
 
 std::string micro_batch_reason(const PlanInput& in) {
@@ -120,8 +123,9 @@ int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
 NumericsPlan settled(const PlanInput& in) {
   const Config& config = in.config;
   NumericsPlan n;
-  n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  n.dtype = storage_type(config.model.dtype);
   n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
+  if (in.device == DeviceType::kCuda) n.products = config.model.products;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = has_no_master(config.optimizer.name) ? Master::kNone : config.optimizer.master;
   n.rule = config.optimizer.name;
@@ -190,6 +194,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   if (recorded.dtype != now.dtype) n.row_chunk = now.row_chunk, n.round_rows = now.round_rows;
   n.dtype = now.dtype;
   n.fp32_adapters = now.fp32_adapters;
+  n.products = now.products;
   n.gradient_dtype = now.gradient_dtype;
   if (config.run.threads) n.threads = now.threads;
   n.master = now.master;
@@ -197,13 +202,13 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   n.stateless = now.stateless;
   n.ranks = now.ranks;
   if (recorded.ranks != now.ranks) n.machine_ranks = now.machine_ranks;
-  if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
+  if (!config.train.recompute.chosen_by_plan()) n.recompute = config.train.recompute;
   set_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
     if (automatic) choices.push_back({key, value, "as this run has recorded"});
   };
   choose("run.threads", !config.run.threads, std::to_string(n.threads));
-  choose("train.recompute", config.train.recompute == Recompute::kAuto, n.recompute ? "block" : "none");
+  choose("train.recompute", config.train.recompute.chosen_by_plan(), recompute_name(n.recompute));
   choose("train.micro_batch", !config.train.micro_batch, std::to_string(n.micro_batch));
   if (recorded.ranks != now.ranks)
     choices.push_back(
@@ -238,16 +243,46 @@ void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
                   : "")});
 }
 
+// Cards before 8.0 multiply fp16 and fp32, and no bf16.
+void refuse_bf16(const PlanInput& in) {
+  if (in.device != DeviceType::kCuda || in.machine.gpus.empty()) return;
+  const Gpu& gpu = in.machine.gpus.front();
+  if (!gpu.capability.known() || gpu.capability.major >= 8) return;
+  const Config& config = in.config;
+  const bool model = config.model.dtype == ModelDType::kBF16;
+  const bool rule = in.trains() && is_orthogonal(config.optimizer.name);
+  if (!model && !rule) return;
+  throw Error(
+      Exit::kDoesNotFit,
+      {.area = "GPU-34",
+       .what = gpu.name + " has compute capability " + gpu.capability.text() +
+               ", a card without bf16, which " +
+               (model ? "model.dtype = \"bf16\"" : "the products of optimizer.name = \"muon\"") + " needs",
+       .place = "",
+       .next = model ? "set model.dtype = \"fp16\", or --gpus 0 for the CPU"
+                     : "set optimizer.name = \"adamw\", or --gpus 0 for the CPU"});
+}
+
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
+  if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
+  refuse_bf16(in);
+  if (in.trains() && scales_loss(in.config))
+    choices.push_back(
+        {"optimizer.master", in.config.optimizer.master == Master::kNone ? "none" : "fp32",
+         trains_fp32(in.config) ? "the adapters are fp32"
+         : in.config.optimizer.master == Master::kNone
+             ? "fp16 weights are rounded stochastically"
+             : "of fp16 weights: 2 B per parameter more than the split master of bf16 weights"});
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);
     refuse_many_threads("optimizer.threads", in.config.optimizer.threads, in.machine);
   }
   say_rule(in.config.optimizer, choices);
-  // What samples take of the memory is no matter of numerics: a run has the same bits without them.
+  // What generated answers take of the memory is no matter of numerics: a run has the same bits without them.
   Config config = in.config;
   config.train.sample_prompts.clear();
+  config.eval.generate.data.clear();
   // Measured, and so not the same in every run.
   Machine machine = in.machine;
   machine.library_bytes = 0;

@@ -1,6 +1,7 @@
 // The half of a plan that decides the bits of a result. It depends on config, spec and the machine's
 // capacities alone, not on what a run is for, on what is free now or on how fast anything is; it is recorded
-// with the run, and a later start of the run adopts it, whatever the machine then looks like.
+// with the run, and a later start of the run adopts it, whatever the machine then looks like. The level of
+// recomputation changes no bit: a placement may have another one (Plan::recompute), which is recorded then.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +16,14 @@ namespace lm {
 struct PlanInput;  // sizes.h
 
 struct NumericsPlan : Arithmetic {
-  int64_t micro_batch = 1;    // sequences
-  int64_t micro_batches = 1;  // per step
-  bool recompute = false;
-  Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
-  RuleId rule = {};                // of the optimizer
-  bool stateless = false;          // it has no state, by its settings
-  std::string kernel_set = "cpu";  // the device and its instruction set or kind
-  std::string libraries = {};      // that compute beside our kernels, with their versions; "" not known
+  int64_t micro_batch = 1;                       // sequences
+  int64_t micro_batches = 1;                     // per step
+  RecomputeChoice recompute = Recompute::kNone;  // never kAuto
+  Master master = Master::kSplit;                // of bf16 weights; fp32 weights are their own
+  RuleId rule = {};                              // of the optimizer
+  bool stateless = false;                        // it has no state, by its settings
+  std::string kernel_set = "cpu";                // the device and its instruction set or kind
+  std::string libraries = {};  // that compute beside our kernels, with their versions; "" not known
   int ranks = 1;
   int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
   // With one rank to a machine, or one machine, sums are those of all ranks in their order.

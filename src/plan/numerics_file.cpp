@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "config/config_names.h"
 #include "plan/numerics.h"
 
 namespace lm {
@@ -16,6 +17,7 @@ std::string numerics_json(const NumericsPlan& n) {
   return nlohmann::ordered_json{
       {"dtype", dtype_name(n.dtype)},
       {"trained", dtype_name(n.trained_dtype())},
+      {"products", n.products == Products::kTF32 ? "tf32" : "fp32"},
       {"gradients", dtype_name(n.gradient_dtype)},
       {"optimizer", rule_text(n.rule).name},
       {"master", n.trained_dtype() == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
@@ -23,7 +25,7 @@ std::string numerics_json(const NumericsPlan& n) {
       {"micro_batches", n.micro_batches},
       {"row_chunk", n.row_chunk},
       {"round_rows", n.round_rows},
-      {"recompute", n.recompute ? "block" : "none"},
+      {"recompute", recompute_name(n.recompute)},
       {"threads", n.threads},
       {"documents_at_once", n.documents_at_once},
       {"kernel_set", n.kernel_set},
@@ -43,21 +45,30 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     };
     const auto type = [&](const char* key) {
       const std::string name = json.at(key);
-      if (name != dtype_name(DType::kF32) && name != dtype_name(DType::kBF16))
-        throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16");
-      return name == dtype_name(DType::kF32) ? DType::kF32 : DType::kBF16;
+      for (const DType one : {DType::kF32, DType::kBF16, DType::kF16}) {
+        if (name == dtype_name(one)) return one;
+      }
+      throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16 nor fp16");
     };
     NumericsPlan n;
     n.dtype = type("dtype");
     // A record without it is of a run with one type for both.
     n.fp32_adapters = json.contains("trained") && type("trained") != n.dtype;
-    if (n.fp32_adapters && n.dtype == DType::kF32)
-      throw std::runtime_error("trained is bf16, and dtype fp32");
+    if (n.fp32_adapters && type("trained") != DType::kF32)
+      throw std::runtime_error("trained is neither dtype nor fp32");
+    const std::string products = json.value("products", "fp32");  // a record without it is older
+    if (products != "fp32" && products != "tf32")
+      throw std::runtime_error("products is neither fp32 nor tf32");
+    n.products = products == "tf32" ? Products::kTF32 : Products::kF32;
     n.gradient_dtype = type("gradients");
+    if (n.gradient_dtype == DType::kF16) throw std::runtime_error("gradients is fp16");
     n.micro_batch = count("micro_batch", int64_t{1} << 30);
     n.row_chunk = count("row_chunk", int64_t{1} << 30);
     n.round_rows = json.at("round_rows").get<bool>();
-    n.recompute = json.at("recompute").get<std::string>() == "block";
+    const std::string recompute = json.at("recompute");
+    const std::optional<RecomputeChoice> level = parse_recompute(recompute);
+    if (!level || level->chosen_by_plan()) throw std::runtime_error("recompute has no level");
+    n.recompute = *level;
     n.threads = static_cast<int>(count("threads", 4096));
     n.kernel_set = json.at("kernel_set").get<std::string>();
     n.libraries = json.value("libraries", "");  // a record without it is older

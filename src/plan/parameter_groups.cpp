@@ -23,9 +23,27 @@ Error groups_error(std::string what, std::string next) {
                                .kept = "nothing was started or written"});
 }
 
+// Whether lora.b_lr_ratio is of this role. PEFT has magnitudes in B's group, too.
+bool has_rate_of_b(TrainableRole role) {
+  switch (role) {
+    case TrainableRole::kLoraB:
+    case TrainableRole::kMagnitude:
+      return true;
+    case TrainableRole::kWeight:
+    case TrainableRole::kLoraA:
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+    case TrainableRole::kReplacement:
+    case TrainableRole::kHead:
+      return false;
+  }
+  return false;
+}
+
 class Groups {
  public:
-  explicit Groups(const OptimizerConfig& optimizer) : optimizer_(optimizer) {
+  Groups(const OptimizerConfig& optimizer, double b_lr_ratio)
+      : optimizer_(optimizer), b_lr_ratio_(b_lr_ratio) {
     for (const OptimizerGroup& group : optimizer.groups) patterns_.emplace_back(group.match);
     matched_.resize(patterns_.size());
   }
@@ -43,24 +61,25 @@ class Groups {
 
   void add(const TensorPlace& place, BlockLayout& block) {
     const std::vector<ParameterPart>& parts = place.parameter.parts;
-    std::vector<std::optional<size_t>> group;
-    for (const ParameterPart& part : parts) group.push_back(of(part.name));
+    const bool faster = b_lr_ratio_ != 1 && has_rate_of_b(place.parameter.role);
+    std::vector<Membership> of_part;
+    for (const ParameterPart& part : parts) of_part.push_back({of(part.name), faster});
     for (size_t p = 0; p < parts.size(); ++p) {
       const bool last = p + 1 == parts.size();
       const int64_t first = place.offset + parts[p].first * place.parameter.columns;
       int64_t end = first + parts[p].rows * place.parameter.columns;
       if (last) end = round_up(end, kTensorStart);
-      if (!last && group[p] != group[p + 1]) require_whole_blocks(place, parts[p], end);
-      if (group[p] && group[p] == before_) {
+      if (!last && of_part[p] != of_part[p + 1]) require_whole_blocks(place, parts[p], end);
+      const bool grouped = of_part[p] != Membership{};
+      if (grouped && of_part[p] == before_) {
         block.groups.back().elements = end - block.groups.back().first;
-      } else if (group[p]) {
-        const OptimizerGroup& settings = optimizer_.groups[*group[p]];
-        block.groups.push_back({first, end - first, settings.lr_scale, settings.weight_decay});
+      } else if (grouped) {
+        block.groups.push_back(range(of_part[p], first, end - first));
       }
-      before_ = group[p];
+      before_ = of_part[p];
     }
   }
-  void end_block() { before_.reset(); }
+  void end_block() { before_ = {}; }
 
   void require_matches(const ModelLayout& layout) const {
     const auto unused = std::ranges::find(matched_, false);
@@ -79,6 +98,24 @@ class Groups {
   }
 
  private:
+  // The group that a tensor of the files is in, if any, and whether it has B's learning rate.
+  struct Membership {
+    std::optional<size_t> group;
+    bool faster = false;
+    bool operator==(const Membership&) const = default;
+  };
+
+  GroupRange range(const Membership& of, int64_t first, int64_t elements) const {
+    GroupRange out{.first = first, .elements = elements};
+    if (of.group) {
+      const OptimizerGroup& settings = optimizer_.groups[*of.group];
+      out.lr_scale = settings.lr_scale;
+      out.weight_decay = settings.weight_decay;
+    }
+    if (of.faster) out.lr_scale *= b_lr_ratio_;
+    return out;
+  }
+
   // A scale of quantized state is of values with the same settings.
   void require_whole_blocks(const TensorPlace& place, const ParameterPart& part, int64_t end) const {
     if (!is_coded(optimizer_.name) || place.parameter.elements() < kSmallTensor) return;
@@ -93,16 +130,17 @@ class Groups {
   }
 
   const OptimizerConfig& optimizer_;
+  double b_lr_ratio_;
   std::vector<NamePattern> patterns_;
   std::vector<bool> matched_;
-  std::optional<size_t> before_;  // of the part before, in this block
+  Membership before_;  // of the part before, in this block
 };
 
 }  // namespace
 
-void set_groups(const OptimizerConfig& optimizer, ModelLayout& layout) {
-  if (optimizer.groups.empty()) return;
-  Groups groups(optimizer);
+void set_groups(const OptimizerConfig& optimizer, ModelLayout& layout, double b_lr_ratio) {
+  if (optimizer.groups.empty() && b_lr_ratio == 1) return;
+  Groups groups(optimizer, b_lr_ratio);
   for (BlockLayout& block : layout.blocks) {
     block.groups.clear();
     for (const Trainable& entry : block.trainables) groups.add(block.tensors[entry.tensor], block);

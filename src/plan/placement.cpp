@@ -89,10 +89,11 @@ bool shards_weights(const PlanInput& in, Home home) {
 // A gradient that several micro-batches or groups add to is exchanged when it is whole, so that every stage
 // adds in the same order: until then each rank needs all of it, unless all micro-batches pass a block
 // together.
-bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numerics) {
+bool shards_gradients(const PlanInput& in, Home home, const Plan& plan) {
+  const int64_t micro_batches = plan.numerics.micro_batches;
   return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute) &&
-         numerics.micro_batches <= kMostInGroup && !is_off_device(home, in.device);
+         !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
+         micro_batches <= kMostInGroup && !is_off_device(home, in.device);
 }
 
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
@@ -120,7 +121,7 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
-  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan.numerics);
+  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
   plan.placement.pool(Pool::kGradients) = shards ? make_shards(std::move(bytes), in.world.ranks)
@@ -189,8 +190,9 @@ void place_activations(const PlanInput& in, Home home, Plan& plan) {
   const int64_t each =
       plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool off_device =
-      is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
-  const int64_t arrays = last_block(in) * plan.placement.group;
+      is_off_device(home, in.device) && plan.recompute().whole() && plan.placement.group <= kMostInGroup;
+  plan.placement.inputs = {in.first_trained()};
+  const int64_t arrays = (plan.placement.inputs.place(last_block(in)) + 1) * plan.placement.group;
   std::vector<int64_t> bytes;
   // Their sum stays a number, however far it is from any memory.
   if (off_device) bytes.assign(static_cast<size_t>(arrays), std::min(each, Arena::kEndless / arrays));
@@ -230,8 +232,8 @@ void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
   if (pool.shards > 1) return;
   const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
-  const int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device)) +
-                       (slots_on_device ? pool.slots * pool.slot_bytes : 0);
+  const int64_t room =
+      spare(plan, nearest_tier(in.device)) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
   for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
   size_t end = pool.bytes.size();  // arrays before it stay
@@ -247,19 +249,23 @@ void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   size_plan(in, plan);
 }
 
-// With a GPU and a disk: of what is off the device, the earliest arrays live in host memory, as many as fit.
-void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
+// Of what is off the device, the earliest arrays live in tiers that are nearer than the pool's farthest, as
+// many as fit.
+void keep_nearer(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
-  if (in.device != DeviceType::kCuda || pool.home != Home::kNvme || pool.slots == 0) return;
-  int64_t room = spare(plan, Home::kHost);
-  for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
-    if (bytes > room) break;
-    room -= bytes;
-    pool.kept_in_host = static_cast<int64_t>(a) + 1;
+  size_t a = 0;
+  for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < tier_index(pool.home); ++t) {
+    if (pool.slots == 0) return;
+    int64_t room = spare(plan, static_cast<Home>(t));
+    for (; a < pool.bytes.size(); ++a) {
+      const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
+      if (bytes > room) break;
+      room -= bytes;
+    }
+    pool.kept[t] = static_cast<int64_t>(a);
+    limit_slots(plan.placement, which);
+    size_plan(in, plan);
   }
-  limit_slots(plan.placement, which);
-  size_plan(in, plan);
 }
 
 void keep_what_fits(const PlanInput& in, Plan& plan) {
@@ -272,9 +278,9 @@ void keep_what_fits(const PlanInput& in, Plan& plan) {
     plan.placement.embedding_in_host = 0;
     size_plan(in, plan);
   }
-  if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
-  if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kOptimizer);
 }
 
 }  // namespace
@@ -294,7 +300,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   // inputs fit.
   const bool off_device =
       is_off_device(homes.weights, in.device) || is_off_device(homes.gradients, in.device);
-  p.group = off_device && plan.numerics.recompute && in.trains()
+  p.group = off_device && plan.recompute().whole() && in.trains()
                 ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
                 : 1;
   p.gradients_in_slot.clear();
@@ -302,7 +308,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.table_last = homes.table_last;
   // A tied embedding's gradient is begun by the head, unless it is made last, and complete at the end alone.
   if (homes.in_backward && in.spec.tied && !p.table_last) p.gradients_in_slot.front() = 0;
-  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan.numerics);
+  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan);
   if (one_group) p.group = plan.numerics.micro_batches;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
@@ -347,12 +353,15 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
-    const int64_t host = pool.home == Home::kNvme ? pool.off_device_bytes(Home::kHost) : 0;
+    std::string nearer;
+    for (size_t t = 0; t < tier_index(pool.home); ++t) {
+      if (const int64_t there = pool.off_device_bytes(static_cast<Home>(t)); there > 0)
+        nearer += ", " + format_bytes(there) + " of them fit in " + kTiers[t].memory;
+    }
     plan.choices.push_back(
-        {key, home_name(pool.home),
+        {key, tier_row(pool.home).name,
          fmt::format(
-             "{} of {} arrays do not fit on the device{}{}", count, all,
-             host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "",
+             "{} of {} arrays do not fit on the device{}{}", count, all, nearer,
              pool.slots > 0 ? fmt::format("; {} slots, fetched {} ahead", pool.slots, pool.slots - 1) : "")});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
@@ -417,7 +426,7 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t mo
 int64_t missing_memory(const Plan& plan) {
   int64_t sum = 0;
   for (const Tier& tier : plan.tiers)
-    sum += tier.home == Home::kNvme ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
+    sum += tier_row(tier.home).medium == Medium::kDisk ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
   return sum;
 }
 

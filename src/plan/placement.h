@@ -19,9 +19,6 @@ struct HomeChoice {
   bool table_last = false;
 };
 std::vector<HomeChoice> home_candidates(const PlanInput& in);
-bool is_off_device(Home home, DeviceType device);
-// The home that a choice names; the device for "auto" and "none".
-Home asked_home(OffloadHome choice, DeviceType device);
 
 // Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing kept on
 // the device of a class that has another home. No group is larger than `most_group`.

@@ -5,6 +5,7 @@
 #include "plan/forecast.h"
 #include "plan/multiples.h"
 #include "plan/placement.h"
+#include "plan/recompute_level.h"
 #include "plan/refusal.h"
 
 namespace lm {
@@ -22,11 +23,16 @@ void explain_freezing(const PlanInput& in, Plan& plan) {
                              : "no backward pass before " + layout.blocks[static_cast<size_t>(first)].name)});
 }
 
+Plan with_numerics(const PlanInput& in) {
+  Plan plan;
+  plan.numerics = choose_numerics(in, plan.choices);
+  return plan;
+}
+
 }  // namespace
 
 Plan place_plan(const PlanInput& in) {
-  Plan plan;
-  plan.numerics = choose_numerics(in, plan.choices);
+  Plan plan = with_numerics(in);
   choose_placement(in, plan);
   explain_freezing(in, plan);
   return plan;
@@ -41,7 +47,11 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                  .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU"});
   }
   const PlanInput in{inputs, machine, world, purpose};
-  Plan plan = place_plan(in);
+  const Plan numerics = with_numerics(in);
+  Plan plan = numerics;
+  choose_placement(in, plan);
+  choose_recompute_level(in, numerics, plan);
+  explain_freezing(in, plan);
   if (!in.trains()) return plan;
   forecast(in, plan);
   note_multiples(in, plan);

@@ -45,6 +45,9 @@ struct PeakBytes {
   int64_t device = 0;  // GPU; 0 on the CPU
   int64_t host = 0;    // resident memory of the rank's process, libraries included
   int64_t disk = 0;
+  int64_t& of(Medium medium) {
+    return medium == Medium::kDevice ? device : medium == Medium::kMemory ? host : disk;
+  }
 };
 
 struct LinkTime {
@@ -77,9 +80,11 @@ struct DataShape {
   int64_t sequences = 0;       // of an epoch, which no step goes beyond; 0: not known
 };
 
-// Tokens that a prompt of train.sample_prompts and its answer may have together, where data.max_length allows
-// it.
+// Tokens that a prompt of train.sample_prompts or eval.generate.data and its answer may have together, where
+// data.max_length allows it.
 inline constexpr int64_t kSamplePositions = 1024;
+// Answers to eval.generate.data that are generated together.
+inline constexpr int64_t kScoredTexts = 8;
 
 struct Plan {
   NumericsPlan numerics;
@@ -87,6 +92,7 @@ struct Plan {
   ArenaNeed arena;
   int64_t micro_tokens = 0;     // micro_batch x max_length; of generation, those of a prompt taken at once
   int64_t cache_positions = 0;  // tokens of a text that is generated; 0: none is
+  int64_t cache_texts = 1;      // that are generated together
   std::vector<ClassBytes> classes;
   std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;
@@ -103,6 +109,14 @@ struct Plan {
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason
   StepConfig step;                   // what a rank runs and a dry run counts; made with every size
   Prediction prediction;
+
+  RecomputeChoice recompute() const { return placement.recompute.value_or(numerics.recompute); }
+  // What a run records: it resumes with the same level of recomputation.
+  NumericsPlan recorded_numerics() const {
+    NumericsPlan out = numerics;
+    out.recompute = recompute();
+    return out;
+  }
 };
 
 // What the plan's numerics and placement make of a step.

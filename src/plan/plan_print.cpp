@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "plan/forecast.h"
 #include "plan/plan.h"
+#include "plan/recompute_level.h"
 #include "plan/step_lanes.h"
 
 namespace lm {
@@ -46,14 +47,13 @@ bool known(int64_t bytes) {
 }
 
 std::string tier_table(const Plan& plan, const Tier& tier) {
-  constexpr const char* kTitles[] = {"GPU memory", "host memory", "disk"};
-  std::string out = std::string(kTitles[static_cast<size_t>(tier.home)]) + "\n";
+  const TierRow& words = tier_row(tier.home);
+  std::string out = std::string(words.title) + "\n";
   for (const ClassBytes& entry : plan.classes) {
     if (entry.home == tier.home && entry.bytes > 0)
       out += row(entry.name, format_bytes(entry.bytes), entry.note);
   }
-  constexpr const char* kNotes[] = {"of the GPU", "resident memory of the rank's process", "of all paths"};
-  std::string note = kNotes[static_cast<size_t>(tier.home)];
+  std::string note = words.note;
   if (known(tier.usable)) note += "; " + format_bytes(tier.usable) + " may be used";
   if (tier.bytes > tier.usable) note += ": DOES NOT FIT";
   return out + row("peak", format_bytes(tier.bytes), note);
@@ -85,9 +85,10 @@ std::string step_lines(const Plan& plan) {
   const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % utilization, bound by {}",
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out =
-      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
-                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
-                  plan.placement.in_backward() ? ", updates inside backward" : "");
+      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}{}\n",
+                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(plan.recompute()),
+                  plan.placement.in_backward() ? ", updates inside backward" : "",
+                  n.products == Products::kTF32 ? ", fp32 products as TF32" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)
@@ -110,14 +111,14 @@ std::string step_lines(const Plan& plan) {
 Json placement_json(const PlacementPlan& placement) {
   Json homes = Json::object();
   for (int i = 0; i < kStateClasses; ++i) {
-    homes[state_class_name(static_cast<StateClass>(i))] = home_name(placement.home[i]);
+    homes[state_class_name(static_cast<StateClass>(i))] = tier_row(placement.home[i]).name;
   }
   Json pools = Json::object();
   for (int i = 0; i < kPools; ++i) {
     const PoolPlan& pool = placement.pools[static_cast<size_t>(i)];
     if (pool.slots == 0) continue;
     pools[pool_name(static_cast<Pool>(i))] = {
-        {"home", home_name(pool.home)},
+        {"home", tier_row(pool.home).name},
         {"arrays", pool.bytes.size()},
         {"off_device", std::count(pool.off_device.begin(), pool.off_device.end(), 1)},
         {"off_device_bytes", pool.off_device_bytes()},
@@ -140,7 +141,7 @@ Json tier_json(const Plan& plan, const Tier& tier) {
     if (entry.home != tier.home) continue;
     classes.push_back({{"name", entry.name}, {"bytes", entry.bytes}, {"note", entry.note}});
   }
-  Json out = {{"name", home_name(tier.home)}, {"bytes", tier.bytes}};
+  Json out = {{"name", tier_row(tier.home).name}, {"bytes", tier.bytes}};
   out["capacity_bytes"] = tier.capacity > 0 ? Json(tier.capacity) : Json();
   out["usable_bytes"] = known(tier.usable) ? Json(tier.usable) : Json();
   out["classes"] = std::move(classes);
@@ -220,7 +221,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
       {"nodes", plan.world.nodes},
       {"traffic", traffic_json(plan)},
       {"phases", phases_json(plan.prediction)},
-      {"numerics", Json::parse(numerics_json(plan.numerics))},
+      {"numerics", Json::parse(numerics_json(plan.recorded_numerics()))},
       {"placement", placement_json(plan.placement)},
       {"choices", choices}};
   if (!lanes.empty()) out["timeline"] = timeline_json(lanes);

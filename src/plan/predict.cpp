@@ -90,14 +90,17 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
   return flops + of_head * static_cast<double>(spec.head_rows() * spec.hidden) * work.target_rows;
 }
 
-ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype) {
-  const bool bf16 = dtype == DType::kBF16;
+ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype, Products products) {
+  // GPUs multiply fp16 as fast as bf16; the CPU's products of fp16 are fp32's.
+  const bool bf16 = dtype == DType::kBF16 || (dtype == DType::kF16 && device == DeviceType::kCuda);
   ComputeRates rates;
   bool fp32_assumed = false;
   if (device == DeviceType::kCuda) {
     LM_CHECK(!machine.gpus.empty(), "a plan for a GPU needs one");
     const Gpu& gpu = machine.gpus.front();
-    const double fp32 = known(gpu.fp32_flops, kAssumedGpuF32, fp32_assumed);
+    // Tensor cores multiply TF32 at half the rate of bf16, on every card.
+    const double fp32 = products == Products::kTF32 ? known(gpu.bf16_flops, kAssumedGpuBF16, fp32_assumed) / 2
+                                                    : known(gpu.fp32_flops, kAssumedGpuF32, fp32_assumed);
     rates.peak_flops = bf16 ? known(gpu.bf16_flops, kAssumedGpuBF16, rates.assumed) : fp32;
     rates.gemm_flops = kGpuGemmShare * rates.peak_flops;
     rates.fp32_gemm_flops = kGpuGemmShare * fp32;

@@ -38,7 +38,9 @@ struct ComputeRates {
   double call_seconds = 0, gemm_call_seconds = 0;
   bool assumed = false;  // some rate is the documented default of predict.cpp
 };
-ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype);
+// `products`: of fp32 matrices, on a GPU.
+ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype,
+                           Products products = Products::kF32);
 
 // Of a rank; `machine` is its share.
 RankLinks rank_links(const Machine& machine, DeviceType device);

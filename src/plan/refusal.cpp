@@ -34,9 +34,12 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
     add_disk();
     return out;
   }
-  add(plan.cache_positions > 0, "train.sample_prompts = []",
+  add(!in.config.train.sample_prompts.empty(), "train.sample_prompts = []",
       [](Config& c) { c.train.sample_prompts.clear(); });
-  add(!n.recompute, "train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; });
+  add(!in.config.eval.generate.data.empty(), "eval.generate.data = []",
+      [](Config& c) { c.eval.generate = {}; });
+  add(!plan.recompute().whole(), "train.recompute = \"block\"",
+      [](Config& c) { c.train.recompute = Recompute::kBlock; });
   add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",
       [](Config& c) { c.train.update = UpdateTime::kAuto; });
   add_disk();
@@ -45,20 +48,23 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
       [](Config& c) { c.train.gradients = GradientDType::kBF16; });
   add(bf16 && n.master == Master::kF32, "optimizer.master = \"split\"",
       [](Config& c) { c.optimizer.master = Master::kSplit; });
-  add(bf16 && n.master == Master::kSplit, "optimizer.master = \"none\"",
-      [](Config& c) { c.optimizer.master = Master::kNone; });
+  const bool fp16 = n.trained_dtype() == DType::kF16;
+  add((bf16 && n.master == Master::kSplit) || (fp16 && n.master == Master::kF32),
+      "optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; });
   // The largest power of two below.
   const auto shorter = static_cast<int64_t>(
       std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(in.config.data.max_length - 1, 1))));
   add(shorter >= kShortest, fmt::format("data.max_length = {}", shorter),
       [shorter](Config& c) { c.data.max_length = shorter; });
-  add(n.fp32_adapters, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
+  add(n.fp32_adapters && n.dtype == DType::kBF16, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
       [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; });
   add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
   add(full && all, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
   add(all && in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
-      full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"",
-      [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; });
+      full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"", [](Config& c) {
+        if (c.train.method == Method::kFull) c.train.method = Method::kLora;
+        c.model.quantize = Quantize::kNf4;
+      });
   return out;
 }
 
@@ -186,7 +192,7 @@ std::string disk_advice(const PlanInput& in, const Tier& tier) {
 }
 
 std::string have(const PlanInput& in, const Tier& tier) {
-  if (tier.home == Home::kNvme) return disk_have(in);
+  if (tier_row(tier.home).medium == Medium::kDisk) return disk_have(in);
   const std::string usable = format_bytes(tier.usable);
   if (tier.capacity <= 0) return usable + " are free";
   return usable + " of " + format_bytes(tier.capacity) + " may be used";
@@ -215,16 +221,15 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
     table += "\n    " + row.name + ": " + format_bytes(row.bytes) +
              (row.note.empty() ? "" : " (" + row.note + ")");
   }
-  constexpr const char* kAreas[] = {"MEM-15", "MEM-16", "DISK-33"};
-  constexpr const char* kKinds[] = {"GPU memory", "host memory", "disk space"};
-  const auto kind = static_cast<size_t>(full->home);
-  return {.area = kAreas[kind],
-          .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
-                  format_bytes(full->bytes) + " of " + kKinds[kind] + ", " + have(in, *full) + table,
-          .place = "",
-          .next = (full->home == Home::kNvme ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
-                  other_ways(in),
-          .kept = "nothing was started or written"};
+  const TierRow& words = tier_row(full->home);
+  return {
+      .area = words.area,
+      .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
+              format_bytes(full->bytes) + " of " + words.memory + ", " + have(in, *full) + table,
+      .place = "",
+      .next = (words.medium == Medium::kDisk ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
+              other_ways(in),
+      .kept = "nothing was started or written"};
 }
 
 }  // namespace lm

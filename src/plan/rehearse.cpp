@@ -59,7 +59,7 @@ class Rehearsal {
  public:
   Rehearsal(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
             std::set<GemmShape>* gemms = nullptr)
-      : layers_(whole.spec, whole.layout),
+      : layers_(whole.spec, whole.layout, step.recompute),
         first_trained_(step.first_trained),
         model_{layers_.spec(), layers_.layout(), whole.adapter},
         step_(of_model(step, layers_, batch)),
@@ -78,7 +78,7 @@ class Rehearsal {
                  step_.arithmetic.round_rows,
                  &counts_},
         memory_(context_, model_.layout.units(step_.cut_head()), batch_),
-        pass_(context_, model_, memory_, step_, nullptr) {}
+        pass_(context_, model_, memory_, step_, &sums_) {}
 
   // The operations of a step of all layers.
   std::vector<Operation> operations(int64_t micro_batches) const {
@@ -164,6 +164,7 @@ class Rehearsal {
   Uploads uploads_;
   Context context_;
   RehearsedMemory memory_;
+  LossSums sums_;  // nobody adds to them
   Pass pass_;
 };
 

@@ -115,7 +115,7 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
     notes.push_back(std::string(rule.name) +
                     " updates whole matrices: each rank has all of what is trained, whatever zero.stage");
   for (const Pool pool : {Pool::kWeights, Pool::kGradients}) {
-    if (p.pool(pool).shards == 1 && p.pool(pool).off_device_bytes(Home::kNvme) > 0)
+    if (p.pool(pool).shards == 1 && p.pool(pool).off_device_bytes(Medium::kDisk) > 0)
       notes.push_back(std::string(pool_name(pool)) +
                       " on disk are there whole on every rank, whatever zero.stage");
   }

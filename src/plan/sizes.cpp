@@ -8,12 +8,17 @@
 #include "base/batch.h"
 #include "base/bytes.h"
 #include "base/staging.h"
+#include "kernels/attention_chunks.h"
 #include "model/embedding.h"
+#include "model/head_loss.h"
 #include "model/key_value_cache.h"
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
+#include "plan/generation.h"
+#include "plan/recompute_level.h"
 #include "plan/state_catalogue.h"
+#include "plan/tier_space.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -90,8 +95,8 @@ int64_t export_bytes(const ModelLayout& layout) {
   return adapter + 2 * tensor;
 }
 
-// What adapters that begin with what quantising lost need for it (weights/loftq.h): the largest matrix of the
-// files in fp32, and its codes.
+// What adapters that begin with what quantising lost, or with the lengths of quantised rows, need for it
+// (weights/loftq.h, row_lengths.h): the largest matrix of the files in fp32, and its codes.
 int64_t loftq_bytes(const ModelLayout& layout) {
   int64_t most = 0;
   for (const BlockLayout& block : layout.blocks) {
@@ -108,12 +113,6 @@ int64_t loftq_bytes(const ModelLayout& layout) {
   return most;
 }
 
-int64_t cache_positions(const PlanInput& in) {
-  if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
-  const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
-  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
-}
-
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
 int64_t step_list_bytes(const PlanInput& in, const NumericsPlan& n) {
   constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3;
@@ -128,7 +127,7 @@ struct Share {
   void add(int64_t n, bool off_device, Home home) {
     all += n;
     if (!off_device) return;
-    (home == Home::kHost ? off.host : off.disk) += n;
+    off.at[tier_index(home)] += n;
     off.whole += n;
   }
 };
@@ -148,8 +147,9 @@ void each_tile(const PlacementPlan& p, const Body& body) {
 Share stream_bytes(const PlanInput& in, const Plan& plan, const StateStream& stream, const Share& elements) {
   const auto of = [&](int64_t n) { return stream.bytes(Elements{n}); };
   if (stream.of == StreamOf::kAll) {
-    const OffDeviceBytes& off = elements.off;
-    return {of(elements.all), {of(off.host), of(off.disk), of(off.whole)}};
+    Share out{.all = of(elements.all), .off = {.whole = of(elements.off.whole)}};
+    for (size_t t = 0; t < kTierCount; ++t) out.off.at[t] = of(elements.off.at[t]);
+    return out;
   }
   Share out;
   each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, Home home) {
@@ -182,7 +182,8 @@ void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
   for (size_t s = 0; s < streams.size(); ++s) {
     const Share bytes = stream_bytes(in, plan, streams[s], elements);
     sum.all += bytes.all;
-    sum.off = {sum.off.host + bytes.off.host, sum.off.disk + bytes.off.disk, sum.off.whole + bytes.off.whole};
+    sum.off.whole += bytes.off.whole;
+    for (size_t t = 0; t < kTierCount; ++t) sum.off.at[t] += bytes.off.at[t];
     if (s + 1 < streams.size() && streams[s + 1].title == streams[s].title) continue;
     table.add(streams[s].title, sum.all, sum.off, kept_as(streams[s]));
     sum = {};
@@ -216,10 +217,10 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
   if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
     table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
   const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
-  if ((cpu && n.dtype == DType::kBF16) || host_products) {
-    if (const int64_t panels = gemm_panel_bytes(in.machine, n.threads); panels > 0)
-      table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
-  }
+  // Muon's products are of bf16 matrices.
+  const int64_t panels = std::max(cpu ? gemm_panel_bytes(n.dtype, in.machine, n.threads) : 0,
+                                  host_products ? gemm_panel_bytes(DType::kBF16, in.machine, n.threads) : 0);
+  if (panels > 0) table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
   table.host("libraries", host_library_bytes(in.machine, in.device),
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
@@ -257,14 +258,12 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
-              off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
+              off_device_bytes(inputs), saved_text(plan.recompute()));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
   table.device("temporaries", plan.arena.bytes - plan.arena.saved - slot, temporaries_note(in, plan));
-  if (plan.cache_positions > 0)
-    table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
-                 fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
+  add_generation(in, plan, table);
   table.slots();
   const UpdatedRows rows = updated_rows(in);
   const int64_t row_elements = rows.all() * in.spec.hidden + rows.inputs * in.spec.embedding.inputs.all();
@@ -289,7 +288,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
-  if (in.trains() && in.config.lora.start == LoraStart::kLoftq) {
+  const LoraConfig& lora = in.config.lora;
+  if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
     // On a CPU this memory is the temporaries' afterwards.
     const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
     if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");
@@ -311,32 +311,18 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   return table.take();
 }
 
-int64_t spend(const Budget& budget, int64_t capacity) {
-  if (budget.share <= 0) return capacity > 0 ? std::min(budget.bytes, capacity) : budget.bytes;
-  if (capacity <= 0) return std::numeric_limits<int64_t>::max();
-  return static_cast<int64_t>(budget.share * static_cast<double>(capacity));
-}
-
-Tier make_tier(Home home, const std::vector<ClassBytes>& classes, const Budget& budget, int64_t capacity,
-               int64_t free_now) {
-  Tier tier{.home = home, .bytes = 0, .capacity = capacity, .allowed = spend(budget, capacity), .usable = 0};
+Tier make_tier(const PlanInput& in, const std::vector<ClassBytes>& classes, Home home) {
+  const TierSpace space = tier_space(in, home);
+  Tier tier{.home = home, .capacity = space.capacity, .allowed = spend(space.budget, space.capacity)};
   for (const ClassBytes& row : classes) {
     if (row.home == home) tier.bytes += row.bytes;
   }
-  tier.usable = free_now > 0 ? std::min(tier.allowed, free_now) : tier.allowed;
+  tier.usable = space.free_now > 0 ? std::min(tier.allowed, space.free_now) : tier.allowed;
   return tier;
 }
 
-// All paths together: what one has no room for goes to the others.
-Tier disk_tier(const PlanInput& in, const std::vector<ClassBytes>& classes) {
-  int64_t room = 0;
-  for (const Disk& disk : in.machine.disks) room += path_room(in.config.offload, disk);
-  return make_tier(Home::kNvme, classes, {0, 1}, room, room);
-}
-
 // Only where room is left: no plan is refused for it.
-void spare_disk(const PlanInput& in, Plan& plan) {
-  Tier& disk = plan.tiers.back();
+void spare_disk(const PlanInput& in, Plan& plan, Tier& disk) {
   int64_t& spare = plan.placement.swap_spare;
   const int64_t blocks = std::min(kSpareBlocks * plan.placement.io_block, kLeastSpare);
   spare = round_up(std::max(disk.bytes / kSpareShare, blocks), kSlotAlignment);
@@ -345,13 +331,14 @@ void spare_disk(const PlanInput& in, Plan& plan) {
     spare = 0;
     return;
   }
-  plan.classes.push_back({"spare room", all, "for writes that their place refuses", Home::kNvme});
+  plan.classes.push_back({"spare room", all, "for writes that their place refuses", disk.home});
   disk.bytes += all;
 }
 
 bool all_memory(const Plan& plan, int64_t Tier::*limit) {
-  return std::all_of(plan.tiers.begin(), plan.tiers.end(),
-                     [&](const Tier& tier) { return tier.home == Home::kNvme || tier.bytes <= tier.*limit; });
+  return std::all_of(plan.tiers.begin(), plan.tiers.end(), [&](const Tier& tier) {
+    return tier_row(tier.home).medium == Medium::kDisk || tier.bytes <= tier.*limit;
+  });
 }
 
 }  // namespace
@@ -370,7 +357,7 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
   return {.units = p.units(),
           .micro_batches = n.micro_batches,
           .tied = spec.tied,
-          .recompute = n.recompute,
+          .recompute = plan.recompute(),
           .clip = clip,
           .group = p.group,
           .ranks = p.ranks,
@@ -419,15 +406,17 @@ int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
 
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
   if (in.purpose != PlanPurpose::kGenerate) return numerics.micro_batch * in.config.data.max_length;
-  return std::clamp(in.config.data.max_length, kLeastPrompt, kPromptTokens);
+  // A batch of texts has a token, a document and three numbers of attention for each.
+  const int64_t least = std::max(kLeastPrompt, 4 * numerics.micro_batch);
+  return std::clamp(in.config.data.max_length, least, std::max(least, kPromptTokens));
 }
 
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = micro_tokens(in, plan.numerics);
-  plan.cache_positions = cache_positions(in);
+  size_generation(in, plan);
   plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
-  if (in.adapter == nullptr) plan.step.first_trained = in.layout.first_trained();
+  plan.step.first_trained = in.first_trained();
   const auto longest = static_cast<double>(in.config.data.max_length);
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
@@ -448,41 +437,30 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // gradient.
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens) *
                                   (plan.step.measures() || plan.step.table_last ? 2 : 1);
+    const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
-                               .processors = in.machine.gpus.front().processors,
+                               .processors = gpu.processors,
                                .deterministic = in.config.run.deterministic,
-                               .dtype = plan.numerics.dtype};
+                               .dtype = plan.numerics.dtype,
+                               .flash = !gpu.capability.known() || gpu.capability.major >= kFlashCapability};
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
     // The loss, and the granules' norms.
-    plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
+    plan.placement.result_bytes =
+        static_cast<int64_t>(sizeof(LossSums)) + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
   plan.arena = in.rehearsals->arena(in, plan);
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};
-  const OffloadConfig& offload = in.config.offload;
-  if (in.device == DeviceType::kCuda) {
-    const Gpu& gpu = in.machine.gpus.front();
-    plan.tiers.push_back(
-        make_tier(Home::kDevice, plan.classes, offload.device_memory, gpu.memory_bytes, gpu.free_bytes));
-    plan.peak.device = plan.tiers.back().bytes;
-  }
-  plan.tiers.push_back(make_tier(Home::kHost, plan.classes, offload.host_memory, in.machine.host_capacity(),
-                                 in.machine.host_available));
-  plan.peak.host = plan.tiers.back().bytes;
-  if (plan.placement.on_disk()) {
-    plan.tiers.push_back(disk_tier(in, plan.classes));
-    spare_disk(in, plan);
-    plan.peak.disk = plan.tiers.back().bytes;
+  for (size_t t = tier_index(nearest_tier(in.device)); t < kTierCount; ++t) {
+    const auto home = static_cast<Home>(t);
+    if (home > Home::kHost && !plan.placement.uses(home)) continue;
+    Tier& tier = plan.tiers.emplace_back(make_tier(in, plan.classes, home));
+    if (tier_row(home).medium == Medium::kDisk) spare_disk(in, plan, tier);
+    plan.peak.of(tier_row(home).medium) += tier.bytes;
   }
   plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),
                           [](const Tier& tier) { return tier.bytes <= tier.usable; });
-}
-
-int64_t path_room(const OffloadConfig& offload, const Disk& disk) {
-  if (!offload.disk_limit) return disk.free_bytes;
-  if (disk.free_bytes <= 0) return offload.disk_limit->bytes;
-  return spend(*offload.disk_limit, disk.free_bytes);
 }
 
 bool fits_capacity(const Plan& plan) {

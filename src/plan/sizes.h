@@ -36,6 +36,8 @@ struct PlanInput : PlanInputs {
   std::shared_ptr<Rehearsals> rehearsals = std::make_shared<Rehearsals>();
 
   bool trains() const { return purpose == PlanPurpose::kTrain; }
+  // The first block with a trained tensor, for full fine-tuning.
+  int64_t first_trained() const { return adapter == nullptr ? layout.first_trained() : 0; }
   ModelParts model() const { return {spec, layout, adapter}; }
   // offload.*, of the classes that there are.
   OffloadConfig offload() const;

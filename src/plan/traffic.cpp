@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/head_loss.h"
+
 namespace lm {
 
 double Collective::mean_sent(int ranks) const {
@@ -63,7 +65,7 @@ std::vector<Collective> Traffic::of(const Operation& op) const {
 std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   using Kind = Collective::Kind;
   if (ranks_ == 1) return {};
-  if (op.kind == OperationKind::kCheck) return {scalars(sizeof(double))};
+  if (op.kind == OperationKind::kCheck) return {scalars(sizeof(LossSums))};
   if (op.kind == OperationKind::kFetch) {
     if (op.pool != Pool::kWeights || !weights_in_shards_) return {};
     const Unit& unit = units_[static_cast<size_t>(op.array)];

@@ -18,16 +18,19 @@ double bits_of_each(int64_t bytes, int64_t elements) {
 }
 
 const char* method_name(const PlanInput& in) {
-  if (in.config.train.method == Method::kFull) return "full";
+  const Method method = in.config.train.method;
+  if (method == Method::kFull) return "full";
+  if (method == Method::kIa3) return "ia3";
+  if (method == Method::kNorms) return "norms";
   const bool plain = in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
   return plain ? "lora" : "qlora";
 }
 
 Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold) {
-  const bool lora = config.train.method == Method::kLora, had = in.adapter != nullptr;
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const bool lora = trains_adapter(config), had = in.adapter != nullptr;
+  const DType dtype = storage_type(config.model.dtype);
   AdapterSpec fresh;
-  if (lora && !had) fresh = configured_adapter(in.spec.names, config.lora);
+  if (lora && !had) fresh = configured_adapter(in.spec, config);
   const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;
   const bool same = lora == had && config.model.dtype == in.config.model.dtype &&
                     config.model.quantize == in.config.model.quantize;

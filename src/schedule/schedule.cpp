@@ -49,9 +49,10 @@ class Builder {
     if (final) finished(head_);
     for (auto unit = body_.rbegin(); unit != body_.rend(); ++unit) {
       if (step_.unit(*unit).block < step_.first_trained) return;
+      const bool recomputed = step_.recompute.of(step_.unit(*unit).block) != Recompute::kNone;
       add(OperationKind::kAcquire, *unit, first);
       for (int64_t micro = first; micro < end; ++micro) {
-        if (step_.recompute) add(OperationKind::kRecompute, *unit, micro);
+        if (recomputed) add(OperationKind::kRecompute, *unit, micro);
         add(OperationKind::kBackward, *unit, micro);
       }
       add(OperationKind::kRelease, *unit, first);
@@ -82,7 +83,7 @@ class Builder {
   // The same micro-batches once more, their norm known: what the first backward has measured is updated.
   void second_backward(int64_t end) {
     measured_ = true;
-    if (!step_.recompute) forward(0, end);
+    if (!step_.recompute.whole()) forward(0, end);
     head(0, end);
     backward(0, end, true);
   }

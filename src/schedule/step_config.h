@@ -3,6 +3,7 @@
 // plan makes it (plan/plan.h). A value.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -42,6 +43,17 @@ struct ScheduleUnit {
 // The units of a model (list_units says which), all state on the device.
 std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments = 0);
 
+// Places of block inputs off the device. The inputs of blocks before the first trained one take two places in
+// turns: each ends when the next one has been computed, and no backward reads it.
+struct InputPlaces {
+  int64_t first_trained = 0;                                                   // block
+  int64_t passing() const { return std::max<int64_t>(first_trained - 1, 0); }  // such inputs
+  int64_t shared() const { return std::min<int64_t>(passing(), 2); }           // their places
+  int64_t place(int64_t block) const {
+    return block <= passing() ? (block - 1) % 2 : block - 1 - passing() + shared();
+  }
+};
+
 struct PoolShape {
   // Per array: 1 = lives off the device and passes through slots; empty: none does. (What the CPU updates
   // where it lies, beside a GPU, is off the device and needs no slot.)
@@ -57,8 +69,9 @@ struct PoolShape {
 
 // What decides the bits of a pass, whatever it passes.
 struct Arithmetic {
-  DType dtype = DType::kBF16;  // of the model: its weights and activations
-  bool fp32_adapters = false;  // what is trained is fp32 whatever the model is
+  DType dtype = DType::kBF16;          // of the model: its weights and activations
+  bool fp32_adapters = false;          // what is trained is fp32 whatever the model is
+  Products products = Products::kF32;  // of fp32 matrices, on a GPU
   DType gradient_dtype = DType::kF32;
   int64_t row_chunk = 512;        // rows of logits at once
   bool round_rows = false;        // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
@@ -75,7 +88,7 @@ struct StepConfig {
   std::vector<ScheduleUnit> units;
   int64_t micro_batches = 1;  // of a full step; of a list, its own
   bool tied = false;
-  bool recompute = false;  // blocks keep their inputs only
+  RecomputeChoice recompute = Recompute::kNone;  // never kAuto
   Clip clip = Clip::kGlobal;
   // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
   // the device each of their bytes crosses its link once per pass and group.
@@ -97,7 +110,7 @@ struct StepConfig {
   int64_t first_trained = 0;
 
   // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
-  // activations (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
+  // activations place x group + micro-batch in its group, the place of the input of blocks 1 .. L + 1.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
 
@@ -124,7 +137,7 @@ struct StepConfig {
   // A first backward is for the norm alone, a second one makes the gradients once more for the updates.
   bool measures() const { return clip == Clip::kGlobal && in_backward; }
   // The first of two backwards leaves block inputs to the second.
-  bool keeps_inputs() const { return measures() && recompute; }
+  bool keeps_inputs() const { return measures() && recompute.whole(); }
   int64_t segments() const;  // of a cut head; 0: it is whole
   bool cut_head() const { return segments() > 0; }
 
@@ -132,7 +145,9 @@ struct StepConfig {
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   bool uses_slots() const;                                                       // any pool
   bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }  // of blocks
-  int64_t input_array(int64_t block, int64_t micro) const { return (block - 1) * group + micro % group; }
+  int64_t input_array(int64_t block, int64_t micro) const {
+    return InputPlaces{first_trained}.place(block) * group + micro % group;
+  }
   // The optimizer's array that an update of a unit's tile changes.
   int64_t tile_array(int64_t u, int64_t tile) const {
     return first_tile.empty() ? 0 : first_tile[static_cast<size_t>(unit(u).block)] + tile;

@@ -1,5 +1,7 @@
 #include "spec/encoding.h"
 
+#include <string_view>
+
 #include "base/bytes.h"
 #include "base/error.h"
 
@@ -28,7 +30,8 @@ std::vector<int64_t> eight_bits(int64_t rows, int64_t columns) {
 }
 
 constexpr Encoding kPlain[] = {{dtype_name(DType::kF32), EncodingKind::kPlain, elements<DType::kF32>},
-                               {dtype_name(DType::kBF16), EncodingKind::kPlain, elements<DType::kBF16>}};
+                               {dtype_name(DType::kBF16), EncodingKind::kPlain, elements<DType::kBF16>},
+                               {dtype_name(DType::kF16), EncodingKind::kPlain, elements<DType::kF16>}};
 
 constexpr Encoding kQuantised[] = {{"nf4", EncodingKind::kNf4, four_bits},
                                    {"fp4", EncodingKind::kFp4, four_bits},
@@ -39,8 +42,10 @@ constexpr Encoding kQuantised[] = {{"nf4", EncodingKind::kNf4, four_bits},
 }  // namespace
 
 const Encoding& plain_encoding(DType dtype) {
-  LM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, dtype_name(dtype));
-  return kPlain[dtype == DType::kF32 ? 0 : 1];
+  for (const Encoding& one : kPlain) {
+    if (std::string_view(one.name) == dtype_name(dtype)) return one;
+  }
+  LM_CHECK(false, dtype_name(dtype));
 }
 
 const Encoding& encoding_of(EncodingKind kind) {

@@ -21,7 +21,8 @@ struct Encoding {
   bool plain() const { return kind == EncodingKind::kPlain; }
 };
 
-// The elements of a type, one after another: fp32 or bf16. Lives as long as the program, like every encoding.
+// The elements of a type, one after another: fp32, bf16 or fp16. Lives as long as the program, like every
+// encoding.
 const Encoding& plain_encoding(DType dtype);
 // Of any kind but kPlain.
 const Encoding& encoding_of(EncodingKind kind);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -131,30 +130,80 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
 }
 
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
+  std::vector<Parameter> out, magnitudes;
+  for (const LinearModule& module : linear_modules(spec, i)) {
+    const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
+    if (!adapter.adapts(i, hf)) continue;
+    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
+    const int64_t rank = adapter.rank_of(hf);
+    // `name` in our names and in the files, where `end` follows.
+    const auto make = [&](TrainableRole role, const std::string& name, const char* end, int64_t rows,
+                          int64_t columns) {
+      const bool vector = role == TrainableRole::kMagnitude;
+      Parameter made = single(ours + name, vector ? ParameterKind::kMagnitude : ParameterKind::kMatrix,
+                              std::string(kAdapterPrefix) + hf + name + end, rows, columns);
+      made.role = role;
+      made.owner = hf + ".weight";
+      return made;
+    };
+    out.push_back(make(TrainableRole::kLoraA, ".lora_A", ".weight", rank, module.columns));
+    out.push_back(make(TrainableRole::kLoraB, ".lora_B", ".weight", module.rows, rank));
+    if (adapter.dora)
+      magnitudes.push_back(make(TrainableRole::kMagnitude, ".lora_magnitude_vector", "", module.rows, 1));
+  }
+  std::ranges::move(magnitudes, std::back_inserter(out));  // what has no decay comes last
+  return out;
+}
+
+// IA3's, of the targets in layer `i`.
+std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
   for (const LinearModule& module : linear_modules(spec, i)) {
-    const auto& targets = adapter.targets;
-    if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
-    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
-    const auto add = [&](TrainableRole role, const char* name, int64_t rows, int64_t columns) {
-      out.push_back(single(ours + name, ParameterKind::kMatrix,
-                           std::string(kAdapterPrefix) + hf + name + ".weight", rows, columns));
-      out.back().role = role;
-      out.back().owner = hf + ".weight";
-    };
-    add(TrainableRole::kLoraA, ".lora_A", adapter.r, module.columns);
-    add(TrainableRole::kLoraB, ".lora_B", module.rows, adapter.r);
+    if (!adapter.adapts(i, hf)) continue;
+    const bool input = module.feedforward();
+    out.push_back(single(fmt::format("layers.{}.{}.ia3_l", i, module.name), ParameterKind::kMagnitude,
+                         std::string(kAdapterPrefix) + hf + ".ia3_l", input ? module.columns : module.rows));
+    out.back().role = input ? TrainableRole::kInputScale : TrainableRole::kOutputScale;
+    out.back().owner = hf + ".weight";
   }
   return out;
 }
 
-}  // namespace
-
-double AdapterSpec::scale() const {
-  const double rank = static_cast<double>(r);
-  return rslora ? alpha / std::sqrt(rank) : alpha / rank;
+// Copies of the target norms' weights and biases among a block's parameters.
+std::vector<Parameter> replacements(const std::vector<Parameter>& base, const AdapterSpec& adapter) {
+  std::vector<Parameter> out;
+  for (const Parameter& parameter : base) {
+    const std::string& name = parameter.parts.front().name;
+    const size_t end = name.rfind('.');
+    if (!parameter.vector() || parameter.parts.size() > 1) continue;
+    if (!adapter.adapts(0, std::string_view(name).substr(0, end))) continue;
+    Parameter& copy = out.emplace_back(parameter);
+    copy.name += "_tuned";
+    copy.role = TrainableRole::kReplacement;
+    copy.owner = name;
+    copy.parts.front().name =
+        std::string(kAdapterPrefix) + name.substr(0, end) + ".ln_tuning_layers" + name.substr(end);
+  }
+  return out;
 }
+
+// What an adapter has in a block with these parameters; `layer` < 0: none of the transformer's.
+std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
+                                      const std::vector<Parameter>& base) {
+  if (adapter == nullptr) return {};
+  switch (adapter->kind) {
+    case AdapterKind::kLora:
+      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer);
+    case AdapterKind::kIa3:
+      return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
+    case AdapterKind::kNorms:
+      return replacements(base, *adapter);
+  }
+  return {};
+}
+
+}  // namespace
 
 std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
   std::vector<MatrixSpec> out;
@@ -216,8 +265,9 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   add_inputs(spec, first);
   add("embedding", std::move(first), {}, {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    add(fmt::format("block {}", i), layer_parameters(spec, i),
-        adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{}, layer_buffers(spec, i));
+    std::vector<Parameter> base = layer_parameters(spec, i);
+    std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
+    add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
   }
   std::vector<Parameter> last, trained;
   // Beside adapters a head of scores is trained whole, and is in their files.
@@ -232,6 +282,8 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
+  std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
+  std::ranges::move(adapters, std::back_inserter(trained));
   add("head", std::move(last), std::move(trained), {});
   return blocks;
 }

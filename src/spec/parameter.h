@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "spec/model_spec.h"
@@ -21,7 +22,8 @@ enum class ParameterKind : uint8_t {
   kMatrix,
   kBias,
   kNorm,
-  kBuffer,  // a vector of the files that nobody trains: frozen in every run, and written back
+  kBuffer,     // a vector of the files that nobody trains: frozen in every run, and written back
+  kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows, or factors of its rows or columns
 };
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
@@ -44,25 +46,49 @@ struct Parameter {
   float neutral = 1;       // of a norm's weight: the fresh value
   int64_t elements() const { return rows * columns; }
   bool vector() const {
-    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer;
+    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
+           kind == ParameterKind::kMagnitude;
   }
   // Of that part, in the files.
   std::vector<int64_t> shape(const ParameterPart& part) const {
+    if (role == TrainableRole::kOutputScale) return {part.rows, 1};
+    if (role == TrainableRole::kInputScale) return {1, part.rows};
     if (vector())
       return part.heads > 0 ? std::vector{part.heads, part.rows / part.heads} : std::vector{part.rows};
     return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
 };
 
-// LoRA as the parameter list needs it.
+// What the tensors of an adapter are.
+enum class AdapterKind : uint8_t {
+  kLora,   // pairs of low rank beside linear layers, with DoRA also lengths of rows
+  kIa3,    // factors of linear layers' outputs, and of the inputs of an MLP's last layer
+  kNorms,  // LN tuning: copies of norms
+};
+
+// An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
+// named by LinearModule::name ("q_proj"), or by whole paths
+// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
 struct AdapterSpec {
   int64_t r = 0;
   double alpha = 0;
   bool rslora = false;
+  bool dora = false;  // the lengths of the rows are trained, too
   double dropout = 0;
-  // Names of adapted HF modules within a block, e.g. {"q_proj", "k_proj", ..., "down_proj"}; resolved.
-  std::vector<std::string> targets;
-  double scale() const;  // alpha / r, or alpha / sqrt(r)
+  std::vector<std::string> targets;  // the adapted modules, e.g. {"q_proj", "k_proj", ..., "down_proj"}
+  std::vector<int64_t> layers = {};  // in which targets without a path are adapted; empty: in all
+  // Modules whose rank is not `r`, or whose alpha is not `alpha`.
+  std::vector<std::pair<std::string, int64_t>> ranks = {};
+  std::vector<std::pair<std::string, double>> alphas = {};
+  AdapterKind kind = AdapterKind::kLora;
+
+  bool operator==(const AdapterSpec&) const = default;
+  // Of the module with this path.
+  bool adapts(int64_t layer, std::string_view path) const;
+  int64_t rank_of(std::string_view path) const;
+  double alpha_of(std::string_view path) const;
+  double scale_of(std::string_view path) const;
+  double scale() const;  // alpha / r, or alpha / sqrt(r): of modules that have both
 };
 
 // The matrices of a layer, in the order of its sublayers.
@@ -77,6 +103,8 @@ struct LinearModule {
   int64_t part = 0;                          // the first part that it has, counted in the layer
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
   bool transposed = false;                   // the files hold it as [columns, rows]
+  // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
+  bool feedforward() const { return matrix == "mlp.down"; }
 };
 // Of a layer, in the order of its matrices.
 std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
@@ -97,8 +125,11 @@ struct BlockParameters {
 //   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
-// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r]; a
-// head of scores stays trained.
+// order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
+// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
+// these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
+// and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
+// stays trained.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

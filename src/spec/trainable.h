@@ -14,7 +14,11 @@ enum class TrainableRole : uint8_t {
   kWeight,  // the model's own tensor: it owns itself
   kLoraA,   // W' = W + s B A of a matrix of the files
   kLoraB,
-  kHead,  // a head of scores, trained whole beside adapters and in their files
+  kMagnitude,    // DoRA: the lengths of the rows of W', W' = m (W + s B A) / |W + s B A|
+  kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
+  kInputScale,   // IA3: factors of what a linear layer reads
+  kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
+  kHead,         // a head of scores, trained whole beside adapters and in their files
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -24,6 +28,10 @@ constexpr bool in_adapter(TrainableRole role) {
       return false;
     case TrainableRole::kLoraA:
     case TrainableRole::kLoraB:
+    case TrainableRole::kMagnitude:
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+    case TrainableRole::kReplacement:
     case TrainableRole::kHead:
       return true;
   }

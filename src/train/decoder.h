@@ -1,9 +1,10 @@
-// Next-token logits for generation. The text's keys and values stay in a KV cache, so that only new tokens of
-// the next text run through the model: one token, or a turn of a chat. Owned by a rank; used by its compute
-// thread.
+// Next-token logits for generation. Each text's keys and values stay in a KV cache, so that only new tokens
+// of the next text run through the model: one token, or a turn of a chat. Several texts, each with a cache of
+// its own, can be continued together by a token each. Owned by a rank; used by its compute thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -14,20 +15,40 @@ namespace lm {
 
 class Decoder {
  public:
-  // `positions`: the longest text in tokens.
-  Decoder(const Context& context, int64_t positions);
+  // `positions`: the longest text in tokens. `texts`: how many can be continued together.
+  Decoder(const Context& context, int64_t positions, int64_t texts = 1);
 
-  int64_t positions() const { return cache_.positions(); }
-  // The logits of the token after `text`: [V], valid until the next call.
+  int64_t positions() const { return caches_.front().positions(); }
+  int64_t texts() const { return std::ssize(caches_); }
+
+  // The logits of the token after `text`: [V], valid until the next call. Text number 0 is continued as far
+  // as the two agree.
   std::span<const float> logits(TrainStep& step, std::span<const int32_t> text);
-  // Invalidates the cache, after a change of the weights.
-  void forget() { text_.clear(), cache_.set_tokens(0); }
+  // Invalidates its cache, after a change of the weights.
+  void forget() { text_.clear(), caches_.front().set_tokens(0); }
+
+  // Text `number` begins anew with `prompt`. The logits of the token after it, valid until the next call;
+  // `each` is given those after each of its tokens (0, 1, ...) and may be empty.
+  using RowVisitor = std::function<void(int64_t token, std::span<const float> logits)>;
+  std::span<const float> begin(TrainStep& step, int64_t number, std::span<const int32_t> prompt,
+                               const RowVisitor& each = {});
+  // One token more of each of some texts, all in one pass. Their logits [texts, V], valid until the next
+  // call.
+  struct Next {
+    int64_t text = 0;
+    int32_t token = 0;
+  };
+  std::span<const float> next(TrainStep& step, std::span<const Next> tokens);
 
  private:
+  View row_view(int64_t rows) const;
+  // The rows' logits in fp32, once the stream has computed them.
+  std::span<const float> read(int64_t rows);
+
   const Context& context_;
-  KeyValueCache cache_;
-  std::vector<int32_t> text_;  // the cached tokens
-  Memory logits_;              // [V] of the model's type
+  std::vector<KeyValueCache> caches_;
+  std::vector<int32_t> text_;  // the cached tokens of text 0, as logits() has continued it
+  Memory logits_;              // [rows, V] of the model's type
   std::vector<std::byte> host_logits_;
   std::vector<float> floats_;
 };

@@ -1,16 +1,17 @@
 #include "train/metrics.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/cuda.h"
 #include "base/error.h"
 #include "kernels/runtime.h"
@@ -28,6 +29,34 @@ StepWork work_of(const StepBatches& batches) {
     }
   }
   return work;
+}
+
+NamedScores named_scores(const EvalResult& result) {
+  if (result.scored) return result.columns;
+  NamedScores scores = {{"token_accuracy", result.token_accuracy}};
+  if (!result.choices) return scores;
+  for (const auto& score : named_scores(*result.choices)) scores.push_back(score);
+  return scores;
+}
+
+std::string describe_scored(const EvalResult& result) {
+  std::string out = fmt::format("{:.4f} over {} examples", result.loss, result.target_tokens);
+  for (const auto& [name, value] : result.columns) out += fmt::format(", {} {:.4f}", name, value);
+  return out;
+}
+
+NamedScores named_scores(const AnswerScores& answers) {
+  NamedScores scores;
+  for (const auto& [name, value] : answers.scores) scores.emplace_back("generate_" + name, value);
+  return scores;
+}
+
+std::string describe(const AnswerScores& answers) {
+  std::string out;
+  for (const auto& [name, value] : answers.scores)
+    out += fmt::format("{}{} {:.4f}", out.empty() ? "" : ", ", name, value);
+  return fmt::format("{} over {} answer{}", out.empty() ? "no score" : out, answers.answers,
+                     answers.answers == 1 ? "" : "s");
 }
 
 double hidden_pct(double busy_seconds, double wait_seconds) {
@@ -106,27 +135,38 @@ void MetricsFile::write(const StepRow& row) {
                                  {"from_device_bytes", row.from_device_bytes},
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
+  if (row.token_accuracy) json["token_accuracy"] = *row.token_accuracy;
   for (const auto& [name, value] : row.columns) json[name] = value;
+  json["time"] = unix_seconds();
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
+  if (row.loss_scale) json["loss_scale"] = *row.loss_scale;
+  if (row.overflow) json["overflow"] = true;
   write_line(json.dump());
   if (events_ == nullptr) return;
-  events_->write(row.step,
-                 std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
-                            Scalar{"train/learning_rate", row.lr}, Scalar{"train/epoch", row.epoch},
-                            Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
+  std::vector<Scalar> scalars = {{"train/loss", row.loss},
+                                 {"train/grad_norm", row.grad_norm},
+                                 {"train/learning_rate", row.lr},
+                                 {"train/epoch", row.epoch},
+                                 {"train/train_tokens_per_second", row.tokens_per_s}};
+  if (row.token_accuracy) scalars.push_back({"train/token_accuracy", *row.token_accuracy});
+  events_->write(row.step, scalars);
 }
 
-void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set,
-                             const std::optional<ChoiceScores>& choices, const NamedColumns& columns) {
+void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::string& set) {
   const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
-  nlohmann::ordered_json row = {{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}};
+  nlohmann::ordered_json row = {
+      {"step", step}, {key, result.loss}, {"target_tokens", result.target_tokens}, {"time", unix_seconds()}};
   // Transformers' names for losses of a dictionary of data sets.
   const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
-  std::vector<std::pair<std::string, double>> tagged = {{tag, eval_loss}};
-  for (const auto& [name, value] : choices ? named_scores(*choices) : columns) {
+  std::vector<std::pair<std::string, double>> tagged = {{tag, result.loss}};
+  for (const auto& [name, value] : named_scores(result)) {
     row[set.empty() ? name : name + "/" + set] = value;
     tagged.emplace_back(set.empty() ? "eval/" + name : "eval/" + set + "_" + name, value);
+  }
+  for (const auto& [name, value] : named_scores(result.answers)) {
+    row[name] = value;
+    tagged.emplace_back("eval/" + name, value);
   }
   write_line(row.dump());
   if (events_ == nullptr) return;
@@ -136,7 +176,8 @@ void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_toke
 }
 
 void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {
-  const nlohmann::ordered_json row = {{"step", step}, {"prompt", prompt}, {"answer", answer}};
+  const nlohmann::ordered_json row = {
+      {"step", step}, {"prompt", prompt}, {"answer", answer}, {"time", unix_seconds()}};
   write_line(row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

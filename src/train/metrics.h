@@ -23,11 +23,17 @@ struct StepRow {
   int64_t step = 0;
   double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
+  // Share of target tokens that are the argmax of their logits; a head of scores has none.
+  std::optional<double> token_accuracy = {};
   NamedColumns columns = {};  // the objective's
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;
   std::string fault;  // the reason of a skipped step, for the log
+  // Of a model in fp16: the step's loss scale, and whether gradients exceeded the range with it. Such a step
+  // is skipped and does not count as `skipped`.
+  std::optional<double> loss_scale = {};
+  bool overflow = false;
   int64_t target_tokens = 0;
   int64_t tokens = 0;
   double step_ms = 0;
@@ -49,6 +55,35 @@ struct StepRow {
   double wait_seconds = 0;  // of compute waiting for transfers; not in the file
 };
 
+// Of answers to eval.generate.data.
+struct AnswerScores {
+  NamedScores scores = {};  // {"exact_match", ...} and what eval.generate.command printed
+  int64_t answers = 0;
+};
+
+// Over the eval set: the sum of weight * nll divided by that of the targets' weights, as in training. Of rows
+// of choices only the right endings count, as in training.
+struct EvalResult {
+  double loss = 0;
+  double token_accuracy = 0;  // as in StepRow
+  int64_t target_tokens = 0;
+  std::optional<ChoiceScores> choices = {};  // of a set of choices
+  AnswerScores answers = {};                 // recorded beside the loss of the first set
+  // Of a head of scores: the loss is the objective's, `target_tokens` counts examples, and these are its
+  // columns and figures. There is no token accuracy.
+  bool scored = false;
+  NamedColumns columns = {};
+};
+
+// {"token_accuracy", ...} and those of choices, or a head's columns: as they are recorded beside the loss.
+NamedScores named_scores(const EvalResult& result);
+// Of a head of scores: "0.4312 over 200 examples, accuracy 0.8150, f1 0.8122".
+std::string describe_scored(const EvalResult& result);
+// {"generate_exact_match", ...}: likewise; they are of no set.
+NamedScores named_scores(const AnswerScores& answers);
+// "exact_match 0.2500, token_f1 0.4000 over 12 answers".
+std::string describe(const AnswerScores& answers);
+
 // Percentage of I/O time during which compute did not wait; 100 without I/O.
 double hidden_pct(double busy_seconds, double wait_seconds);
 
@@ -63,11 +98,8 @@ class MetricsFile {
 
   void write(const StepRow& row);
   void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
-  // `set`: the name of the evaluation set if there are several, else "". `choices`: of one of choices.
-  // `columns`: of a head of scores.
-  void write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set = "",
-                  const std::optional<ChoiceScores>& choices = std::nullopt,
-                  const NamedColumns& columns = {});
+  // `set`: the name of the evaluation set if there are several, else "".
+  void write_eval(int64_t step, const EvalResult& result, const std::string& set = "");
   // Keeps the first `bytes`, rows of an earlier start, and appends to them. If fewer are left (a power cut),
   // keeps the complete rows.
   void keep(int64_t bytes);

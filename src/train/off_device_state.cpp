@@ -25,10 +25,11 @@ std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& 
   return bytes;
 }
 
-// Per array: whether it is offloaded to host memory.
+// Per array: whether its tier is pinned memory of the host.
 std::vector<char> in_host(const PoolPlan& pool) {
   std::vector<char> out(pool.bytes.size(), 0);
-  for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
+  for (size_t a = 0; a < out.size(); ++a)
+    out[a] = tier_row(pool.home_of(a)).medium == Medium::kMemory ? 1 : 0;
   return out;
 }
 

@@ -17,8 +17,8 @@ int64_t step_memory_bytes(const PlacementPlan& placement) {
   return whole(placement.upload_bytes) + whole(placement.result_bytes);
 }
 
-// Results lie as the loss (fp64), then the norms; on the CPU there is no memory for them.
-constexpr size_t kLossBytes = sizeof(double);
+// Results lie as the sums of the loss, then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(LossSums);
 std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
   return block.bytes().first(block.size() > 0 ? bytes : 0);
 }
@@ -78,8 +78,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .trace = setup_.trace,
                    .group = &device_group_}),
       weights_(setup.layout, setup.plan.numerics.trained_dtype(), stream.device,
-               off_device_.store(Pool::kWeights), setup_.plan.placement.head_segments() > 0,
-               off_device_.embedding(), setup_.plan.placement.pool(Pool::kWeights).shards > 1),
+               {.store = off_device_.store(Pool::kWeights),
+                .cut_head = setup_.plan.placement.head_segments() > 0,
+                .embedding = off_device_.embedding(),
+                .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1}),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
             stream),
@@ -108,8 +110,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                     update_stream, tail(result_memory_, kLossBytes),
                                     GradientHomes{.store = off_device_.store(Pool::kGradients),
                                                   .in_slot = setup.plan.placement.gradients_in_slot,
-                                                  .slot_elsewhere = setup.plan.placement.table_last},
-                                    setup.plan.placement.head_segments() > 0);
+                                                  .slot_elsewhere = setup.plan.placement.table_last,
+                                                  .cut_head = setup.plan.placement.head_segments() > 0});
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
@@ -132,7 +134,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   }
   make_step();
   if (setup_.plan.cache_positions > 0)
-    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions);
+    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions, setup_.plan.cache_texts);
 }
 
 void Rank::make_step() {

@@ -41,24 +41,28 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       lists_(std::move(config)),
       config_(lists_.config()),
       loans_(parts.weights.units().size()),
-      nll_(parts.context.device, sizeof(double)),
-      host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
-      pass_(parts.context, parts.model, *this, config_, nll_sum()) {
-  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
+      sums_(parts.context.device, sizeof(LossSums)),
+      host_sums_(
+          reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
+      pass_(parts.context, parts.model, *this, config_, reinterpret_cast<LossSums*>(sums_.data())) {
+  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(LossSums),
+           "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
 }
 
-StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
+StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, double loss_scale) {
+  LM_CHECK(loss_scale == 1 || config_.clip == Clip::kGlobal, "a block is updated before overflows are found");
   step_ = step;
   lr_ = lr;
+  loss_scale_ = loss_scale;
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
   if (pulse_ != nullptr) pulse_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
   const double divisor = batches.divisor();
-  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
+  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(loss_scale / divisor) : 0.0F);
   result_ = {};
   columns_.assign(objective_.columns.size(), 0);
   // Without global clipping nothing is deferred: updates belong to this step from the start.
@@ -262,12 +266,17 @@ void TrainStep::gather(const Operation& operation) {
 void TrainStep::check() {
   device_group_.end_before(context_.stream);
   gradients_->send_squares();
-  double nll = 0;
-  for (const double part : group_.gather("loss", read_loss())) nll += part;  // the step's one wait
+  LossSums sums;
+  for (const LossSums& part : group_.gather("loss", read_loss())) {  // the step's one wait
+    sums.nll += part.nll;
+    sums.correct += part.correct;
+  }
   const double divisor = batches_->divisor();
-  result_.loss = divisor > 0 ? nll / divisor : 0.0;
+  result_.loss = divisor > 0 ? sums.nll / divisor : 0.0;
+  result_.token_accuracy =
+      batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
   gather_columns(divisor);
-  result_.grad_norm = std::sqrt(gradients_->total_square());
+  result_.grad_norm = std::sqrt(gradients_->total_square()) / loss_scale_;
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
   // Of two backwards the second has the block's gradient.
@@ -278,7 +287,7 @@ void TrainStep::check() {
     return;
   }
   update_ = {.lr = lr_,
-             .scale = clip_factor(result_.grad_norm, config_.max_grad_norm),
+             .scale = static_cast<float>(clip_factor(result_.grad_norm, config_.max_grad_norm) / loss_scale_),
              .step = step_,
              .skipped = result_.skipped};
   update_begun_ = false;
@@ -365,10 +374,11 @@ void TrainStep::update(const Operation& operation) {
   if (tile + 1 == scheduled.end_tile) weights_.advance(u);
 }
 
-void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache) {
+void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
+                             std::span<const KeyValueCache* const> caches) {
   flush();
   const ArenaFrame frame(context_.arena);
-  ForwardPass pass(pass_, place_batch(context_, batch, cache));
+  ForwardPass pass(pass_, place_batch(context_, batch, caches));
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(pulse_);
   for (const Operation& operation : forward.list.operations) {
@@ -387,32 +397,37 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
 }
 
 void TrainStep::zero_loss() {
-  zero_bytes(nll_.data(), nll_.size(), context_.stream);
+  zero_bytes(sums_.data(), sums_.size(), context_.stream);
 }
 
-double TrainStep::read_loss() {
-  if (context_.device == DeviceType::kCuda) copy_bytes(host_nll_, nll_.data(), nll_.size(), context_.stream);
+LossSums TrainStep::read_loss() {
+  if (context_.device == DeviceType::kCuda)
+    copy_bytes(host_sums_, sums_.data(), sums_.size(), context_.stream);
   synchronize(context_.stream);
   device_group_.check();
-  return *host_nll_;
+  return *host_sums_;
 }
 
-double TrainStep::evaluate(const Batch& batch, std::vector<float>* losses) {
+LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
   context_.uploads.rewind();
   zero_loss();
-  if (losses != nullptr) losses->clear();
+  if (targets != nullptr) *targets = {};
+  const auto copy_rows = [&](const View& rows, std::vector<float>& to) {
+    to.resize(static_cast<size_t>(rows.elements()));
+    copy_bytes(to.data(), rows.data, rows.bytes(), context_.stream);
+  };
   walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
     pass.head(operation);
-    const View& rows = pass.losses();
-    if (losses == nullptr || !rows.defined()) return;
-    losses->resize(static_cast<size_t>(rows.elements()));
-    copy_bytes(losses->data(), rows.data, rows.bytes(), context_.stream);
+    if (targets == nullptr || !pass.losses().defined()) return;
+    if (context_.spec.scores()) return copy_rows(pass.losses(), targets->scores);
+    copy_rows(pass.losses(), targets->nll);
+    copy_rows(pass.correct(), targets->correct);
   });
-  return read_loss();  // waits for the copy, too
+  return read_loss();  // waits for the copies, too
 }
 
 void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
-                            const KeyValueCache* cache) {
+                            std::span<const KeyValueCache* const> caches) {
   View normed;
   context_.uploads.rewind();  // whoever came before has waited
   const auto head = [&](const Operation& operation, ForwardPass& pass) {
@@ -422,7 +437,7 @@ void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const Vie
     if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), rows, out);
     normed = head_normed(context_, pass.bind_norm(), rows);
   };
-  walk_forward(batch, head, cache);
+  walk_forward(batch, head, caches);
 }
 
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
@@ -461,17 +476,24 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   return floats;
 }
 
-void TrainStep::extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits) {
-  const auto count = static_cast<int64_t>(tokens.size());
+void TrainStep::extend(std::span<const Continuation> texts, const View& logits) {
   Batch batch;
-  batch.token.assign(tokens.begin(), tokens.end());
-  for (int64_t i = 0; i < count; ++i) batch.position.push_back(static_cast<int32_t>(cache.tokens() + i));
-  batch.target.assign(tokens.size(), -1);
-  batch.sample.assign(tokens.size(), 0);
-  batch.document_start = {0, static_cast<int32_t>(count)};
+  batch.document_start = {0};
+  std::vector<const KeyValueCache*> caches;
+  for (const Continuation& text : texts) {
+    caches.push_back(text.cache);
+    batch.token.insert(batch.token.end(), text.tokens.begin(), text.tokens.end());
+    for (int64_t i = 0; i < std::ssize(text.tokens); ++i)
+      batch.position.push_back(static_cast<int32_t>(text.cache->tokens() + i));
+    batch.document_start.push_back(static_cast<int32_t>(batch.tokens()));
+  }
+  batch.target.assign(batch.token.size(), -1);
+  batch.sample.assign(batch.token.size(), 0);
+  const int64_t first = batch.tokens() - logits.rows;
   walk_logits(
-      batch, [&](const View& x) { return x.row_range(count - 1, 1); }, logits, &cache);
-  cache.set_tokens(cache.tokens() + count);
+      batch, [&](const View& x) { return x.row_range(first, logits.rows); }, logits, caches);
+  for (const Continuation& text : texts)
+    text.cache->set_tokens(text.cache->tokens() + std::ssize(text.tokens));
 }
 
 }  // namespace lm

@@ -38,7 +38,7 @@ struct StepParts {
   EmbeddingGradient* embedding_gradient = nullptr;
   Group& group;
   Group& device_group;  // the same ranks, for what lies on the device; on the CPU the same one
-  // Registered host memory for one double, to which the loss is copied; on the CPU empty.
+  // Registered host memory for LossSums, to which those of a step are copied; on the CPU empty.
   std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
   StepPulse* pulse = nullptr;  // null: nobody watches
@@ -46,12 +46,19 @@ struct StepParts {
 };
 
 struct StepResult {
-  double loss = 0;       // sum of nll / target tokens, over the whole step; or the objective's
-  double grad_norm = 0;  // before clipping
-  bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
+  double loss = 0;            // sum of nll / target tokens, over the whole step; or the objective's
+  double token_accuracy = 0;  // share of target tokens that are the argmax of their logits
+  double grad_norm = 0;       // before clipping, and without the loss scale
+  bool skipped = false;       // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
   NamedColumns columns = {};  // the objective's
+};
+
+// Of each target of a batch, in its order.
+struct TargetResults {
+  std::vector<float> nll, correct;  // correct: 1 if the target is the argmax of its logits, else 0
+  std::vector<float> scores = {};   // of a head of scores, in place of these: [targets, labels]
 };
 
 class TrainStep : private PassMemory {
@@ -59,8 +66,8 @@ class TrainStep : private PassMemory {
   TrainStep(const StepParts& parts, StepConfig config);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
-  // to the next call.
-  StepResult run(const StepBatches& batches, int64_t step, double lr);
+  // to the next call. Gradients are those of `loss_scale` times the loss; the updates divide by it.
+  StepResult run(const StepBatches& batches, int64_t step, double lr, double loss_scale = 1);
 
   // Completes what is deferred and empties the slots: afterwards every byte of state is at its home. Throws
   // what a store reports of a write (offload/store.h).
@@ -72,15 +79,21 @@ class TrainStep : private PassMemory {
   std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
   void end_save() { save_ = nullptr; }
 
-  // Sum of nll over the batch's targets, without gradients. Begins with a flush. `losses`: becomes the nll of
-  // each target, in the order of the batch, or of a head of scores these; null: not wanted.
-  double evaluate(const Batch& batch, std::vector<float>* losses = nullptr);
+  // Sums over the batch's targets, without gradients. Begins with a flush. `targets`: receives the results of
+  // each target; null: not wanted.
+  LossSums evaluate(const Batch& batch, TargetResults* targets = nullptr);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
-  // The same after the last of some tokens that continue the text of `cache`, which they join: logits [1, V]
-  // in device memory, whole when the stream has been waited for.
-  void extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits);
+  // Tokens that continue the text of a cache, which they join.
+  struct Continuation {
+    KeyValueCache* cache;
+    std::span<const int32_t> tokens;
+  };
+  // The same after the last rows of the continuations together, as many as `logits` [rows, V] has: of one
+  // text its last tokens, of several with one token each the logits of each. In device memory, complete when
+  // the stream has been waited for.
+  void extend(std::span<const Continuation> texts, const View& logits);
 
   // An operation of a step, for people. Any thread.
   std::string name(const Operation& operation) const;
@@ -89,7 +102,7 @@ class TrainStep : private PassMemory {
   // What the check of a step hands to the updates that wait for it.
   struct Update {
     double lr = 0;
-    float scale = 1;  // clipping
+    float scale = 1;  // clipping, and the loss scale's inverse
     int64_t step = 0;
     bool skipped = false;
   };
@@ -131,16 +144,16 @@ class TrainStep : private PassMemory {
   void wait_for_group();
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
-  void walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache = nullptr);
+  void walk_forward(const Batch& batch, const HeadVisitor& head,
+                    std::span<const KeyValueCache* const> caches = {});
   // Logits of the rows that `pick` takes of the last block's output [T, H].
   using RowPicker = std::function<View(const View& x)>;
   void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
-                   const KeyValueCache* cache = nullptr);
+                   std::span<const KeyValueCache* const> caches = {});
   bool first_update(const Operation& operation) const;
   void zero_loss();
-  double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
-  // Sum of nll so far: sends it to the host, waits for the stream and so for everything before.
-  double read_loss();
+  // Sums so far: sends them to the host, waits for the stream and so for everything before.
+  LossSums read_loss();
 
   const Context& context_;
   const ModelLayout& layout_;
@@ -165,7 +178,7 @@ class TrainStep : private PassMemory {
   // Of the step being walked.
   const StepBatches* batches_ = nullptr;
   int64_t step_ = 0;
-  double lr_ = 0;
+  double lr_ = 0, loss_scale_ = 1;
   StepResult result_;
   std::vector<double> columns_;  // the objective's, of this rank
   bool update_begun_ = false;
@@ -173,8 +186,8 @@ class TrainStep : private PassMemory {
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
   std::vector<Moved> gathered_;
-  Memory nll_;        // fp64, on the device
-  double* host_nll_;  // the same where the host reads it
+  Memory sums_;          // LossSums, on the device
+  LossSums* host_sums_;  // the same where the host reads them
   Pass pass_;
 };
 

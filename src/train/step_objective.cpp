@@ -20,8 +20,8 @@ void TrainStep::score(const Batch& batch, const View& rows) {
   copy_bytes(values.data(), rows.data, rows.bytes(), context_.stream);
   synchronize(context_.stream);
   objective_.score(scores_by_sample(batch, values, gradients, static_cast<size_t>(rows.columns)), columns_);
-  const double divisor = batches_->divisor();
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(gradients[i] / divisor);
+  const double factor = loss_scale_ / batches_->divisor();
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(gradients[i] * factor);
   copy_bytes(rows.data, values.data(), rows.bytes(), context_.stream);
   synchronize(context_.stream);  // `values` ends here
 }

@@ -25,7 +25,10 @@ Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const Trainer
       options_(options),
       metrics_(metrics),
       plateau_(config.optimizer.min_lr_ratio),
-      data_(loader) {}
+      data_(loader) {
+  if (scales_loss(config))
+    state_.loss_scale = LossScale{.scale = static_cast<float>(config.train.loss_scale)};
+}
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
   TrainerResult result;
@@ -83,17 +86,20 @@ StepRow Trainer::step_once() {
       schedule_factor(config_.optimizer, state_.step, options_.total_steps) * plateau_.factor();
   const double lr = config_.optimizer.lr * factor;
   between_steps_ = false;
-  const StepResult done = rank_.step().run(batches, state_.step + 1, lr);
+  const double scale = state_.loss_scale ? state_.loss_scale->scale : 1.0;
+  const StepResult done = rank_.step().run(batches, state_.step + 1, lr, scale);
   between_steps_ = true;
   ++state_.step;
   StepRow row;
   row.step = state_.step;
   row.loss = done.loss;
+  if (rank_.scores() == 0) row.token_accuracy = done.token_accuracy;
   row.columns = done.columns;
   row.grad_norm = done.grad_norm;
   row.lr = lr;
   row.skipped = done.skipped;
   row.fault = done.fault;
+  scale_loss(row);
   row.target_tokens = batches.target_tokens;
   row.tokens = batches.tokens;
   const double seconds = monotonic_seconds() - start;
@@ -130,7 +136,23 @@ void Trainer::count_moved(StepRow& row) {
   row.hidden_pct = hidden_pct(since(off_device.busy_seconds(), busy_), row.wait_seconds);
 }
 
+void Trainer::scale_loss(StepRow& row) {
+  if (!state_.loss_scale) return;
+  LossScale& scale = *state_.loss_scale;
+  row.loss_scale = scale.scale;
+  // A loss that is not finite is not the scale's doing: it multiplies gradients alone.
+  row.overflow = row.skipped && std::isfinite(row.loss) && scale.scale >= LossScale::kLeast;
+  scale.observe(!row.skipped, config_.train);
+  if (!row.overflow) return;
+  row.skipped = false;
+  ++scale.overflows;
+  log_line(fmt::format(
+      "step {}: {} at loss scale {:g}: step skipped, no weight has changed; the next scale is {:g}", row.step,
+      row.fault, *row.loss_scale, scale.scale));
+}
+
 void Trainer::count_skipped(const StepRow& row) {
+  if (row.overflow) return;
   if (!row.skipped) {
     state_.skipped_in_row = 0;
     return;
@@ -163,7 +185,10 @@ void Trainer::restore(const TrainerState& state) {
   data_.restore(state.data);
 }
 
-Json state_json(const TrainerState& s) {
+namespace {
+
+// What the state of every run has.
+Json common_json(const TrainerState& s) {
   return {{"step", s.step},
           {"skipped", s.skipped},
           {"skipped_in_row", s.skipped_in_row},
@@ -180,6 +205,18 @@ Json state_json(const TrainerState& s) {
           {"data", {{"epoch", s.data.epoch}, {"step", s.data.step}, {"fingerprint", s.data.fingerprint}}}};
 }
 
+}  // namespace
+
+Json state_json(const TrainerState& s) {
+  Json json = common_json(s);
+  // Checkpoints of models in other types have no such key.
+  if (s.loss_scale) {
+    json["loss_scale"] = {
+        {"scale", s.loss_scale->scale}, {"good", s.loss_scale->good}, {"overflows", s.loss_scale->overflows}};
+  }
+  return json;
+}
+
 TrainerState parse_trainer_state(const Json& json, const std::string& place) {
   try {
     const auto whole = [](const Json& object, const char* key) { return json_integer(object.at(key)); };
@@ -192,6 +229,11 @@ TrainerState parse_trainer_state(const Json& json, const std::string& place) {
     if (!best.is_null()) s.best_eval = best.get<double>();
     s.plateau = {plateau.at("best"), plateau.at("factor"), whole(plateau, "bad"), whole(plateau, "seen")};
     s.data = {whole(data, "epoch"), whole(data, "step"), whole(data, "fingerprint")};
+    if (const auto found = json.find("loss_scale"); found != json.end()) {
+      s.loss_scale = {found->at("scale").get<float>(), whole(*found, "good"), whole(*found, "overflows")};
+      const bool valid = std::isfinite(s.loss_scale->scale) && s.loss_scale->scale > 0;
+      if (!valid) throw std::runtime_error("loss_scale is no positive number");
+    }
     return s;
   } catch (const std::exception& error) {
     throw Error(Exit::kInput, {.area = "CKPT-07",

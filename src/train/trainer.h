@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "data/prefetch.h"
 #include "optim/learning_rate.h"
+#include "train/loss_scale.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 
@@ -49,6 +50,7 @@ struct TrainerState {
   int64_t best_step = 0;
   int64_t no_lower = 0;  // consecutive evaluations without a lower loss, for early stopping
   PlateauRate::State plateau;
+  std::optional<LossScale> loss_scale;  // of a model in fp16
   LoaderPosition data;
 
   // Records an evaluation; returns whether its loss is the lowest so far (false if not finite). For early
@@ -84,6 +86,8 @@ class Trainer {
   bool evaluation_due() const;
   // Returns whether the evaluation had the lowest loss so far.
   bool evaluate_if_due(const TrainerHooks& hooks);
+  // Sets the next loss scale, and whether the step was skipped because of its own.
+  void scale_loss(StepRow& row);
   void count_skipped(const StepRow& row);
   // Counts the bytes moved over each link since the last row.
   void count_moved(StepRow& row);

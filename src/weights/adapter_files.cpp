@@ -1,22 +1,25 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "weights/adapter_files.h"
+#include "weights/other_adapters.h"
+#include "weights/peft_modules.h"
+#include "weights/tensor_names.h"
 
 namespace lm {
 namespace {
 
-constexpr int64_t kMostRank = 1 << 16, kMostLabels = 1 << 16;
+constexpr int64_t kMostLabels = 1 << 16;
+const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
-  throw Error(Exit::kInput, {.area = "FILE-23",
-                             .what = key + " " + what,
-                             .place = place,
-                             .next = "use a plain LoRA adapter of linear layers"});
+  refuse_adapter(key, what, place);
 }
 
 bool is_neutral(const Json& value) {
@@ -32,14 +35,18 @@ bool is_harmless(const std::string& key) {
       "inference_mode", "init_lora_weights",   "lora_alpha",
       "lora_dropout",   "megatron_core",       "peft_type",
       "peft_version",   "qalora_group_size",   "r",
-      "revision",       "runtime_config",      "target_modules",
-      "task_type",      "use_rslora"};
+      "revision",       "runtime_config",      "task_type",
+      "use_dora",       "use_rslora"};
+  // Read by PeftChoice.
+  static const std::set<std::string> kModules = {"alpha_pattern",       "exclude_modules", "layers_pattern",
+                                                 "layers_to_transform", "rank_pattern",    "target_modules"};
+  if (kModules.contains(key)) return true;
   return kHarmless.contains(key);
 }
 
 // fan_in_fan_out: the base stores W as [in, out], as GPT-2 does, or is unknown.
-bool stored_transposed(const NameMap* base) {
-  return base == nullptr || std::ranges::any_of(base->modules, &ModuleName::transposed);
+bool stored_transposed(const ModelSpec* base) {
+  return base == nullptr || std::ranges::any_of(base->names.modules, &ModuleName::transposed);
 }
 
 // PEFT's names of the head of a model for sequence classification, which it saves beside the adapter.
@@ -64,61 +71,87 @@ std::string text(const Json& config, const char* key, const std::string& missing
   return it->get<std::string>();
 }
 
-// "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Loading
-// checks that every layer has its tensors.
-std::string without_layer(const std::string& module) {
-  std::string path = canonical_name(module + ".").text;  // a wrapper's names, and GPT-2's
-  path.pop_back();
-  for (const std::string prefix : {"base_model.model.", "model.", "transformer.", "layers.", "h."}) {
-    if (path.starts_with(prefix)) path.erase(0, prefix.size());
-  }
-  const size_t digits = path.find_first_not_of("0123456789");
-  if (digits > 0 && digits != std::string::npos && path[digits] == '.') path.erase(0, digits + 1);
-  return path;
+// False where it is missing.
+bool flag(const Json& config, const char* key, const std::string& place) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return false;
+  if (!it->is_boolean()) fail(key, "must be true or false", place);
+  return it->get<bool>();
 }
 
-std::vector<std::string> read_targets(const Json& config, const NameMap* model, const std::string& directory,
-                                      const std::string& place) {
-  const auto it = config.find("target_modules");
-  std::vector<std::string> names;
-  if (it != config.end() && it->is_array()) {
-    for (const Json& name : *it) {
-      if (!name.is_string()) fail("target_modules", "must be a list of strings", place);
-      names.push_back(without_layer(name.get<std::string>()));
-    }
-  } else if (it != config.end() && it->is_string()) {
-    // A pattern: the modules that it matched are those in the file.
-    constexpr std::string_view kEnd = ".lora_A.weight";
-    const ModelFiles files(directory, kAdapterWeights);
-    for (const ModelFiles::Tensor& tensor : files.tensors()) {
-      const std::string& name = tensor.name;
-      if (name.ends_with(kEnd)) names.push_back(without_layer(name.substr(0, name.size() - kEnd.size())));
-    }
-  } else {
-    fail("target_modules", "must be a list of module names or a pattern", place);
+// The paths of the base's modules in the class that the adapter was trained in, by its tensors: a text model
+// or its wrapper. `files` null: they do not matter.
+std::vector<std::string> paths_in_file(const std::vector<AdapterModule>& modules, const ModelFiles* files,
+                                       bool wrapped) {
+  std::vector<std::string> out;
+  for (const AdapterModule& module : modules) {
+    std::string name = kPrefix + module.path + kEnd;
+    const auto tensor = files == nullptr ? std::nullopt : files->find(name);
+    name = tensor ? tensor->entry->name : wrapped ? wrapped_name(name) : name;
+    out.push_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kEnd.size()));
   }
-  if (model == nullptr) return names;
+  return out;
+}
+
+// The modules that PEFT would adapt. Where target_modules is one expression they are those of the file, and
+// the expression, if it can be read here, must choose the same.
+std::vector<AdapterSite> find_sites(const PeftChoice& choice, const PeftModules& of, const ModelFiles* files,
+                                    const AdapterSpec& other) {
+  std::vector<AdapterSite> out;
+  for (size_t m = 0; m < of.modules.size(); ++m) {
+    const std::string& path = of.modules[m].path;
+    const std::optional<bool> chosen = choice.chooses(of, m);
+    const bool there = choice.by_pattern() && files->find(kPrefix + path + kEnd).has_value();
+    if (choice.by_pattern() && chosen && *chosen != there)
+      fail("target_modules",
+           "and the adapter's tensors disagree about " + path + (there ? ", which has" : ", which has no") +
+               " adapter there",
+           files->directory());
+    if (choice.by_pattern() ? there : *chosen) out.push_back(choice.site(of, m, other));
+  }
+  return out;
+}
+
+void read_modules(const Json& config, const std::string& directory, const std::string& text,
+                  const ModelSpec& base, AdapterSpec& out) {
+  const std::string place = directory + "/" + kAdapterConfig;
+  const PeftChoice choice(config, text, place);
+  std::optional<ModelFiles> files;
+  if (choice.needs_paths()) files.emplace(directory, kAdapterWeights);
+  const ModelFiles* const from = files ? &*files : nullptr;
+  PeftModules of{.modules = adapter_modules(base), .paths = {}};
+  of.paths = paths_in_file(of.modules, from, !base.wrapper.empty());
   try {
-    return resolve_targets(*model, names, place);
+    choice.require_known(of, base.names);
   } catch (const Error& error) {
-    ErrorText text = error.text();  // the file's fault, not the configuration's
-    text.area = "FILE-23";
-    text.next = "use the base model that the adapter was trained on";
-    throw Error(Exit::kInput, text);
+    ErrorText message = error.text();  // the file's fault, not the configuration's
+    message.area = "FILE-23";
+    message.next = "use the base model that the adapter was trained on";
+    throw Error(Exit::kInput, message);
   }
+  const std::vector<AdapterSite> sites = find_sites(choice, of, from, out);
+  if (sites.empty()) fail("target_modules", "and the keys beside it choose no module of the model", place);
+  set_sites(of.modules, sites, out);
 }
 
-void refuse_what_is_set(const Json& config, const NameMap* base, const std::string& place) {
+AdapterKind kind_of(const Json& config, const std::string& place) {
+  const std::string type = text(config, "peft_type", "", place);
+  if (type == "LORA") return AdapterKind::kLora;
+  if (type == "IA3") return AdapterKind::kIa3;
+  if (type == "LN_TUNING") return AdapterKind::kNorms;
+  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3 and LN_TUNING",
+       place);
+}
+
+void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* base,
+                        const std::string& place) {
   for (const auto& [key, value] : config.items()) {
-    if (is_neutral(value) || is_harmless(key)) continue;
+    const bool lora = kind == AdapterKind::kLora;
+    if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
     if (key == "modules_to_save" && is_score_head(config, value)) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
-    // The default pattern of layers only matters together with layers_to_transform.
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
-  const std::string type = text(config, "peft_type", "", place);
-  if (type != "LORA")
-    fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA", place);
   const std::string task = text(config, "task_type", "CAUSAL_LM", place);
   if (task != "CAUSAL_LM" && task != "SEQ_CLS")
     fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM and SEQ_CLS",
@@ -135,16 +168,24 @@ void refuse_what_is_set(const Json& config, const NameMap* base, const std::stri
 
 }  // namespace
 
-AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names) {
+AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec* base) {
+  constexpr JsonLimits kLimits = {.bytes = int64_t{4} << 20, .depth = 32};
   const std::string place = directory + "/" + kAdapterConfig;
-  const Json config = read_json_file(place, {.bytes = int64_t{4} << 20, .depth = 32});
+  const std::string contents = read_small_file(place, kLimits.bytes);
+  const Json config = parse_json(contents, place, kLimits);
   if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
-  refuse_what_is_set(config, names, place);
   AdapterConfig out;
+  out.spec.kind = kind_of(config, place);
+  refuse_what_is_set(config, out.spec.kind, base, place);
   out.base_model = text(config, "base_model_name_or_path", "", place);
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
     out.base_class = text(*mapping, "base_model_class", "", place);
   out.base_revision = text(config, "revision", "", place);
+  out.scores = text(config, "task_type", "CAUSAL_LM", place) == "SEQ_CLS";
+  if (out.spec.kind != AdapterKind::kLora) {
+    if (base != nullptr) read_without_pairs(config, directory, *base, out.spec);
+    return out;
+  }
   const auto r = config.find("r");
   const bool has_rank = r != config.end() && r->is_number_integer();
   if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {
@@ -154,12 +195,9 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   out.spec.alpha = number(config, "lora_alpha", 8, place);
   out.spec.dropout = number(config, "lora_dropout", 0, place);
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
-  const auto rslora = config.find("use_rslora");
-  if (rslora != config.end() && !rslora->is_null() && !rslora->is_boolean()) {
-    fail("use_rslora", "must be true or false", place);
-  }
-  out.spec.rslora = rslora != config.end() && *rslora == true;
-  out.spec.targets = read_targets(config, names, directory, place);
+  out.spec.rslora = flag(config, "use_rslora", place);
+  out.spec.dora = flag(config, "use_dora", place);
+  if (base != nullptr) read_modules(config, directory, contents, *base, out.spec);
   return out;
 }
 
@@ -169,11 +207,11 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout, co
 }
 
 void check_adapter(const std::string& directory, const ModelSpec& base) {
-  const AdapterSpec spec = read_adapter_config(directory, &base.names).spec;
+  const AdapterSpec spec = read_adapter_config(directory, &base).spec;
   // A head of scores that the base does not have has as many rows as the adapter's file says.
   ModelSpec with_head = base;
   const ModelFiles files(directory, kAdapterWeights);
-  const auto head = files.find(std::string(kAdapterPrefix) + "score.weight");
+  const auto head = files.find(kPrefix + "score.weight");
   if (head && !base.scores() && head->entry->shape.size() == 2 && head->entry->shape[0] >= 1 &&
       head->entry->shape[0] <= kMostLabels)
     set_score_head(with_head,

@@ -17,10 +17,12 @@ struct AdapterConfig {
   std::string base_model;          // base_model_name_or_path, may be empty
   std::string base_class;          // "LlamaForCausalLM", from auto_mapping; may be empty
   std::string base_revision = {};  // on the hub; "": unknown
+  bool scores = false;             // task_type SEQ_CLS: a head of scores is trained beside it
 };
 
-// `names`: those of its base model; null: unknown, and targets stay as in the file.
-AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names);
+// `base`: its base model, by which the modules, their ranks and alphas are resolved (weights/peft_modules.h);
+// null: unknown, and the targets are empty.
+AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec* base);
 
 // `layout` was made with this adapter's spec; loads every tensor of the adapter in it, and the file may have
 // no others.

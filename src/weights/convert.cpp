@@ -9,17 +9,6 @@
 namespace lm {
 namespace {
 
-// Without branches, so that it vectorises: normal numbers by shifting the exponent (infinities and NaNs keep
-// all ones, because a multiplication removes 2^112), subnormal ones by subtracting the implicit bit.
-float from_fp16(uint16_t h) {
-  const uint32_t wide = static_cast<uint32_t>(h) << 16;
-  const uint32_t sign = wide & 0x80000000u, twice = wide + wide;
-  const float normal = std::bit_cast<float>((twice >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
-  const float subnormal = std::bit_cast<float>((twice >> 17) | (126u << 23)) - 0.5f;
-  const float magnitude = twice < (1u << 27) ? subnormal : normal;
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-}
-
 template <class From, class To, class Convert>
 void loop(const std::byte* from, std::byte* to, int64_t n, Convert convert) {
   for (int64_t i = 0; i < n; ++i) {
@@ -41,9 +30,13 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   } else if (from_type == DType::kBF16 && to_type == DType::kF32) {
     loop<Bf16, float>(from, to, elements, [](Bf16 x) { return to_float(x); });
   } else if (from_type == DType::kF16 && to_type == DType::kF32) {
-    loop<uint16_t, float>(from, to, elements, from_fp16);
+    loop<Fp16, float>(from, to, elements, [](Fp16 x) { return to_float(x); });
   } else if (from_type == DType::kF16 && to_type == DType::kBF16) {
-    loop<uint16_t, Bf16>(from, to, elements, [](uint16_t h) { return to_bf16(from_fp16(h)); });
+    loop<Fp16, Bf16>(from, to, elements, [](Fp16 x) { return to_bf16(to_float(x)); });
+  } else if (from_type == DType::kF32 && to_type == DType::kF16) {
+    loop<float, Fp16>(from, to, elements, [](float x) { return to_fp16(x); });
+  } else if (from_type == DType::kBF16 && to_type == DType::kF16) {
+    loop<Bf16, Fp16>(from, to, elements, [](Bf16 x) { return to_fp16(to_float(x)); });
   } else {
     fail_check("convertible types", __FILE__, __LINE__,
                std::string(dtype_name(from_type)) + " -> " + dtype_name(to_type));

@@ -11,7 +11,7 @@
 
 namespace lm {
 
-// fp32, bf16 or fp16 -> fp32 or bf16; equal types are copied. Anything else is Error(70).
+// fp32, bf16 or fp16 -> one of them; equal types are copied. Anything else is Error(70).
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t elements);
 
 // Adjusts fp32 masters so that rounding them to bf16 as above gives the trained weights, (bits + 0x8000) >>

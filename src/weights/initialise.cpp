@@ -13,7 +13,7 @@ namespace {
 constexpr double kStddev = 0.02;  // initializer_range of the families we train
 
 void store(DType dtype, std::byte* memory, int64_t index, float value) {
-  const Bf16 rounded = to_bf16(value);
+  const uint16_t rounded = dtype == DType::kF16 ? to_fp16(value).bits : to_bf16(value).bits;
   dtype == DType::kF32 ? std::memcpy(memory + index * 4, &value, 4)
                        : std::memcpy(memory + index * 2, &rounded, 2);
 }
@@ -55,7 +55,12 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kLoraA:
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
+    case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
       return 0;
+    case TrainableRole::kOutputScale:
+    case TrainableRole::kInputScale:
+      return 1;
+    case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
     case TrainableRole::kWeight:
     case TrainableRole::kHead:
       break;
@@ -65,6 +70,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case ParameterKind::kBuffer:
       return parameter.neutral;
     case ParameterKind::kBias:
+    case ParameterKind::kMagnitude:
       return 0;
     case ParameterKind::kEmbedding:
     case ParameterKind::kMatrix:
@@ -77,21 +83,21 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
 
 }  // namespace
 
-void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
-                         std::byte* memory, int64_t first, int64_t elements) {
-  const uint64_t key = philox_key(seed, Purpose::kInit, 0, tensor);
+void initialise_elements(const FreshTensor& tensor, std::byte* memory, int64_t first, int64_t elements) {
+  const Parameter& parameter = tensor.parameter;
+  const uint64_t key = philox_key(tensor.seed, Purpose::kInit, 0, tensor.number);
   const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
   Numbers one(key, 0), two(key, 1);
   for (int64_t i = 0; i < elements; ++i)
-    store(dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));
+    store(tensor.dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));
 }
 
-void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
-                int64_t first_row, int64_t rows, int threads) {
+void initialise(const FreshTensor& tensor, std::byte* memory, int64_t first_row, int64_t rows, int threads) {
   constexpr int64_t kGrain = 16384;  // elements: most of a millisecond
-  const int64_t first = first_row * parameter.columns, size = static_cast<int64_t>(dtype_size(dtype));
-  parallel_for(threads, rows * parameter.columns, kGrain, [&](int64_t begin, int64_t end) {
-    initialise_elements(parameter, seed, tensor, dtype, memory + begin * size, first + begin, end - begin);
+  const int64_t columns = tensor.parameter.columns, first = first_row * columns;
+  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
+  parallel_for(threads, rows * columns, kGrain, [&](int64_t begin, int64_t end) {
+    initialise_elements(tensor, memory + begin * size, first + begin, end - begin);
   });
 }
 

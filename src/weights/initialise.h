@@ -8,15 +8,20 @@
 
 namespace lm {
 
-// Fills `memory` (host, elements of `dtype`) for rows [first_row, first_row + rows) of one tensor: matrices
-// and embeddings N(0, 0.02), norms and buffers Parameter::neutral, biases 0, LoRA A uniform in ±1/sqrt(in)
-// (Kaiming with a = sqrt(5)), LoRA B 0. `tensor` numbers the tensor in the model. The result does not depend
-// on the number of threads.
-void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
-                int64_t first_row, int64_t rows, int threads = 1);
+struct FreshTensor {
+  const Parameter& parameter;
+  uint64_t seed;
+  uint32_t number;  // of the tensor in the model
+  DType dtype;      // of its elements in memory
+};
+
+// Fills `memory` (host) for rows [first_row, first_row + rows) of a tensor: matrices and embeddings N(0,
+// 0.02), norms and buffers Parameter::neutral, biases 0, LoRA A uniform in ±1/sqrt(in) (Kaiming with a =
+// sqrt(5)), LoRA B 0. The result does not depend on the number of threads.
+void initialise(const FreshTensor& tensor, std::byte* memory, int64_t first_row, int64_t rows,
+                int threads = 1);
 
 // The same for a range of its elements, the first one at `memory`; one thread.
-void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
-                         std::byte* memory, int64_t first, int64_t elements);
+void initialise_elements(const FreshTensor& tensor, std::byte* memory, int64_t first, int64_t elements);
 
 }  // namespace lm

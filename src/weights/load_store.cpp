@@ -7,12 +7,14 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/staging.h"
+#include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/encode.h"
 #include "weights/initialise.h"
 #include "weights/loader.h"
 #include "weights/loftq.h"
+#include "weights/row_lengths.h"
 
 namespace lm {
 namespace {
@@ -21,7 +23,7 @@ namespace {
 MatrixElements drawn(const TensorPlace& place, size_t part, uint64_t seed, DType dtype) {
   const int64_t before = place.parameter.parts[part].first * place.parameter.columns;
   return [&place, seed, dtype, before](int64_t first, int64_t n, std::byte* to) {
-    initialise_elements(place.parameter, seed, place.number, dtype, to, before + first, n);
+    initialise_elements({place.parameter, seed, place.number, dtype}, to, before + first, n);
   };
 }
 
@@ -45,7 +47,7 @@ class Filling {
   void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
     if (target.encoded != nullptr) return initialise_encoded(place, seed, target);
     by_rows(place.parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
-      lm::initialise(place.parameter, seed, place.number, setup_.dtype, here, row, rows, setup_.threads);
+      lm::initialise({place.parameter, seed, place.number, setup_.dtype}, here, row, rows, setup_.threads);
     });
   }
 
@@ -185,19 +187,19 @@ void load_head(const LoadSetup& setup, const std::string& directory, WeightStore
   filling.finish();
 }
 
-void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBase& base, double scale,
-                      WeightStore& store) {
+void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const AdapterBase& base,
+                          const AdapterSpec& adapter, WeightStore& store) {
   const auto seed = static_cast<uint64_t>(signed_seed);
   std::optional<ModelFiles> files;
   if (!base.directory.empty()) files.emplace(base.directory);
-  const LoftqSetup with{.spec = setup.spec,
-                        .scale = scale,
-                        .dtype = base.dtype,
-                        .threads = setup.threads,
-                        .elements = [&](const TensorPlace& place, size_t part) {
-                          if (!files) return drawn(place, part, seed, base.dtype);
-                          return elements_of(*files, place.parameter, part, base.dtype);
-                        }};
+  LoftqSetup with{.spec = setup.spec,
+                  .scale = 1,
+                  .dtype = base.dtype,
+                  .threads = setup.threads,
+                  .elements = [&](const TensorPlace& place, size_t part) {
+                    if (!files) return drawn(place, part, seed, base.dtype);
+                    return elements_of(*files, place.parameter, part, base.dtype);
+                  }};
   Filling filling(setup, store);
   for (int64_t layer = 0; layer < setup.spec.layer_count(); ++layer) {
     const int64_t unit = layer + 1;
@@ -209,11 +211,45 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
                         &b = *block.beside(weight, entry.part, TrainableRole::kLoraB);
       std::vector<float> of_a(static_cast<size_t>(a.parameter.elements())),
           of_b(static_cast<size_t>(b.parameter.elements()));
-      lm::initialise(a.parameter, seed, a.number, DType::kF32, reinterpret_cast<std::byte*>(of_a.data()), 0,
+      lm::initialise({a.parameter, seed, a.number, DType::kF32}, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
-      loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
+      with.scale = adapter.scale_of(module_of(weight.parameter.parts[entry.part].name));
+      if (base.loftq)
+        loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(unit, a));
       filling.put(b.parameter, of_b, filling.target(unit, b));
+      const TensorPlace* const magnitude = block.beside(weight, entry.part, TrainableRole::kMagnitude);
+      if (magnitude == nullptr) continue;
+      const AdaptedMatrix adapted{
+          .weight = rows_of_base(weight, entry.part, files ? &*files : nullptr,
+                                 drawn(weight, entry.part, seed, base.dtype), base.dtype, setup.threads),
+          .rows = magnitude->parameter.rows,
+          .columns = weight.parameter.columns,
+          .a = of_a,
+          .b = of_b,
+          .scale = with.scale};
+      filling.put(magnitude->parameter, row_lengths(adapted, setup.threads),
+                  filling.target(unit, *magnitude));
+    }
+    filling.close();
+  }
+  filling.finish();
+}
+
+void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store) {
+  // Those of drawn weights are drawn alike: norms begin with fixed values.
+  if (directory.empty()) return initialise_adapter(setup, seed, store);
+  const ModelFiles files(directory);
+  Filling filling(setup, store);
+  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
+    const BlockLayout& block = setup.layout.blocks[b];
+    for (const Trainable& entry : block.trainables) {
+      if (entry.role != TrainableRole::kReplacement) continue;
+      const TensorPlace &copy = block.tensors[entry.tensor], &owner = block.tensors[entry.owner];
+      std::vector<float> values(static_cast<size_t>(copy.parameter.elements()));
+      elements_of(files, owner.parameter, entry.part, DType::kF32)(
+          0, std::ssize(values), reinterpret_cast<std::byte*>(values.data()));
+      filling.put(copy.parameter, values, filling.target(static_cast<int64_t>(b), copy));
     }
     filling.close();
   }

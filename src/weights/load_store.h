@@ -22,19 +22,25 @@ struct LoadSetup {
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 // Fresh base weights: model.init = "random".
 void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store);
-// The adapter's tensors, from a PEFT directory or fresh.
+// The adapter's tensors, from a PEFT directory or fresh (magnitudes: 0).
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store);
 // A head of scores: fresh, or that of a base model's directory. Beside adapters `setup` has their type.
 void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store);
 void load_head(const LoadSetup& setup, const std::string& directory, WeightStore& store);
-// Fresh adapters that approximate the base's quantization error (loftq.h). Reads and quantizes the base once
-// more: from `directory`, or, if it is "", as initialise_weights initialises it.
-struct LoftqBase {
+// Fresh adapters that begin with what the base is: with LoftQ they approximate its quantization error
+// (loftq.h), and DoRA's magnitudes are the lengths of the adapted rows (row_lengths.h). Reads, and quantizes,
+// the base once more: from `directory`, or, if it is "", as initialise_weights initialises it.
+struct AdapterBase {
   std::string directory;
-  DType dtype;  // of the values to quantize
+  DType dtype;  // of its values, which may be quantized then
+  bool loftq = false;
 };
-void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, double scale,
-                      WeightStore& store);
+void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBase& base,
+                          const AdapterSpec& adapter, WeightStore& store);
+
+// Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
+// initialise_weights initialises them.
+void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store);
 
 }  // namespace lm

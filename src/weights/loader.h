@@ -19,7 +19,7 @@ namespace lm {
 // tensor is checked but not read (another call reads it).
 struct LoadTarget {
   std::byte* memory = nullptr;
-  DType dtype = DType::kBF16;  // bf16 or fp32
+  DType dtype = DType::kBF16;  // bf16, fp16 or fp32
   int64_t first_row = 0;       // the row at `memory`
   int64_t rows = 0;            // 0: all
   // Not null: the first component is at `memory`, and `dtype` is the type to quantize from.

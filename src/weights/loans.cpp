@@ -73,16 +73,15 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
 }
 
-WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store,
-                         bool cut_head, std::byte* embedding, bool shards)
+WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightHomes& homes)
     : layout_(layout),
       dtype_(dtype),
-      off_device_(store),
-      embedding_(embedding),
-      shards_(shards),
-      units_(layout.units(cut_head)) {
+      off_device_(homes.store),
+      embedding_(homes.embedding),
+      shards_(homes.shards),
+      units_(layout.units(homes.cut_head)) {
   for (const Unit& unit : units_) {
-    const bool in_host = homes_.empty() && embedding != nullptr;
+    const bool in_host = homes_.empty() && embedding_ != nullptr;
     const bool off_device = in_host || through_slots(static_cast<int64_t>(homes_.size()));
     const bool frozen = in_host ? unit.frozen_bytes > 0
                                 : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);

@@ -58,13 +58,21 @@ class OpenUnit {
   mutable bool brought_ = false;
 };
 
+// The placement of weights without their own memory; all is borrowed.
+struct WeightHomes {
+  // Holds the offloaded units, of each the part that moves (moves_frozen); the rest of a unit is on the
+  // device.
+  Store* store = nullptr;
+  bool cut_head = false;  // the head's units are segments of its vocabulary
+  // The embedding's weights (if some of them are frozen, these), in memory that the device can use in place.
+  std::byte* embedding = nullptr;
+  bool shards = false;  // `store` has a shard of each of its arrays
+};
+
 class WeightStore {
  public:
-  // `dtype`: of the trainable weights. `store` (may be null) holds the offloaded units, of each the part that
-  // moves (moves_frozen); the rest of a unit is on the device. The embedding's weights, if some of them are
-  // frozen these, are in `embedding` if not null: borrowed memory that the device can use in place.
-  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store = nullptr,
-              bool cut_head = false, std::byte* embedding = nullptr, bool shards = false);
+  // `dtype`: of the trainable weights.
+  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightHomes& homes = {});
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }

@@ -18,7 +18,7 @@ using PartElements = std::function<MatrixElements(const TensorPlace& place, size
 
 struct LoftqSetup {
   const ModelSpec& spec;
-  double scale = 1;  // of the adapter's output
+  double scale = 1;  // of the output of the adapter that is started
   DType dtype = DType::kBF16;
   int threads = 1;
   PartElements elements;  // of `dtype`, from which codes are computed

@@ -27,15 +27,22 @@ struct Directions {
   const float* row(int64_t i) const { return values.data() + i * width; }
 };
 
+// Row-major.
+struct Matrix {
+  const float* values;
+  int64_t rows, columns;
+};
+
 // Row i of matrix * in, for i in [begin, end).
-[[gnu::always_inline]] inline void rows_of_product(const float* matrix, int64_t columns, const Directions& in,
+[[gnu::always_inline]] inline void rows_of_product(const Matrix& matrix, const Directions& in,
                                                    Directions& out, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t d = 0; d < in.width; d += kLanes) {
       float sum[kLanes] = {};
-      for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t j = 0; j < matrix.columns; ++j) {
         const float* const from = in.row(j) + d;
-        for (int64_t lane = 0; lane < kLanes; ++lane) sum[lane] += matrix[i * columns + j] * from[lane];
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+          sum[lane] += matrix.values[i * matrix.columns + j] * from[lane];
       }
       std::copy(sum, sum + kLanes, out.row(i) + d);
     }
@@ -43,17 +50,17 @@ struct Directions {
 }
 
 // Row j of transpose(matrix) * in, for j in [begin, end).
-[[gnu::always_inline]] inline void columns_of_product(const float* matrix, int64_t rows, int64_t columns,
-                                                      const Directions& in, Directions& out, int64_t begin,
-                                                      int64_t end) {
+[[gnu::always_inline]] inline void columns_of_product(const Matrix& matrix, const Directions& in,
+                                                      Directions& out, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end; ++j) std::fill(out.row(j), out.row(j) + out.width, 0.0F);
-  for (int64_t i = 0; i < rows; ++i) {
+  for (int64_t i = 0; i < matrix.rows; ++i) {
     for (int64_t d = 0; d < in.width; d += kLanes) {
       float from[kLanes];
       std::copy(in.row(i) + d, in.row(i) + d + kLanes, from);
       for (int64_t j = begin; j < end; ++j) {
         float* const to = out.row(j) + d;
-        for (int64_t lane = 0; lane < kLanes; ++lane) to[lane] += matrix[i * columns + j] * from[lane];
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+          to[lane] += matrix.values[i * matrix.columns + j] * from[lane];
       }
     }
   }
@@ -66,13 +73,13 @@ struct Directions {
 #else
 #define LM_AVX2
 #endif
-LM_AVX2 void rows_of_product_avx2(const float* matrix, int64_t columns, const Directions& in, Directions& out,
-                                  int64_t begin, int64_t end) {
-  rows_of_product(matrix, columns, in, out, begin, end);
+LM_AVX2 void rows_of_product_avx2(const Matrix& matrix, const Directions& in, Directions& out, int64_t begin,
+                                  int64_t end) {
+  rows_of_product(matrix, in, out, begin, end);
 }
-LM_AVX2 void columns_of_product_avx2(const float* matrix, int64_t rows, int64_t columns, const Directions& in,
-                                     Directions& out, int64_t begin, int64_t end) {
-  columns_of_product(matrix, rows, columns, in, out, begin, end);
+LM_AVX2 void columns_of_product_avx2(const Matrix& matrix, const Directions& in, Directions& out,
+                                     int64_t begin, int64_t end) {
+  columns_of_product(matrix, in, out, begin, end);
 }
 
 // Symmetric [n, n] -> its eigenvalues, descending, and their vectors as columns of [n, n]; cyclic Jacobi.
@@ -188,20 +195,19 @@ Directions drawn(int64_t n, int64_t width, uint64_t seed) {
 LowRank low_rank(std::span<const float> matrix, int64_t rows, int64_t columns, int64_t rank, uint64_t seed,
                  int threads) {
   LM_CHECK(std::ssize(matrix) == rows * columns && rank > 0, "shape of a matrix");
+  const Matrix whole{matrix.data(), rows, columns};
   const int64_t width = (rank + kMore + kLanes - 1) / kLanes * kLanes;
   Directions right = drawn(columns, width, seed), left(rows, width);
   const bool avx2 = cpu_level() != CpuLevel::kBaseline;
   const auto multiply_rows = avx2 ? rows_of_product_avx2 : rows_of_product;
   const auto multiply_columns = avx2 ? columns_of_product_avx2 : columns_of_product;
   const auto forth = [&] {
-    parallel_for(threads, rows, 16,
-                 [&](int64_t b, int64_t e) { multiply_rows(matrix.data(), columns, right, left, b, e); });
+    parallel_for(threads, rows, 16, [&](int64_t b, int64_t e) { multiply_rows(whole, right, left, b, e); });
   };
   const auto back = [&] {
     parallel_for(threads, (columns + kColumns - 1) / kColumns, 1, [&](int64_t b, int64_t e) {
       for (int64_t part = b; part < e; ++part)
-        multiply_columns(matrix.data(), rows, columns, left, right, part * kColumns,
-                         std::min(columns, (part + 1) * kColumns));
+        multiply_columns(whole, left, right, part * kColumns, std::min(columns, (part + 1) * kColumns));
     });
   };
   for (int i = 0; i < kIterations; ++i) {

@@ -60,7 +60,7 @@ void read_transposed(const FilePart& part, DType dtype, const Range& range) {
     if (dtype == DType::kF32) {
       scatter<float>(band, part.columns, range);
     } else {
-      scatter<Bf16>(band, part.columns, range);
+      scatter<uint16_t>(band, part.columns, range);
     }
   }
 }

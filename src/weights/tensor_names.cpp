@@ -61,6 +61,10 @@ CanonicalName canonical_name(const std::string& name) {
   if (is_tower(rest)) return {name, TensorUse::kTower};
   CanonicalName out{canonical_text(rest), TensorUse::kText};
   if (is_mask(out.text)) out.use = TensorUse::kUnused;
+  // In peft's memory a magnitude is a module with a weight, and some files name it so.
+  constexpr std::string_view kVector = ".lora_magnitude_vector", kOfModule = ".lora_magnitude_vector.weight";
+  if (adapter && out.text.ends_with(kOfModule))
+    out.text.resize(out.text.size() - kOfModule.size() + kVector.size());
   if (adapter) out.text.insert(0, kAdapter);
   return out;
 }

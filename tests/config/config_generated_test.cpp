@@ -23,6 +23,7 @@ enum class Kind {
   kNumber,
   kNumbers,
   kNames,
+  kPairs,
   kGroups,
   kFlag,
   kChoice,
@@ -30,7 +31,8 @@ enum class Kind {
   kSize,
   kBudget,
   kTime,
-  kInterval
+  kInterval,
+  kLevel
 };
 
 struct KeyCase {
@@ -58,8 +60,16 @@ Kind kind_of(const double*) {
 Kind kind_of(const std::vector<double>*) {
   return Kind::kNumbers;
 }
+Kind kind_of(const std::vector<int64_t>*) {
+  return Kind::kNumbers;
+}
 Kind kind_of(const ColumnNames*) {
   return Kind::kNames;
+}
+// A table of other values: none of the wrong ones is right but for kPairs.
+template <class T>
+Kind kind_of(const ModuleValues<T>*) {
+  return Kind::kPairs;
 }
 Kind kind_of(const std::vector<OptimizerGroup>*) {
   return Kind::kGroups;
@@ -75,6 +85,9 @@ Kind kind_of(const Duration*) {
 }
 Kind kind_of(const Interval*) {
   return Kind::kInterval;
+}
+Kind kind_of(const RecomputeChoice*) {
+  return Kind::kLevel;
 }
 Kind kind_of(const Budget*) {
   return Kind::kBudget;
@@ -231,6 +244,8 @@ bool accepts(const KeyCase& key, const std::string& value) {
       return (text && value != "\"\"") || value == "[\"a\"]";
     case Kind::kFlag:
       return value == "true";
+    case Kind::kPairs:
+      return value == "{ a = 1 }";
     case Kind::kInteger:
     case Kind::kInterval:
       return whole && value[0] != '-' && value.size() < 15;

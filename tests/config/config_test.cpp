@@ -464,6 +464,19 @@ TEST(Config, AWebhookIsAnAddress) {
     EXPECT_HAS(failure(kLeast, {std::string("log.webhook=") + wrong}), "it begins with https:// or http://");
 }
 
+TEST(Config, PrometheusGetsANumericAddressOrAFile) {
+  for (const char* good : {"127.0.0.1:9400", "[::]:0", "run.prom", "/var/lib/a:b.prom"})
+    EXPECT_EQ(parse_config(kLeast, "c.toml", {std::string("log.prometheus=") + good}).log.prometheus, good);
+  EXPECT_HAS(failure(kLeast, {"log.prometheus=localhost:9400"}), "neither a numeric address and a port");
+}
+
+TEST(Config, TheCommandAfterACommitNamesAProgram) {
+  const auto command = parse_config(kLeast, "c.toml", {R"(checkpoint.on_commit=["cp", "{}"])"}).checkpoint;
+  EXPECT_EQ(command.on_commit, (std::vector<std::string>{"cp", "{}"}));
+  for (const char* wrong : {R"(["", "{}"])", R"(["{}"])"})
+    EXPECT_HAS(failure(kLeast, {std::string("checkpoint.on_commit=") + wrong}), "names no program");
+}
+
 TEST(Config, WhatIsPrintedReadsBackEqual) {
   Config config = parse_config(kLeast, "c.toml",
                                {"optimizer.lr=3.3333333333333335e-05", "train.epochs=0.1",

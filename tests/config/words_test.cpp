@@ -156,10 +156,11 @@ TEST(Words, EachGetsAnAnswerInAConfiguration) {
 }
 
 TEST(Words, AnAnswerIsTheWordsOwnAndNotTheNearestKey) {
-  const std::string dora = report_of(std::string(kLeast) + "[lora]\nuse_dora = true\n");
-  EXPECT_HAS(dora, "unknown key `use_dora` in [lora]; not in lmlaunch: DoRA");
-  EXPECT_EQ(dora.find("did you mean"), std::string::npos) << dora;
-  EXPECT_HAS(report_of("[model]\ntf32 = true\n"), "not needed here: products of fp32");
+  const std::string qalora = report_of(std::string(kLeast) + "[lora]\nuse_qalora = true\n");
+  EXPECT_HAS(qalora, "unknown key `use_qalora` in [lora]; not in lmlaunch: ");
+  EXPECT_EQ(qalora.find("did you mean"), std::string::npos) << qalora;
+  EXPECT_HAS(report_of(std::string(kLeast) + "[lora]\nuse_dora = true\n"), "did you mean `lora.dora`?");
+  EXPECT_HAS(report_of("[model]\ntf32 = true\n"), "did you mean `model.products = \"tf32\"`?");
   EXPECT_HAS(report_of(std::string(kLeast) + "[train]\ngradient_checkpointing = true\n"),
              "did you mean `train.recompute`?");
   EXPECT_HAS(report_of("[model]\nload_in_4bit = true\n"),
@@ -202,7 +203,7 @@ TEST(Translate, CarriesNumbersOverAsTheyAre) {
   EXPECT_EQ(value_of(done, "optimizer.clip"), "\"none\"");
   EXPECT_EQ(value_of(done, "checkpoint.every"), "");
   EXPECT_HAS(why(done.missing, "save_steps"), "a share of the run");
-  EXPECT_HAS(why(done.missing, "fp16"), "bf16");
+  EXPECT_EQ(value_of(done, "model.dtype"), "\"fp16\"");
   EXPECT_EQ(value_of(done, "log.to"), R"(["tensorboard", "wandb"])");
   EXPECT_EQ(value_of(done, "data.packing"), "true");
   EXPECT_EQ(value_of(done, "data.train"), "[\"org/data\"]");
@@ -234,6 +235,18 @@ TEST(Translate, NamesWhatAConfigurationRefusesWithItsReason) {
   EXPECT_HAS(why(done.missing, "load_in_4bit"), "train.method = \"full\"");
   EXPECT_HAS(why(done.unneeded, "lora_r"), "all weights are trained");
   EXPECT_EQ(value_of(done, "lora.r"), "");
+}
+
+TEST(Translate, ReadsWhichModulesAnAdapterIsOn) {
+  const Translated done = translated(R"({"peft_type": "LORA", "base_model_name_or_path": "m", "r": 4,
+    "target_modules": ".*\\.(q|v)_proj", "exclude_modules": ["k_proj"], "layers_to_transform": 0,
+    "rank_pattern": {"q_proj": 8, "layers\\.[01]\\..*": 2}, "alpha_pattern": {"(?P<x>q)_proj": 1}})",
+                                     "", {"a.jsonl"});
+  EXPECT_EQ(value_of(done, "lora.targets"), R"(["regex:^(?:.*\\.(q|v)_proj)$"])");
+  EXPECT_EQ(value_of(done, "lora.exclude"), R"(["k_proj"])");
+  EXPECT_EQ(value_of(done, "lora.layers"), "[0]");
+  EXPECT_EQ(value_of(done, "lora.ranks"), R"({"regex:(?:^|[.])(?:layers\\.[01]\\..*)$" = 2, "q_proj" = 8})");
+  EXPECT_HAS(why(done.missing, "alpha_pattern"), "lora.alphas takes names");
 }
 
 TEST(Translate, ReadsTheDataOfSeveralEntries) {

@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize("target", ["wandb", "mlflow", "trackio"])
 
 
 def step_row(step, **more):
-    return {"step": step, "epoch": step / 8, "loss": 1 / step, "grad_norm": 0.5, "lr": 1e-3, "step_ms": 1.5, **more}
+    return {"step": step, "epoch": step / 8, "loss": 1 / step, "token_accuracy": 0.25, "grad_norm": 0.5, "lr": 1e-3, "step_ms": 1.5, **more}
 
 
 ROWS = [{"step": 0, "eval_loss": 3.5, "target_tokens": 7}, step_row(1), step_row(2), {"step": 2, "eval_loss": 3.25, "target_tokens": 7},
@@ -31,9 +31,11 @@ ROWS = [{"step": 0, "eval_loss": 3.5, "target_tokens": 7}, step_row(1), step_row
         {"step": 2, "prompt": "c?", "answer": "d"}, step_row(3, skipped=True)]
 # What a tracker gets of them: (step, tags).
 SENT = [(0, {"eval/loss": 3.5, "eval/target_tokens": 7}),
-        *[(n, {"train/epoch": n / 8, "train/loss": 1 / n, "train/grad_norm": 0.5, "train/learning_rate": 1e-3, "run/step_ms": 1.5}) for n in (1, 2)],
+        *[(n, {"train/epoch": n / 8, "train/loss": 1 / n, "train/token_accuracy": 0.25,
+               "train/grad_norm": 0.5, "train/learning_rate": 1e-3, "run/step_ms": 1.5}) for n in (1, 2)],
         (2, {"eval/loss": 3.25, "eval/target_tokens": 7}), (2, {"eval/code_loss": 3.0, "eval/target_tokens": 4, "eval/code_accuracy": 0.5}),
-        (3, {"train/epoch": 3 / 8, "train/loss": 1 / 3, "train/grad_norm": 0.5, "train/learning_rate": 1e-3, "run/step_ms": 1.5, "run/skipped": 1})]
+        (3, {"train/epoch": 3 / 8, "train/loss": 1 / 3, "train/token_accuracy": 0.25,
+             "train/grad_norm": 0.5, "train/learning_rate": 1e-3, "run/step_ms": 1.5, "run/skipped": 1})]
 
 
 class Followed:

@@ -4,6 +4,7 @@ where no step can be skipped. The checkpoint before it stays what it was."""
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -118,6 +119,88 @@ def test_where_no_step_can_be_skipped_the_first_ends_the_run(work, order, clip):
     assert json.loads(lmlaunch("verify", f"runs/{name}/checkpoints/step_00000004", "--json", cwd=work).stdout)["ok"]
     run(work, f"sound_{clip}", order, [], 0, optimizer__clip=clip, checkpoint__every=2, checkpoint__keep=20)
     assert shard(work, name, 4) == shard(work, f"sound_{clip}", 4) and not (work / "runs" / name / "model").exists()
+
+
+# ---- fp16 -----------------------------------------------------------------------------------------------------------
+
+SCALE, INTERVAL, SCALED_STEPS = 2.0 ** 34, 3, 36
+FP16 = dict(model__dtype="fp16", train__loss_scale=SCALE, train__loss_scale_interval=INTERVAL, train__steps=SCALED_STEPS, checkpoint__every=6,
+            checkpoint__keep=20)
+
+
+def expect_scales_of_torch(curve):
+    """The scale of each step is GradScaler's, given which steps had gradients that are not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for row in curve:
+        assert row["loss_scale"] == scaler.get_scale(), row
+        parameter.grad = torch.tensor([float("inf") if row.get("overflow") else 1.0])
+        scaler.scale(torch.zeros(1))
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def scaled(work, name):
+    return [row for row in rows(work, name) if "loss" in row]
+
+
+def numbers(curve):
+    return [(row["loss"], row["grad_norm"], row["loss_scale"], row.get("overflow")) for row in curve]
+
+
+@pytest.fixture(scope="module")
+def fp16(work):
+    """The messages of a run that begins with a scale far too large, and grows it too soon."""
+    examples(work, "fp16", range(6, 6 + STEPS), [])
+    return lmlaunch(prepared(work, "fp16", **FP16), cwd=work).stderr
+
+
+def test_the_loss_scale_is_gradscalers_and_overflows_end_no_run(work, fp16):
+    curve = scaled(work, "fp16")
+    assert len(curve) == SCALED_STEPS
+    expect_scales_of_torch(curve)
+    overflows = [row["step"] for row in curve if row.get("overflow")]
+    assert overflows[:12] == list(range(1, 13)) and overflows[-1] - len(overflows) > 0 and len(overflows) < SCALED_STEPS
+    assert skipped(work, "fp16") == [] and "NUM-12" not in fp16
+    assert fp16.count("step skipped, no weight has changed; the next scale is") == len(overflows)
+    assert shard(work, "fp16", 6) == shard(work, "fp16", 12) != shard(work, "fp16", 36)
+    state = json.loads((work / "runs" / "fp16" / "checkpoints" / "step_00000012" / "MANIFEST.json").read_text())
+    assert '"overflows": 12' in json.dumps(state)
+
+
+def test_a_resumed_run_has_the_same_scales_and_bits(work, fp16):
+    run = work / "runs" / "fp16"
+    curve, last = scaled(work, "fp16"), shard(work, "fp16", 36)
+    for step in (24, 30, 36):
+        shutil.rmtree(run / "checkpoints" / f"step_{step:08}")
+    shutil.rmtree(run / "model")
+    again = lmlaunch("fp16.toml", cwd=work).stderr
+    assert "resumes from runs/fp16/checkpoints/step_00000018" in again, again
+    assert numbers(scaled(work, "fp16")) == numbers(curve) and shard(work, "fp16", 36) == last
+
+
+@pytest.mark.parametrize("place", [PLACES["on_disk"], dict(train__update="in_backward")], ids=["on_disk", "in_backward"])
+def test_fp16_has_the_same_bits_in_every_place(work, fp16, place):
+    lmlaunch(prepared(work, "placed", **{**FP16, "checkpoint__every": 0, "data__train": ["fp16.jsonl"]}, **place), cwd=work)
+    assert numbers(scaled(work, "placed")) == numbers(scaled(work, "fp16"))
+    shutil.rmtree(work / "runs" / "placed")
+
+
+def test_ranks_and_an_unclipped_run_agree_on_overflows(work, fp16):
+    toml = prepared(work, "ranks", **{**FP16, "checkpoint__every": 0, "data__train": ["fp16.jsonl"]}, train__global_batch=2,
+                    optimizer__clip="none", optimizer__master="none")
+    lmlaunch("--ranks", "2", toml, cwd=work)
+    curve = scaled(work, "ranks")
+    expect_scales_of_torch(curve)
+    assert sum(row.get("overflow", False) for row in curve) >= 12 and skipped(work, "ranks") == []
+
+
+def test_a_loss_that_is_not_finite_is_a_bad_step_in_fp16_too(work, order):
+    bad = [*range(4, 9)]
+    messages = run(work, "fp16_bad", order, bad, 0, model__dtype="fp16", train__loss_scale=1024.0)
+    assert skipped(work, "fp16_bad") == bad and messages.count("warning NUM-12") == len(bad)
+    assert [row["loss_scale"] for row in scaled(work, "fp16_bad")][3:9] == [2.0 ** k for k in range(10, 4, -1)]
 
 
 @pytest.mark.parametrize("count, steps, code", [(100, 200, 50), (300, 400, 0)])

@@ -33,6 +33,7 @@ RUN_AS = {
 }
 # Those that need a launcher, GPUs, a browser or two runs that differ, in sentences and in blocks.
 ELSEWHERE = {
+    "lmlaunch merge": "tests/e2e/test_serve.py",
     "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME --data": "tests/e2e/test_fetch.py",
@@ -44,6 +45,9 @@ ELSEWHERE = {
     "lmlaunch diff RUN RUN": "tests/e2e/test_diff.py",
     "lmlaunch diff runs/a runs/b": "tests/e2e/test_diff.py",  # they differ: exit code 1
     "tensorboard --logdir runs": "tests/e2e/test_see_it.py",
+    # They end when they are told to.
+    "lmlaunch serve runs/tried --port 8000": "tests/e2e/test_serve.py",
+    "lmlaunch serve runs/tried --host 0.0.0.0 --token-file token.txt": "tests/e2e/test_serve.py",
 }
 
 

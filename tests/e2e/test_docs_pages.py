@@ -104,7 +104,7 @@ def coverage():
 def keys_and_values():
     """{key: the values that its row in configuration.md names}; a key of two optimizers has both rows' values."""
     out = {}
-    for key, accepts in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|", (ROOT / "docs" / "configuration.md").read_text(), re.M):
+    for key, accepts in re.findall(r"^\| `(\w+(?:\.\w+)+)` \| (.+) \|", (ROOT / "docs" / "configuration.md").read_text(), re.M):
         out.setdefault(key, set()).update(re.findall(r'"(\w+)"', accepts))
     return out
 
@@ -126,7 +126,7 @@ def missing_of_coverage(row):
             continue
         if key not in known or value and value.strip('"') not in known[key]:
             out.append(word)
-        elif not re.search(rf"\b\w*{key.split('.')[1]}\b", text) and (not value or value.strip('"') not in text):
+        elif not re.search(rf"\b\w*{key.split('.')[-1]}\b", text) and (not value or value.strip('"') not in text):
             out.append(f"{word} in {test}")
     return out
 

@@ -42,6 +42,7 @@ COMMANDS = {
 TYPED = {"lmlaunch chat runs/second": b"Hello\n\x04"}
 NOT_HERE = {
     "lmlaunch diff runs/first runs/second": "ends with 1, since they differ; tests/e2e/test_diff.py",
+    "lmlaunch serve runs/second --port 8000": "ends when it is told to; tests/e2e/test_serve.py",
     "./dev demo": "trains a real model for minutes; tests/parity/test_quickstart.py has its inputs",
     "./dev package": "tests/e2e/test_package.py",
     "pip install build/package/lmlaunch-*.whl": "tests/e2e/test_package.py",

@@ -73,6 +73,7 @@ finetuning_type: lora
 lora_rank: 16
 lora_target: all
 use_dora: true
+use_galore: true
 dataset: identity,my_demo
 template: llama3
 cutoff_len: 512
@@ -235,7 +236,8 @@ def test_axolotl_is_carried_over(folder):
 
 def test_what_lmlaunch_does_not_have_is_said(folder):
     keys, text, told = translated(folder, "factory.yaml")
-    assert "  differs: use_dora: DoRA" in told and "use_dora: DoRA" in text
+    assert "  differs: use_galore: " in told and "use_galore: " in text
+    assert keys["lora"]["dora"] is True
     assert keys["data"]["train"] == ["data/identity.json", "data/my_demo.json"] and keys["train"]["eval_every"] == 500
     assert keys["lora"]["alpha"] == 32 and keys["checkpoint"]["every"] == 500
 

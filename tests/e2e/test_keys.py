@@ -12,7 +12,7 @@ import pytest
 import torch
 from counts import some_of
 from safetensors.torch import load_file
-from test_run import BIN, config, filled, lmlaunch, rows, work  # noqa: F401
+from test_run import BIN, config, eval_losses, filled, lmlaunch, loss_by_transformers, rows, work  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LR, STEPS, WARMUP = 0.5, 20, 4
@@ -89,6 +89,7 @@ def test_a_group_changes_the_run_and_one_that_matches_nothing_is_refused(work):
     path = config(work, "groups", train__steps=2)
     wrong = lmlaunch(path, 'optimizer.groups=[{match = "q_porj", lr_scale = 0.1}]', "run.dir=runs/groups_wrong", cwd=work, check=False)
     assert wrong.returncode == 10 and 'match = "q_porj"' in wrong.stderr and 'did you mean "q_proj"?' in wrong.stderr, wrong.stderr
+    assert "nothing was started or written" in wrong.stderr and not (work / "runs/groups_wrong").exists()
     lmlaunch(path, 'optimizer.groups=[{match = "q_proj", lr_scale = 0.1}, {match = "regex:norm", weight_decay = 0.1}]', cwd=work)
     recorded = tomllib.loads((work / "runs/groups/config.toml").read_text())["optimizer"]["groups"]
     assert recorded == [{"match": "q_proj", "lr_scale": 0.1}, {"match": "regex:norm", "lr_scale": 1.0, "weight_decay": 0.1}]
@@ -171,6 +172,100 @@ def test_written_keys_that_disagree_are_refused_with_both_values(work, adapter, 
     assert done.returncode == 10 and all(word in done.stderr for word in [*words, "runs/adapter/model"]), done.stderr
     planned = lmlaunch("plan", f"{name}.toml", cwd=work, check=False)
     assert planned.returncode == 10 and words[0] in planned.stderr
+
+
+def test_modules_of_their_own_ranks_and_alphas_are_trained_and_exported(work):
+    """By peft the plain export, the patterns and the merged model are one model."""
+    from peft import PeftModel
+    keys = ["lora.r=4", "lora.exclude=k_proj", "lora.layers=[1]", 'lora.ranks={q_proj=2, "regex:mlp"=6}', 'lora.alphas={"mlp.up_proj"=3}']
+    name = config(work, "sites", train__method="lora", train__steps=3, optimizer__lr=0.05)
+    lmlaunch(name, *keys, cwd=work)
+    lora = resolved(work, "sites")["lora"]
+    assert (lora["layers"], lora["exclude"]) == ([1], [])
+    assert lora["targets"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert lora["ranks"] == {"q_proj": 2, "gate_proj": 6, "up_proj": 6, "down_proj": 6} and lora["alphas"] == {"up_proj": 3.0}
+    tensors = load_file(work / "runs/sites/model/adapter_model.safetensors")
+    assert {n.split(".")[-3]: len(t) for n, t in tensors.items() if "lora_A" in n} == {"v_proj": 4, "o_proj": 4, **lora["ranks"]}
+    other = lmlaunch(name, *keys[:2], "lora.layers=[0]", *keys[3:], cwd=work, check=False)
+    assert other.returncode == 14 and "lora.layers" in other.stderr, other.stderr
+    lmlaunch(name, *keys, "train.steps=4", cwd=work)  # the same modules: it resumes
+    for out, options in {"sites_plain": [], "sites_own": ["--patterns"]}.items():
+        lmlaunch("export", "runs/sites", *options, "-o", out, cwd=work)
+    merged = json.loads(lmlaunch("export", "runs/sites", "--merge", "--json", "-o", "sites_merged", cwd=work).stdout)
+    assert merged["logits_differ_by"] < 1e-4
+    read = lambda out: json.loads((work / out / "adapter_config.json").read_text())
+    assert read("sites_own")["rank_pattern"] == lora["ranks"] and read("sites_own")["layers_to_transform"] == [1]
+    assert (read("sites_plain")["r"], read("sites_plain")["rank_pattern"], read("sites_plain")["alpha_pattern"]) == (6, {}, {})
+    ids = torch.arange(3, 40)[None]
+    logits = [PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(work / "model"), work / out)(ids).logits for out in ("sites_own", "sites_plain")]
+    logits.append(LlamaForCausalLM.from_pretrained(work / "sites_merged")(ids).logits)
+    for theirs in logits[1:]:
+        torch.testing.assert_close(theirs, logits[0], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[0], LlamaForCausalLM.from_pretrained(work / "model")(ids).logits, atol=1e-3)
+
+
+def test_dora_begins_as_the_base_and_is_merged_and_continued_with_its_lengths(work):
+    """lora.dora and lora.b_lr_ratio."""
+    from peft import PeftModel
+
+    changes = {"train__method": "lora", "lora__r": 4, "lora__alpha": 8, "optimizer__lr": 1e-2}
+    lmlaunch(config(work, "not_dora", **changes, train__steps=1), cwd=work)
+    lmlaunch(config(work, "dora", **changes, lora__dora=True, lora__b_lr_ratio=2.0), cwd=work)
+    first = [[row["loss"] for row in rows(work, name) if "loss" in row][0] for name in ("dora", "not_dora")]
+    assert first[0] == pytest.approx(first[1], rel=1e-5)
+    lengths = {k: v for k, v in load_file(work / "runs/dora/model/adapter_model.safetensors").items() if k.endswith(".lora_magnitude_vector")}
+    base = LlamaForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    assert len(lengths) == 7 * len(base.model.layers)
+    own = base.model.layers[0].mlp.up_proj.weight.norm(dim=1)
+    trained = lengths["base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"]
+    assert 0 < (trained - own).abs().max() < 12.5 * 2e-2  # of twelve steps of Adam at twice the rate
+    adapted = PeftModel.from_pretrained(base, work / "runs/dora/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, "dora")[-1], rel=1e-4)
+    lmlaunch("export", "runs/dora", "-o", "merged_dora", "--merge", cwd=work)
+    merged = LlamaForCausalLM.from_pretrained(work / "merged_dora", dtype=torch.float32)
+    for (name, ours), theirs in zip(merged.named_parameters(), adapted.merge_and_unload().parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+    continue_it(work, "runs/dora/model", "more_dora")
+    assert resolved(work, "more_dora")["lora"]["dora"] is True
+    assert eval_losses(work, "more_dora")[0] == pytest.approx(eval_losses(work, "dora")[-1], rel=1e-6)
+    refused = continue_it(work, "runs/dora/model", "less_dora", check=False, lora__dora=False)
+    assert refused.returncode == 10 and "lora.dora = false is written, and the adapter has magnitudes" in refused.stderr
+
+
+@pytest.mark.parametrize("method, keys", [("ia3", ".ia3_l"), ("norms", ".ln_tuning_layers.weight")])
+def test_factors_and_norms_begin_as_the_base_and_are_pefts_and_merged_and_continued(work, adapter, method, keys):
+    """train.method = "ia3" and "norms"."""
+    from peft import PeftModel
+
+    changes = {"train__method": method, "optimizer__lr": 1e-2}
+    lmlaunch(config(work, method, **changes), cwd=work)
+    first = [[row["loss"] for row in rows(work, name) if "loss" in row][0] for name in (method, "adapter")]
+    assert first[0] == pytest.approx(first[1], rel=1e-5)  # a fresh LoRA adapter changes nothing either
+    assert eval_losses(work, method)[-1] < eval_losses(work, method)[0]
+    tensors = load_file(work / f"runs/{method}/model/adapter_model.safetensors")
+    base = LlamaForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    layers = len(base.model.layers)
+    assert len(tensors) == (3 * layers if method == "ia3" else 2 * layers + 1) and all(name.endswith(keys) for name in tensors)
+    adapted = PeftModel.from_pretrained(base, work / f"runs/{method}/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, method)[-1], rel=1e-4)
+    evaluated = json.loads(lmlaunch("eval", f"runs/{method}", "--json", cwd=work).stdout)
+    assert evaluated["eval_loss"] == pytest.approx(eval_losses(work, method)[-1], rel=1e-6)
+    lmlaunch("export", f"runs/{method}", "-o", f"merged_{method}", "--merge", cwd=work)
+    merged = LlamaForCausalLM.from_pretrained(work / f"merged_{method}", dtype=torch.float32)
+    for (name, ours), theirs in zip(merged.named_parameters(), adapted.merge_and_unload().parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+    lmlaunch(config(work, f"{method}_half", **changes, train__steps=6), cwd=work)  # resumed: the same bits
+    lmlaunch(f"{method}_half.toml", "train.steps=12", cwd=work)
+    resumed = load_file(work / f"runs/{method}_half/model/adapter_model.safetensors")
+    assert all(torch.equal(resumed[name], tensors[name]) for name in tensors)
+    init = {"lora__init": f"runs/{method}/model", "train__steps": 1}
+    lmlaunch(config(work, f"more_{method}", **changes, **init), cwd=work)
+    assert eval_losses(work, f"more_{method}")[0] == pytest.approx(eval_losses(work, method)[-1], rel=1e-6)
+    refused = continue_it(work, f"runs/{method}/model", f"other_{method}", check=False)
+    assert refused.returncode == 10 and f'set train.method = "{method}"' in refused.stderr, refused.stderr
+    quantised = config(work, f"nf4_{method}", **changes, model__quantize="nf4", train__steps=2)
+    lmlaunch(quantised, cwd=work)
+    assert len(load_file(work / f"runs/nf4_{method}/model/adapter_model.safetensors")) == len(tensors)
 
 
 def test_an_adapter_to_continue_needs_lora(work, adapter):
@@ -335,4 +430,4 @@ def test_a_run_that_freezes_tensors_goes_on_from_its_checkpoint(untied):
 def test_what_cannot_be_trained_alone_is_refused(untied, only, method, told):
     done = lmlaunch(config(untied, "refused", train__only=only, train__method=method), cwd=untied, check=False)
     assert done.returncode == 10 and told in done.stderr, done.stderr
-    assert not (untied / "runs/refused/config.toml").exists()
+    assert not (untied / "runs/refused").exists()

@@ -138,8 +138,11 @@ def test_threads_and_ranks_begin_alike(work, trained):
     assert eval_losses(work, "ranks")[0] == pytest.approx(eval_losses(work, "loftq")[0], rel=1e-6)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(work):
-    expect_resumed_bits(work, **LOFTQ)
+def test_a_stopped_run_goes_on_bit_for_bit(work, trained):
+    """With lengths of rows, which begin as those of the quantised base and its adapter together."""
+    expect_resumed_bits(work, **LOFTQ, lora__dora=True, lora__b_lr_ratio=2.0)
+    begun, plain = (losses(work, name)[0][0] for name in ("long", "loftq"))
+    assert begun == pytest.approx(plain, rel=1e-5)
 
 
 def test_random_weights_lose_as_well(work):

@@ -75,10 +75,10 @@ def copy_of(work, name, *more, change=lambda row: row):
 def test_the_page_of_a_run_shows_its_curves_settings_and_memory(work, seen):
     page = work / "runs" / "page" / "report.html"
     text = shown(page)
-    for part in ("Loss", "Gradient norm", "Learning rate", "Tokens per second", "Utilization (%)", "Host memory", "A step as it was planned",
-                 "Settings that differ from the defaults", "optimizer.lr", "0.01", "step_00000008", "One example", "12 of 12", ">done<", "64 rows whole, 0 cut"):
+    for part in ("Loss", "Token accuracy (%)", "Gradient norm", "Learning rate", "Tokens per second", "Utilization (%)", "Host memory",
+                 "A step as it was planned", "Settings that differ from the defaults", "optimizer.lr", "0.01", "step_00000008", "One example", "12 of 12", ">done<", "64 rows whole, 0 cut"):
         assert part in text, part
-    assert text.count("<svg") == 8 and text.count("<polyline") >= 7
+    assert text.count("<svg") == 9 and text.count("<polyline") >= 7
     assert f"{eval_losses(work, 'page')[-1]:.4g}" in text
     assert not re.search(r'(?:src|href)="(?!#)', page.read_text()) and "http://www.w3.org/2000/svg" in page.read_text()
 

@@ -99,16 +99,22 @@ def expect_resumed_bits(work, **changes):
 
 
 def loss_by_transformers(model, work):
+    return scores_by_transformers(model, work)[0]
+
+
+def scores_by_transformers(model, work):
+    """(loss, token accuracy) of the evaluation set."""
     model.eval()
-    nll, targets = 0.0, 0
+    nll, right, targets = 0.0, 0, 0
     for line in open(work / "eval.jsonl"):
         row = json.loads(line)
         logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1].double()
         labels = torch.tensor(row["labels"])[1:]
         kept = labels != -100
         nll += torch.nn.functional.cross_entropy(logits[kept], labels[kept], reduction="sum").item()
+        right += int((logits[kept].argmax(-1) == labels[kept]).sum())
         targets += int(kept.sum())
-    return nll / targets
+    return nll / targets, right / targets
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +145,7 @@ def test_the_model_has_the_permissions_that_the_umask_gives(work, full):
 
 
 def test_a_row_of_metrics_has_every_field(work, full):
-    fields = {"step", "epoch", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "data_ms", "tokens_per_s", "sol_pct",
+    fields = {"step", "epoch", "loss", "token_accuracy", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "data_ms", "tokens_per_s", "sol_pct", "time",
               "device_bytes", "host_bytes", "disk_bytes", "read_bytes", "written_bytes", "to_device_bytes", "from_device_bytes", "sent_bytes", "hidden_pct"}
     steps = [row for row in rows(work, "full") if "loss" in row]
     assert all(fields <= set(row) and 0 < row["sol_pct"] < 100 for row in steps)
@@ -150,7 +156,10 @@ def test_a_row_of_metrics_has_every_field(work, full):
 
 def test_transformers_loads_the_result_and_agrees_on_its_loss(work, full):
     model = AutoModelForCausalLM.from_pretrained(work / "runs" / "full" / "model", dtype=torch.float32)
-    assert loss_by_transformers(model, work) == pytest.approx(eval_losses(work, "full")[-1], rel=1e-3)
+    loss, accuracy = scores_by_transformers(model, work)
+    last = [row for row in rows(work, "full") if "eval_loss" in row][-1]
+    assert loss == pytest.approx(last["eval_loss"], rel=1e-3)
+    assert accuracy > 0 and accuracy == pytest.approx(last["token_accuracy"], abs=2.5 / last["target_tokens"])  # of near ties
     base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     assert loss_by_transformers(base, work) == pytest.approx(eval_losses(work, "full")[0], rel=1e-5)
 
@@ -158,6 +167,7 @@ def test_transformers_loads_the_result_and_agrees_on_its_loss(work, full):
 def test_eval_and_verify_read_the_run(work, full):
     result = json.loads(lmlaunch("eval", "runs/full", "--json", cwd=work).stdout)
     assert result["eval_loss"] == eval_losses(work, "full")[-1]
+    assert result["token_accuracy"] == [row["token_accuracy"] for row in rows(work, "full") if "eval_loss" in row][-1]
     verified = json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)
     assert verified["ok"] and len(verified["weights_hash"]) == 32
 
@@ -214,8 +224,8 @@ def test_a_run_repeats_bit_for_bit_with_other_placements(work, full):
     assert len({*hashes, json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)["weights_hash"]}) == 1
 
 
-@pytest.mark.parametrize("changes", [{"train__micro_batch": 8}, {"train__micro_batch": 1}, {"train__recompute": "block"}],
-                         ids=["1x8", "8x1", "recompute"])
+@pytest.mark.parametrize("changes", [{"train__micro_batch": 8}, {"train__micro_batch": 1}, {"train__recompute": "block"},
+                                     {"train__recompute": "attention"}], ids=["1x8", "8x1", "recompute", "attention"])
 def test_slicing_the_batch_changes_the_loss_by_less_than_a_millionth(work, full, changes):
     lmlaunch(config(work, "sliced", **changes), "run.dir=runs/sliced_" + str(list(changes.values())[0]), cwd=work)
     name = "sliced_" + str(list(changes.values())[0])

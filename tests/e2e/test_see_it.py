@@ -18,8 +18,9 @@ from test_run import BIN, config, eval_losses, filled, lmlaunch, rows, work  # n
 from transformers.integrations.integration_utils import rewrite_logs
 from transformers.trainer_utils import speed_metrics
 
-# What transformers' Trainer logs, and what a row of ours calls it.
-LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", "train_tokens_per_second": "tokens_per_s"}
+# What transformers' Trainer logs, and what a row of ours calls it; and the token accuracy.
+LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", "token_accuracy": "token_accuracy",
+          "train_tokens_per_second": "tokens_per_s"}
 
 
 def scalars(work, name):
@@ -34,11 +35,12 @@ def assert_told(work, name):
     told, metrics = scalars(work, name), rows(work, name)
     steps, evals = [row for row in metrics if "loss" in row], [row for row in metrics if "eval_loss" in row]
     names = rewrite_logs(LOGGED)
-    assert set(told) == {*names, *rewrite_logs({"eval_loss": 0})}
+    assert set(told) == {*names, *rewrite_logs({"eval_loss": 0, "eval_token_accuracy": 0})}
     for tag, key in names.items():
         assert [step for step, _ in told[tag]] == [row["step"] for row in steps]
         assert [value for _, value in told[tag]] == pytest.approx([row[key] for row in steps], rel=1e-6)
-    assert told["eval/loss"] == [(row["step"], pytest.approx(row["eval_loss"], rel=1e-6)) for row in evals]
+    for tag, key in {"eval/loss": "eval_loss", "eval/token_accuracy": "token_accuracy"}.items():
+        assert told[tag] == [(row["step"], pytest.approx(row[key], rel=1e-6)) for row in evals]
 
 
 def test_tensorboard_shows_the_rows_of_metrics(work):

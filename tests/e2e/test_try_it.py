@@ -191,7 +191,8 @@ def test_accuracy_of_choices_is_that_of_transformers(work):
     rows_of = {name: [row for row in rows(work, "choices") if f"eval_loss/{name}" in row] for name in ("which", "other")}
     first, last = rows_of["which"]
     assert {key: first[f"{key}/which"] for key in expected} == expected and last["eval_loss/which"] < first["eval_loss/which"]
-    assert not any("accuracy" in key for row in rows_of["other"] for key in row)
+    assert not any(key.startswith("accuracy") for row in rows_of["other"] for key in row)
+    assert all(0 <= row[f"token_accuracy/{name}"] < 1 for name in ("which", "other") for row in rows_of[name][-1:])
     assert f"eval loss of which after step 0: {first['eval_loss/which']:.4f}" in done.stderr
     assert f", accuracy {expected['accuracy']:.4f}, accuracy_norm {expected['accuracy_norm']:.4f} over 200 rows" in done.stderr
     answer = lmlaunch("eval", "runs/choices", cwd=work).stdout

@@ -225,7 +225,8 @@ def test_a_card_too_small_is_refused_by_the_plan(work):
 
 
 def test_a_card_without_code_or_bf16_is_refused_by_name_before_the_model_is_loaded(work):
-    refused(work, 12, "Tesla T4 has compute capability 7.5, a card without bf16", "--gpus 0", TWIN_GPUS="Tesla T4:16:7.5")
+    refused(work, 12, "Tesla T4 has compute capability 7.5, and lmlaunch-cuda holds code for", "--gpus 0", TWIN_GPUS="Tesla T4:16:7.5")
+    refused(work, 12, "Tesla V100 has compute capability 7.0: GPUs can train from 7.5 on", "--gpus 0", TWIN_GPUS="Tesla V100:16:7.0")
     refused(work, 12, "NVIDIA A10 has compute capability 8.6, and lmlaunch-cuda holds code for", TWIN_GPUS="NVIDIA A10:24:8.6")
     _, err = lmlaunch("c.toml", "--gpus", "1", "run.dir=runs/newer", "train.steps=1", cwd=work, TWIN_GPUS="NVIDIA GeForce RTX 5090:32:12.0")
     assert "computing on NVIDIA GeForce RTX 5090" in err and "compute capability 12.0" in err, err

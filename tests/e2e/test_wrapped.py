@@ -117,6 +117,17 @@ def test_the_other_layout_is_the_same_model_and_stays_the_other(base):
         assert torch.equal(tensor, after[other_layout(name)]), name
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_diff_names_tensors_as_the_exported_files_do(base, method):
+    settings = dict(ADAPTER if method == "lora" else STEPS, train__steps=1, checkpoint__every=1)
+    for name, rate in ((f"{method}_slow", 1e-3), (f"{method}_fast", 2e-3)):
+        run(base, name, **{**settings, "optimizer__lr": rate})
+    found = json.loads(lmlaunch("diff", f"runs/{method}_slow", f"runs/{method}_fast", "--json", cwd=base, check=False).stdout)
+    first = found["checkpoints"][0]["weights"]["first"]["name"]
+    file = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
+    assert first in load_file(base / "runs" / f"{method}_slow" / "model" / file)
+
+
 @pytest.mark.parametrize("start", ["zero", "loftq"])
 def test_an_adapter_over_the_quantized_model(base, start):
     run(base, start, **{**ADAPTER, "train__method": "qlora"}, lora__start=start)

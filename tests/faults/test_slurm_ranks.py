@@ -142,5 +142,8 @@ def test_a_rank_that_is_killed_ends_the_job(slurm, work, report):  # noqa: F811
     mpi.nothing_left(work)
     assert run.status()["exit_code"] == 40 and run.status()["reason"] == "killed:SIGKILL", output.read_text()
     assert re.search(r"error PEER-08 \(exit 40\): the worker was killed by signal 9 \(SIGKILL\).* at rank 1 on ", output.read_text())
+    # 40 puts the job back into the queue, as 75 does.
+    eventually("the requeue", 30, lambda: queued_again(slurm, job, 1))
+    slurm("scancel", job)
     eventually("the job's end", 30, lambda: f"{job}" not in slurm("squeue", "-h", "-o", "%i"))
-    report.count("SIGKILL of a rank: 40, all gone", tries=1)
+    report.count("SIGKILL of a rank: 40, all gone, queued again", tries=1)

@@ -57,9 +57,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rest.remove_prefix(static_cast<size_t>(digits.ptr - rest.data()));
   adapter.weights.set_safetensors(rest, data_bytes);
   const std::string& directory = adapter.directory.path();
-  static const lm::NameMap names = lm::llama_names();
+  static const lm::ModelSpec model = small_model();
   const auto config =
-      lm::fuzz::parse(lm::Exit::kInput, [&] { return lm::read_adapter_config(directory, &names); });
+      lm::fuzz::parse(lm::Exit::kInput, [&] { return lm::read_adapter_config(directory, &model); });
   if (config) check(config->spec, directory);
   return 0;
 }

@@ -228,6 +228,58 @@ TEST_F(GpuKernels, Softmax) {
   }
 }
 
+// Few different logits, so that most rows have several largest ones; their number is added to the one there.
+TEST_F(GpuKernels, ATargetIsCorrectIfItIsTheFirstOfTheLargestLogits) {
+  for (DType t : kBoth) {
+    for (const auto& [columns, segment] : {std::array<int64_t, 2>{40, 16}, {577, 64}, {5000, 5000}}) {
+      SCOPED_TRACE(name("correct", t, {columns, segment}));
+      const int64_t rows = columns < 1000 ? 300 : 20;
+      Array logits = zeros(t, rows * columns);
+      std::vector<int32_t> targets;
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t target = r * 37 % columns;
+        targets.push_back(static_cast<int32_t>(target));
+        for (int64_t j = 0; j < columns; ++j)
+          logits.values.set(r * columns + j,
+                            static_cast<double>((r * 131 + j * j * 7 + j * r) % (columns / 4 + 2)));
+        if (r % 2 == 0) logits.values.set(r * columns + target, static_cast<double>(columns / 4 + 1));
+      }
+      const auto scalars = [&] { return zeros(DType::kF32, rows); };
+      check(
+          {logits, numbers(targets), scalars(), scalars(), scalars(), scalars(), scalars(),
+           with(scalars(), {1}, 1), zeros(DType::kF32, 4)},
+          [&, segment = segment, columns = columns](const Kernels& k, StreamView v, const Pointers& p) {
+            const int64_t size = static_cast<int64_t>(dtype_size(t));
+            for (int64_t first = 0; first < columns; first += segment) {
+              k.softmax_statistics({.logits = static_cast<char*>(p[0]) + first * size,
+                                    .target = i32(p[1]),
+                                    .max = f32(p[2]),
+                                    .sum = f32(p[3]),
+                                    .target_logit = f32(p[4]),
+                                    .correct = f32(p[5]),
+                                    .rows = rows,
+                                    .columns = std::min(segment, columns - first),
+                                    .stride = columns,
+                                    .first_column = first,
+                                    .first_segment = first == 0,
+                                    .dtype = t},
+                                   v);
+            }
+            // 0 + log(1) - 0: the loss is 0 everywhere.
+            k.softmax_loss({.max = f32(p[6]),
+                            .sum = f32(p[7]),
+                            .target_logit = f32(p[6]),
+                            .correct = f32(p[5]),
+                            .total = static_cast<double*>(p[8]),
+                            .correct_total = static_cast<double*>(p[8]) + 1,
+                            .rows = rows},
+                           v);
+          },
+          Want::kNear, 0);
+    }
+  }
+}
+
 // log(1) is 0 everywhere, so the order of the additions shows in the bits.
 TEST_F(GpuKernels, SoftmaxLossAddsInRowOrder) {
   for (int64_t rows : {0, 1, 2, 255, 256, 257, 512, 1000}) {

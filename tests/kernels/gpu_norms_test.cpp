@@ -301,5 +301,60 @@ TEST_F(GpuKernels, LayerNormFindsOneMeanInAllItsPasses) {
   }
 }
 
+// DoRA's kernels have the CPU's bits.
+TEST_F(GpuKernels, LengthsOfRowsAndScaledColumns) {
+  constexpr int64_t kRank = 5, kRows = 70;
+  for (const DType t : kBoth) {
+    for (const DType adapter : kBoth) {
+      for (const int64_t width : {1, 63, 64, 130, 300}) {
+        SCOPED_TRACE(name("dora", t, {width, adapter == DType::kF32}));
+        const auto of = [](void* p, DType type, int64_t columns) { return view_of(p, type, kRows, columns); };
+        check(
+            {noise(t, kRows * width, 1), noise(adapter, kRows * kRank, 2), noise(adapter, kRows * kRank, 3),
+             noise(adapter, kRows, 4), zeros(DType::kF32, kRows), zeros(DType::kF32, kRows)},
+            [&](const Kernels& k, StreamView v, const Pointers& p) {
+              k.adapted_norms({.weight = of(p[0], t, width),
+                               .b = of(p[1], adapter, kRank),
+                               .h = of(p[2], adapter, kRank),
+                               .magnitude = p[3],
+                               .scale = 0.1f,
+                               .norms = f32(p[4]),
+                               .factors = f32(p[5])},
+                              v);
+            },
+            Want::kBits);
+      }
+    }
+    for (const int64_t width : {1, 127, 130}) {
+      SCOPED_TRACE(name("columns", t, {width}));
+      const auto of = [&](void* p) { return view_of(p, t, kRows, width); };
+      check(
+          {noise(t, kRows * width, 1), noise(t, kRows * width, 2), noise(t, kRows * width, 3),
+           noise(DType::kF32, width, 4), noise(DType::kF32, width, 5), noise(t, width, 6),
+           zeros(DType::kF32, width), zeros(DType::kF32, 2 * width), zeros(t, kRows * width)},
+          [&](const Kernels& k, StreamView v, const Pointers& p) {
+            k.scale_columns_backward({.dy = of(p[0]),
+                                      .x = of(p[1]),
+                                      .out = of(p[8]),
+                                      .rest = of(p[2]),
+                                      .factors = f32(p[3]),
+                                      .norms = f32(p[4]),
+                                      .sums = f32(p[6]),
+                                      .partial = f32(p[7])},
+                                     v);
+            k.scale_columns({.x = of(p[0]),
+                             .out = of(p[1]),
+                             .factors = f32(p[3]),
+                             .bias = p[5],
+                             .addend = of(p[1]),
+                             .subtrahend = of(p[2])},
+                            v);
+            k.scale_columns({.x = of(p[1]), .out = of(p[0])}, v);
+          },
+          Want::kBits);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm

@@ -1,6 +1,7 @@
 // Softmax cross-entropy over vocabulary segments against fp64 over the whole vocabulary, with and without a
 // weight per row, a scale and a cap of the logits.
 #include <array>
+#include <numeric>
 
 #include "tests/kernels/support.h"
 
@@ -24,12 +25,12 @@ Problem make_problem(DType dtype, int64_t rows, int64_t vocabulary, int64_t segm
 }
 
 // Scale and cap, statistics over the segments in order, then the loss, then the gradient in place: {gradient,
-// loss, each row's max, target's logit and nll, the capped logits}.
+// loss and correct rows, each row's max, target's logit and nll, the capped logits, each row's correct}.
 Outputs run(const Problem& p, float scale) {
   return same_everywhere(
       [&](const Kernels& k, StreamView stream) {
         Values logits = p.logits, max(DType::kF32, p.rows), sum(DType::kF32, p.rows),
-               chosen(DType::kF32, p.rows), nll(DType::kF32, p.rows);
+               chosen(DType::kF32, p.rows), nll(DType::kF32, p.rows), correct(DType::kF32, p.rows);
         float* m = static_cast<float*>(max.data());
         float* s = static_cast<float*>(sum.data());
         float* c = static_cast<float*>(chosen.data());
@@ -55,6 +56,7 @@ Outputs run(const Problem& p, float scale) {
                                 .max = m,
                                 .sum = s,
                                 .target_logit = c,
+                                .correct = static_cast<float*>(correct.data()),
                                 .rows = p.rows,
                                 .columns = std::min(p.segment, p.vocabulary - first),
                                 .stride = p.vocabulary,
@@ -63,13 +65,15 @@ Outputs run(const Problem& p, float scale) {
                                 .dtype = p.logits.dtype()},
                                stream);
         }
-        double total = 1;
+        double total = 1, correct_total = 2;
         k.softmax_loss({.max = m,
                         .sum = s,
                         .target_logit = c,
                         .weight = p.weights(),
+                        .correct = static_cast<float*>(correct.data()),
                         .nll = static_cast<float*>(nll.data()),
                         .total = &total,
+                        .correct_total = &correct_total,
                         .rows = p.rows},
                        stream);
         for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
@@ -88,9 +92,9 @@ Outputs run(const Problem& p, float scale) {
                               .dtype = p.logits.dtype()},
                              stream);
         }
-        Values loss(DType::kF32, 1);
-        loss.set(0, total - 1);
-        return Outputs{logits, loss, max, chosen, nll, capped};
+        Values loss(DType::kF32, 2);
+        loss.set(0, total - 1), loss.set(1, correct_total - 2);
+        return Outputs{logits, loss, max, chosen, nll, capped, correct};
       },
       Bits::kExp);
 }
@@ -188,6 +192,39 @@ TEST(Softmax, GradientOfScaledAndCappedLogitsAgreesWithFiniteDifferences) {
   expect_differences(0.0625F, 0);
   expect_differences(1, 30);
   expect_differences(1.5F, 5);
+}
+
+// Few different logits, so that most rows have several largest ones; targets left and right of the first of
+// them, and in other segments.
+TEST(Softmax, ATargetIsCorrectIfItIsTheFirstOfTheLargestLogits) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const auto& [vocabulary, segment] :
+         {std::array<int64_t, 2>{1, 1}, {3, 2}, {40, 16}, {40, 40}, {577, 64}, {577, 577}}) {
+      SCOPED_TRACE(dtype_text(dtype) + " vocabulary " + std::to_string(vocabulary));
+      const int64_t rows = 6 * vocabulary;
+      Problem p{rows, vocabulary, segment, Values(dtype, rows * vocabulary), {}};
+      std::vector<double> want;
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t kinds = vocabulary / 4 + 2, target = r % vocabulary;
+        int64_t largest = 0;
+        for (int64_t j = 0; j < vocabulary; ++j) {
+          p.logits.set(r * vocabulary + j, static_cast<double>((r * 131 + j * j * 7 + j * r) % kinds) - 3);
+          if (j == target && r % 2 == 0) p.logits.set(r * vocabulary + j, static_cast<double>(kinds) - 4);
+          if (p.logits[r * vocabulary + j] > p.logits[r * vocabulary + largest]) largest = j;
+        }
+        p.target.push_back(static_cast<int32_t>(target));
+        p.weight.push_back(static_cast<float>(r % 3));
+        want.push_back(largest == target ? 1 : 0);
+      }
+      const Outputs got = run(p, 1);
+      expect_near(got[6], want, 0, 0, "correct");
+      EXPECT_EQ(got[1][1], std::accumulate(want.begin(), want.end(), 0.0));
+      if (vocabulary > 3) {
+        EXPECT_GT(got[1][1], static_cast<double>(rows) / 40);
+        EXPECT_LT(got[1][1], static_cast<double>(rows) / 2);
+      }
+    }
+  }
 }
 
 // From the capped logits as they are stored, in every row and segment, with weights.

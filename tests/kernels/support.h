@@ -1,4 +1,4 @@
-// What the kernel tests share: arrays of either element type seen as doubles, seeded random values, and a
+// What the kernel tests share: arrays of any element type seen as doubles, seeded random values, and a
 // runner that asks every instruction set and several thread counts for the same bits.
 #pragma once
 
@@ -26,6 +26,38 @@ inline double nearest_bf16(double x) {
   return std::nearbyint(x / unit) * unit;  // the default rounding mode is to nearest even
 }
 
+// The same of fp16: 11 significant bits, down to 2^-24, infinity from 65520 on.
+inline double nearest_fp16(double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const double unit = std::ldexp(1.0, std::max(exponent - 11, -24));
+  const double near = std::nearbyint(x / unit) * unit;
+  return std::abs(near) > 65504 ? std::copysign(HUGE_VAL, x) : near;
+}
+inline double nearest_of(DType dtype, double x) {
+  return dtype == DType::kF32 ? x : dtype == DType::kF16 ? nearest_fp16(x) : nearest_bf16(x);
+}
+// The number that fp16 bits stand for, and the bits of one that they hold exactly.
+inline double fp16_number(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 31  ? (fraction == 0 ? HUGE_VAL : std::nan(""))
+                      : exponent == 0 ? std::ldexp(fraction, -24)
+                                      : std::ldexp(1024 + fraction, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+inline uint16_t fp16_bits(double x) {
+  if (std::isnan(x)) return 0x7E00;
+  const auto sign = static_cast<uint16_t>(std::signbit(x) ? 0x8000 : 0);
+  const double size = std::abs(x);
+  if (std::isinf(x)) return sign | 0x7C00;
+  if (size < std::ldexp(1.0, -14))
+    return static_cast<uint16_t>(sign | static_cast<int>(std::ldexp(size, 24)));
+  int exponent = 0;
+  const double half = std::frexp(size, &exponent);
+  return static_cast<uint16_t>(sign | (exponent + 14) << 10 | static_cast<int>((2 * half - 1) * 1024));
+}
+
 class Values {
  public:
   Values(DType dtype, int64_t n) : dtype_(dtype), bytes_(static_cast<size_t>(n) * dtype_size(dtype)) {}
@@ -47,13 +79,19 @@ class Values {
     } else {
       uint16_t high = 0;
       std::memcpy(&high, bytes_.data() + i * 2, 2);
+      if (dtype_ == DType::kF16) return fp16_number(high);
       const uint32_t bits = static_cast<uint32_t>(high) << 16;
       std::memcpy(&value, &bits, 4);
     }
     return value;
   }
   void set(int64_t i, double x) {
-    const float value = static_cast<float>(dtype_ == DType::kF32 ? x : nearest_bf16(x));
+    if (dtype_ == DType::kF16) {
+      const uint16_t half = fp16_bits(nearest_fp16(x));
+      std::memcpy(bytes_.data() + i * 2, &half, 2);
+      return;
+    }
+    const float value = static_cast<float>(nearest_of(dtype_, x));
     uint32_t bits = 0;
     std::memcpy(&bits, &value, 4);
     if (dtype_ == DType::kF32) {
@@ -64,7 +102,7 @@ class Values {
     }
   }
   // What storing x in this array's type gives.
-  double rounded(double x) const { return dtype_ == DType::kF32 ? x : nearest_bf16(x); }
+  double rounded(double x) const { return nearest_of(dtype_, x); }
   bool operator==(const Values& other) const { return dtype_ == other.dtype_ && bytes_ == other.bytes_; }
 
  private:

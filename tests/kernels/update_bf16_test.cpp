@@ -111,7 +111,7 @@ TEST(Bf16State, ATieIsRoundedToTheEvenNumber) {
     Tensors t{Values(DType::kBF16, n), Values(DType::kBF16, n), Values(DType::kBF16, n),
               Values(DType::kBF16, n)};
     for (int64_t i = 0; i < n; ++i) t.weight.set(i, 1);
-    const AdamWBf16 rule{.minus_step_size = -1, .eps = 1, .decay = 1 + 1.F / 256};
+    const AdamWBf16 rule{{.minus_step_size = -1, .eps = 1, .decay = 1 + 1.F / 256}};
     k.update(arguments(MasterForm::kNearest, gradient, t, rule), stream);
     return Outputs{t.weight};
   });

@@ -193,17 +193,19 @@ void expect_the_formulas_update(const R& rule) {
   using Plain = RuleFormula<R>;
   const int64_t n = 256 * 77;  // more than one thread's least
   for (const MasterForm form :
-       {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic}) {
+       {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic,
+        MasterForm::kF32OfFp16, MasterForm::kStochasticFp16}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      if (weight_type(form) == DType::kF16 && dtype == DType::kBF16) continue;  // fp32 gradients alone
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " gradient, form " +
                    std::to_string(static_cast<int>(form)));
-      const DType weight_dtype = form == MasterForm::kWeight ? DType::kF32 : DType::kBF16;
+      const DType weight_dtype = weight_type(form);
       Values gradient = Values::random(dtype, n, 3);
       const float specials[] = {NAN, INFINITY, -INFINITY, 0.F, -0.F, 1e-42F, 3.4e38F, 1e-30F, 1e20F};
       for (int64_t i = 0; i < n / 4; i += 37) gradient.set(i, specials[i % 9]);
       for (int64_t i = n / 2; i < n / 2 + 512; ++i) gradient.set(i, 0);
       const Weights start{Values::random(weight_dtype, n, 4, 0.05),
-                          Values::random(form == MasterForm::kF32 ? DType::kF32 : DType::kBF16, n, 5, 0.05)};
+                          Values::random(has_fp32_master(form) ? DType::kF32 : DType::kBF16, n, 5, 0.05)};
       std::vector<Coded> want = random_state<R>(n);
       Weights weights = start;
       for (int64_t t = 1; t <= 3; ++t) {

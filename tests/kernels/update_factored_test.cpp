@@ -25,9 +25,8 @@ struct Tensors {
 
 Tensors make_tensors(MasterForm form, DType statistics, const Shape& shape) {
   const int64_t n = shape.elements();
-  const DType weight = form == MasterForm::kWeight ? DType::kF32 : DType::kBF16;
-  Tensors out{Values::random(weight, n, 4, 0.05),
-              Values::random(form == MasterForm::kF32 ? DType::kF32 : DType::kBF16, n, 5, 0.05),
+  Tensors out{Values::random(weight_type(form), n, 4, 0.05),
+              Values::random(has_fp32_master(form) ? DType::kF32 : DType::kBF16, n, 5, 0.05),
               Values::random(statistics, shape.rows, 6, 0.1),
               Values::random(statistics, shape.columns, 7, 0.1)};
   for (Values* values : {&out.rows, &out.columns}) {
@@ -84,8 +83,10 @@ std::vector<Rule> rules() {
 TEST(Factored, EveryInstructionSetAndThreadCountGivesTheSameBits) {
   for (const Rule& rule : rules()) {
     for (const MasterForm form :
-         {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic}) {
+         {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic,
+          MasterForm::kF32OfFp16, MasterForm::kStochasticFp16}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        if (weight_type(form) == DType::kF16 && dtype == DType::kBF16) continue;  // fp32 gradients alone
         for (const Shape& shape : kShapes) {
           // In the short tier a form has one type of gradients, and every shape both.
           if (!test::full_counts() &&

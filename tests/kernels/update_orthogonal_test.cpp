@@ -25,8 +25,8 @@ struct Tensors {
 };
 Tensors make_tensors(MasterForm form, const Shape& shape) {
   const int64_t n = shape.elements();
-  return {Values::random(form == MasterForm::kWeight ? DType::kF32 : DType::kBF16, n, 4, 0.05),
-          Values::random(form == MasterForm::kF32 ? DType::kF32 : DType::kBF16, n, 5, 0.05),
+  return {Values::random(weight_type(form), n, 4, 0.05),
+          Values::random(has_fp32_master(form) ? DType::kF32 : DType::kBF16, n, 5, 0.05),
           Values::random(DType::kF32, n, 6, 0.1), Values::random(DType::kBF16, padded(shape), 7)};
 }
 
@@ -52,8 +52,10 @@ RuleUpdate arguments(OrthogonalState::Call call, MasterForm form, const Shape& s
 
 TEST(Orthogonal, EveryInstructionSetAndThreadCountGivesTheSameBits) {
   for (const MasterForm form :
-       {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic}) {
+       {MasterForm::kWeight, MasterForm::kSplit, MasterForm::kF32, MasterForm::kStochastic,
+        MasterForm::kF32OfFp16, MasterForm::kStochasticFp16}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      if (weight_type(form) == DType::kF16 && dtype == DType::kBF16) continue;  // fp32 gradients alone
       for (const Shape& shape : kShapes) {
         SCOPED_TRACE("form " + std::to_string(static_cast<int>(form)) + ", " + dtype_name(dtype) +
                      " gradient, " + std::to_string(shape.rows) + " x " + std::to_string(shape.columns));

@@ -145,6 +145,9 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
       case Master::kSplit:
         p = bits_float(static_cast<uint32_t>(*half - (*low >= 0x8000 ? 1 : 0)) << 16 | *low);
         break;
+      case Master::kF32OfFp16:
+      case Master::kStochasticFp16:
+        FAIL() << "fp16_test.cpp has these";
     }
     float &m = static_cast<float*>(a.state[0])[i], &v = static_cast<float*>(a.state[1])[i];
     plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
@@ -168,6 +171,10 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
         [[fallthrough]];
       case Master::kSplit:
         *half = static_cast<uint16_t>((bits + 0x8000) >> 16);
+        break;
+      case Master::kF32OfFp16:
+      case Master::kStochasticFp16:
+        break;
     }
     if (a.form == Master::kSplit) *low = static_cast<uint16_t>(bits);
   }

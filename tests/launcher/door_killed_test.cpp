@@ -1,4 +1,4 @@
-// What is left of a run whose door is killed.
+// What is left of a run whose door is killed, and what follows the loss of a rank.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -70,6 +70,32 @@ TEST(DoorKilled, AStatusOfAnotherRunIsLeftAsItIs) {
   door.finish();
   usleep(300000);
   EXPECT_EQ(Json::parse(door.read("run/status.json"))["state"], "running");
+}
+
+// How often a fake rank was started.
+int64_t starts_of(const DoorResult& result) {
+  int64_t out = 0;
+  const std::string ready = "fake rank: ready";
+  for (size_t at = 0; (at = result.err.find(ready, at)) != std::string::npos; at += ready.size()) ++out;
+  return out;
+}
+
+TEST(DoorKilled, ALostRankIsStartedAgainAsOftenAsTheCommandLineAllows) {
+  Door door;
+  door.write_config("c.toml");
+  const auto run = [&](const std::string& script, const std::string& most) {
+    return door.run({"--gpus", "0", "--restarts", most, "c.toml"}, script);
+  };
+  for (const std::string script : {"exit:40", "exit:41", "signal:9"}) {
+    const DoorResult result = run(script, "2");
+    EXPECT_EQ(starts_of(result), 3) << result.err;
+    EXPECT_EQ(result.code, script == "exit:41" ? 41 : 40) << result.err;
+    EXPECT_NE(result.err.find("note RUN-42: restart 2 of 2: code 4"), std::string::npos) << result.err;
+    EXPECT_EQ(starts_of(run(script, "0")), 1);
+  }
+  // Ends that another start would not change. (31 without a kill by the kernel: what the rank itself found.)
+  for (const char* script : {"exit:11", "exit:31", "exit:50", "exit:70", "exit:75", "done"})
+    EXPECT_EQ(starts_of(run(script, "2")), 1) << script;
 }
 
 }  // namespace

@@ -290,7 +290,8 @@ TEST_F(GpuDoor, WithoutNvmlPlansOnlyForAGivenSizeAndTrainsAllTheSame) {
 
 TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
   for (const auto& [cards, what] :
-       {std::pair("TWIN_GPUS=Tesla T4:16:7.5", "Tesla T4 has compute capability 7.5, a card without bf16"),
+       {std::pair("TWIN_GPUS=Tesla T4:16:7.5",
+                  "Tesla T4 has compute capability 7.5, and lmlaunch-cuda holds code for 9.0"),
         std::pair("TWIN_GPUS=NVIDIA A10:24:8.6",
                   "NVIDIA A10 has compute capability 8.6, and lmlaunch-cuda holds code for 9.0")}) {
     if (gpu_code() != "90" && std::string(what).find("holds code") != std::string::npos)

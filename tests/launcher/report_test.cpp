@@ -46,13 +46,13 @@ class Report : public testing::Test {
 TEST_F(Report, EveryStepOfAShortRunIsAPointWithItsValue) {
   append("metrics.jsonl", "{\"step\":0,\"eval_loss\":2.5,\"target_tokens\":7}\n");
   steps(1, 3);
-  append("metrics.jsonl", "{\"step\":3,\"eval_loss\":1.25,\"target_tokens\":7}\n");
+  append("metrics.jsonl", "{\"step\":3,\"eval_loss\":1.25,\"target_tokens\":7,\"token_accuracy\":0.5}\n");
   Curves curves(run_ + "/metrics.jsonl");
   curves.read();
   EXPECT_EQ(curves.series()["step"], Json({1, 2, 3}));
   EXPECT_EQ(curves.series()["loss"], Json({1.0, 0.5, 0.333333}));
   EXPECT_EQ(curves.series()["lr"], Json({nullptr, nullptr, nullptr}));
-  EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "", "points": [[0, 2.5], [3, 1.25]]}])"));
+  EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "", "points": [[0, 2.5], [3, 1.25, 0.5]]}])"));
   EXPECT_EQ(curves.totals()["tokens"], 30);
   EXPECT_EQ(curves.totals()["tokens_per_s"], 2000);
   EXPECT_EQ(curves.totals()["data_seconds"], 0.006);
@@ -73,6 +73,18 @@ TEST_F(Report, EachEvaluationSetHasItsCurveAndTheFirstStaysTheFirst) {
   EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "zeta", "points": [[0, 2.0], [3, 2.0]]},
                                                {"set": "alpha", "points": [[0, 4.0], [3, 4.0]]}])"));
   EXPECT_EQ(curves.series()["step"], Json({1, 2, 4, 5}));
+}
+
+TEST_F(Report, ScoresOfAnswersHaveTheirCurves) {
+  for (const int step : {0, 3})
+    append("metrics.jsonl",
+           Json{{"step", step}, {"eval_loss/a", 2}, {"generate_rouge_l", step / 4.0}, {"generate_mine", 7}}
+                   .dump() +
+               "\n");
+  Curves curves(run_ + "/metrics.jsonl");
+  curves.read();
+  EXPECT_EQ(curves.scores(), Json::parse(R"([{"name": "mine", "points": [[0, 7.0], [3, 7.0]]},
+                                             {"name": "rouge_l", "points": [[0, 0.0], [3, 0.75]]}])"));
 }
 
 TEST_F(Report, ALongRunKeepsItsLeastAndItsMostInFewPoints) {

@@ -33,7 +33,7 @@ class RunDirectory : public ::testing::Test {
   void write(const std::string& name, const std::string& text) { std::ofstream(root_ + "/" + name) << text; }
   int code() {
     try {
-      check_run_directory(root_, config_, names_);
+      check_run_directory(root_, config_, model_);
       return 0;
     } catch (const Error& error) {
       return static_cast<int>(error.code());
@@ -41,7 +41,7 @@ class RunDirectory : public ::testing::Test {
   }
   std::string refusal() {
     try {
-      check_run_directory(root_, config_, names_);
+      check_run_directory(root_, config_, model_);
       return "";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kIncompatible);
@@ -54,11 +54,14 @@ class RunDirectory : public ::testing::Test {
   }
   std::string root_;
   Config config_;
-  NameMap names_ = llama_names();
+  ModelSpec model_ = parse_model_spec(
+      R"({"model_type": "llama", "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 2,
+          "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 3})",
+      "small");
 };
 
 TEST_F(RunDirectory, NewEmptyAndBarelyBegunDirectoriesMayBeUsed) {
-  check_run_directory(root_ + "/new", config_, names_);
+  check_run_directory(root_ + "/new", config_, model_);
   EXPECT_FALSE(fs::exists(root_ + "/new"));
   EXPECT_EQ(code(), 0);
   write(".lock", "");
@@ -89,10 +92,10 @@ TEST_F(RunDirectory, TheSameNumericsStartAgainAndOthersAreRefused) {
 // A run records which modules its adapters have, by the names of its family, whichever projections that
 // joins.
 TEST_F(RunDirectory, AllLinearIsWhatItStandsForInTheModel) {
-  names_.modules = {{"self_attn.qkv_proj", "attn.q", "attn.v"},
-                    {"self_attn.o_proj", "attn.o"},
-                    {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
-                    {"mlp.down_proj", "mlp.down"}};
+  model_.names.modules = {{"self_attn.qkv_proj", "attn.q", "attn.v"},
+                          {"self_attn.o_proj", "attn.o"},
+                          {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                          {"mlp.down_proj", "mlp.down"}};
   config_.train.method = Method::kLora;
   Config resolved = config_;
   config_.lora.targets = {"all-linear"};
@@ -138,7 +141,7 @@ TEST_F(RunDirectory, AFinishedRunIsNotOverwritten) {
   status.exit_code = 0;
   write_status(root_, status);
   try {
-    check_run_directory(root_, config_, names_);
+    check_run_directory(root_, config_, model_);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Exit::kIncompatible);
@@ -179,7 +182,7 @@ TEST_F(RunDirectory, MoreStepsExtendAFinishedRun) {
   status.state = "done";
   status.step = 12;
   write_status(root_, status);
-  const auto differences = check_run_directory(root_, config_, names_);
+  const auto differences = check_run_directory(root_, config_, model_);
   ASSERT_EQ(differences.size(), 1u);
   EXPECT_EQ(differences[0].key, "train.steps");
   config_.train.steps = 11;
@@ -191,7 +194,7 @@ TEST_F(RunDirectory, MoreStepsExtendAFinishedRun) {
   config_.optimizer.lr = 1.0;
   EXPECT_NE(refusal().find("add --override optimizer.lr"), std::string::npos) << refusal();
   EXPECT_EQ(refusal().find("train.steps:"), std::string::npos) << refusal();
-  EXPECT_EQ(check_run_directory(root_, config_, names_, {"optimizer.lr"}).size(), 2u);
+  EXPECT_EQ(check_run_directory(root_, config_, model_, {"optimizer.lr"}).size(), 2u);
   config_.optimizer.lr = OptimizerConfig().lr;
   // A start that failed before its first step has not made it another run.
   status.state = "failed";

@@ -10,6 +10,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "model/merge.h"
 #include "tests/support/llama_spec.h"
 
 namespace lm {
@@ -49,9 +50,10 @@ std::vector<Expected> expected(bool joined) {
 
 // The second layer of a LoRA model in fp32, with a context to compute in.
 struct Fixture {
-  explicit Fixture(bool joined)
+  explicit Fixture(bool joined, bool dora = false)
       : spec(small(joined)),
-        adapter{.r = 4, .alpha = 6, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
+        adapter{
+            .r = 4, .alpha = 6, .dora = dora, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
         layout(make_layout(spec, &adapter, DType::kF32)),
         stream(start_torch(DeviceType::kCpu, 1, true)),
         rope(spec, kRows, DType::kF32, DeviceType::kCpu, stream) {
@@ -123,13 +125,22 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
   const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
   const at::Tensor input = leaf(x);
   const at::Tensor base = at::mm(input, f.find(f.frozen, e.projection).to(at::kDouble).t());
+  const at::Tensor weight = f.find(f.frozen, e.projection).to(at::kDouble);
   at::Tensor loss = base.mul(dy.to(at::kDouble)).sum(), want = base.detach().clone();
-  std::vector<at::Tensor> factors;
+  std::vector<at::Tensor> factors, lengths;
   for (const Rows& rows : e.modules) {
     const std::string name = rows.module;
     const at::Tensor a = leaf(f.find(f.trainable, name + ".lora_A")),
                      b = leaf(f.find(f.trainable, name + ".lora_B"));
-    const at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    if (f.adapter.dora) {  // what it adds to the base's output; the norms are constants
+      const at::Tensor of_base = base.narrow(1, rows.first, rows.rows);
+      const at::Tensor sum = weight.narrow(0, rows.first, rows.rows).add(at::mm(b, a).mul(f.adapter.scale()));
+      const at::Tensor magnitude = leaf(f.find(f.trainable, name + ".lora_magnitude_vector"));
+      const at::Tensor factor = magnitude.flatten().div(sum.detach().square().sum(1).sqrt());
+      part = part.add(of_base).mul(factor).sub(of_base);
+      lengths.push_back(magnitude);
+    }
     loss = loss.add(part.mul(dy.to(at::kDouble).narrow(1, rows.first, rows.rows)).sum());
     want.narrow(1, rows.first, rows.rows).add_(part.detach());
     factors.push_back(a), factors.push_back(b);
@@ -141,13 +152,17 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
     const std::string name = e.modules[m].module;
     expect_near(f.find(f.gradients, name + ".lora_A"), factors[2 * m].grad(), name + " A");
     expect_near(f.find(f.gradients, name + ".lora_B"), factors[2 * m + 1].grad(), name + " B");
+    if (f.adapter.dora)
+      expect_near(f.find(f.gradients, name + ".lora_magnitude_vector"), lengths[m].grad(), name + " m");
   }
 }
 
 TEST(Adapters, OfAFamilysModulesComputeWhatTorchDoes) {
   for (const bool joined : {false, true}) {
-    const Fixture f(joined);
-    for (const Expected& e : expected(joined)) expect_as_torch(f, e);
+    for (const bool dora : {false, true}) {
+      const Fixture f(joined, dora);
+      for (const Expected& e : expected(joined)) expect_as_torch(f, e);
+    }
   }
 }
 
@@ -195,6 +210,80 @@ TEST(Adapters, InFp32AddToABf16ProjectionAndRoundOnce) {
       dx, half(half(dy.to(at::kFloat).mm(weight.to(at::kFloat))).to(at::kFloat).add(dreduced.mm(a)))));
   expect_near(da, dreduced.t().mm(wide).to(at::kDouble), "A");
   expect_near(db, up.t().mm(reduced).mul(2).to(at::kDouble), "B");
+}
+
+// IA3 on a fused projection with biases whose middle rows are scaled, and on its input.
+TEST(Adapters, ScalesComputeWhatTorchDoes) {
+  const Fixture f(false);
+  const ArenaFrame frame(const_cast<Arena&>(f.arena));
+  const auto view = [](const at::Tensor& t) {
+    return View{t.data_ptr(), DType::kF32, t.size(0), t.size(1), t.size(1)};
+  };
+  constexpr int64_t kIn = 16, kOut = 48, kFirst = 16, kScaled = 24;
+  const auto draw = [](int64_t rows, int64_t columns) { return at::randn({rows, columns}, at::kFloat); };
+  const at::Tensor weight = draw(kOut, kIn), bias = draw(kOut, 1), x = draw(kRows, kIn),
+                   dy = draw(kRows, kOut), residual = draw(kRows, kOut), output = draw(kScaled, 1),
+                   input = draw(kIn, 1);
+  const at::Tensor y = at::empty_like(dy), dx = at::empty_like(x), doutput = at::ones_like(output),
+                   dinput = at::ones_like(input);
+  Linear linear;
+  linear.weight.weight = view(weight);
+  linear.bias.weight = view(bias);
+  linear.scales.push_back({kFirst, kScaled, {view(output), view(doutput)}});
+  linear.input_scale = {view(input), view(dinput)};
+  DeviceBatch batch;
+  batch.tokens = batch.rows = kRows;
+  LinearSaved saved = allocate_saved(f.context, linear, kRows);
+  linear_forward(f.context, linear, batch, {view(x), view(y), view(residual)}, saved);
+  linear_backward(f.context, linear, batch, {view(x), view(dy), view(dx)}, saved, true);
+
+  const c10::InferenceMode with_autograd(false);
+  const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
+  const at::Tensor in = leaf(x), scale = leaf(output), of_input = leaf(input);
+  const at::Tensor product =
+      at::mm(in.mul(of_input.t()), weight.to(at::kDouble).t()).add(bias.to(at::kDouble).t());
+  const at::Tensor all = at::cat(
+      {at::ones({kFirst, 1}, at::kDouble), scale, at::ones({kOut - kFirst - kScaled, 1}, at::kDouble)});
+  const at::Tensor want = product.mul(all.t()).add(residual.to(at::kDouble));
+  want.mul(dy.to(at::kDouble)).sum().backward();
+  expect_near(y, want, "y");
+  expect_near(dx, in.grad(), "dx");
+  expect_near(doutput, scale.grad(), "factors of the output");
+  expect_near(dinput, of_input.grad(), "factors of the input");
+}
+
+TEST(Adapters, MergedScalesAreOfRowsColumnsAndBiases) {
+  ModelSpec spec = llama_spec({.ffn = 96, .layers = 1});
+  add_biases(spec);
+  AdapterSpec ia3;
+  ia3.kind = AdapterKind::kIa3;
+  ia3.targets = {"k_proj", "down_proj"};
+  const ModelLayout layout = make_layout(spec, &ia3, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  std::vector<float> trained(static_cast<size_t>(block.flat_elements));
+  for (size_t i = 0; i < trained.size(); ++i) trained[i] = 2 + static_cast<float>(i);
+  const auto merged = [&](const TensorPlace& place) {
+    std::vector<float> weight(static_cast<size_t>(place.parameter.elements()), 1.F);
+    merge_adapters(block, place, ia3,
+                   {reinterpret_cast<const std::byte*>(trained.data()),
+                    reinterpret_cast<std::byte*>(weight.data()), 1, library_kernels(DeviceType::kCpu)});
+    return weight;
+  };
+  const TensorPlace &qkv = *block.find("layers.0.attn.qkv"), &bias = *block.find("layers.0.attn.qkv_bias"),
+                    &down = *block.find("layers.0.mlp.down");
+  const float* const rows = trained.data() + block.beside(qkv, 1, TrainableRole::kOutputScale)->offset -
+                            qkv.parameter.parts[1].first;
+  const float* const columns = trained.data() + block.beside(down, 0, TrainableRole::kInputScale)->offset;
+  const auto factor = [&](int64_t row) {
+    const ParameterPart& key = qkv.parameter.parts[1];
+    return row >= key.first && row < key.first + key.rows ? rows[row] : 1.F;
+  };
+  const std::vector<float> weight = merged(qkv), biases = merged(bias), last = merged(down);
+  for (int64_t i = 0; i < qkv.parameter.elements(); ++i)
+    ASSERT_EQ(weight[static_cast<size_t>(i)], factor(i / qkv.parameter.columns)) << i;
+  for (int64_t i = 0; i < bias.parameter.rows; ++i) ASSERT_EQ(biases[static_cast<size_t>(i)], factor(i)) << i;
+  for (int64_t i = 0; i < down.parameter.elements(); ++i)
+    ASSERT_EQ(last[static_cast<size_t>(i)], columns[i % down.parameter.columns]) << i;
 }
 
 // Dropout draws by layer and module; joined modules have keys of their own, too.

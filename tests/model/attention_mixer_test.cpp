@@ -215,7 +215,7 @@ struct Fixture {
     batch.position = position.data();
     batch.document_start = start.data();
     batch.document_count = 1;
-    batch.cache = cache;
+    if (cache != nullptr) batch.caches = {cache};
     const ArenaFrame frame(arena);
     const at::Tensor input = x.narrow(0, first, count), out = at::empty_like(input);
     BlockSaved saved = allocate_block_saved(context, of, count);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/philox.h"
+#include "config/config_names.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
@@ -97,7 +98,7 @@ struct Fixture {
   }
 
   // x_out; `dx` and the block's gradients become those of sum(x_out * dy).
-  at::Tensor run(const TransformerBlock& block, at::Tensor& dx, bool recomputed) {
+  at::Tensor run(const TransformerBlock& block, at::Tensor& dx, Recompute level = Recompute::kNone) {
     DeviceBatch batch;
     batch.tokens = batch.rows = kRows;
     batch.position = positions.data();
@@ -108,12 +109,23 @@ struct Fixture {
     batch.carried = &carried;
     const ArenaFrame frame(arena);
     const at::Tensor out = at::empty_like(x);
-    BlockSaved saved = allocate_block_saved(context, block, kRows);
+    BlockSaved saved;
+    allocate_block_saved(context, block, kRows, level, SavedPart::kKept, saved);
     saved_bytes = arena.mark();
-    block_forward(context, block, batch, view(x), saved, view(out));
-    if (recomputed) {
-      saved = allocate_block_saved(context, block, kRows);
-      block_forward(context, block, batch, view(x), saved, {});
+    {
+      const ArenaFrame forward(arena);
+      allocate_block_saved(context, block, kRows, level, SavedPart::kRecomputed, saved);
+      block_forward(context, block, batch, view(x), saved, view(out));
+    }
+    if (level != Recompute::kNone) {
+      // What was there before backward is not there any more: NaN in its place.
+      const ArenaFrame between(arena);
+      constexpr int64_t kMost = int64_t{1} << 20;
+      std::memset(arena.allocate(kMost), 0xff, kMost);
+    }
+    if (level != Recompute::kNone) {
+      allocate_block_saved(context, block, kRows, level, SavedPart::kRecomputed, saved);
+      block_recompute(context, block, batch, view(x), level, saved);
     }
     dx = dy.clone();
     block_backward(context, block, batch, view(x), saved, {.dx = view(dx), .first = true});
@@ -235,6 +247,7 @@ class Reference {
 
 // fp32's rounding of Llama's shapes; offsets and biases of size 1 and blocks without a norm make larger
 // numbers.
+constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kAttention, Recompute::kBlock};
 constexpr double kBound = 2e-6, kLargerBound = 1e-5;
 
 void expect_near(const at::Tensor& got, const at::Tensor& want, const std::string& what,
@@ -246,12 +259,16 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, const std::strin
 
 void expect_as_autograd(const std::vector<Shape>& shapes, double bound = kBound) {
   for (size_t i = 0; i < shapes.size(); ++i) {
-    for (const bool recomputed : {false, true}) {
-      SCOPED_TRACE("shape " + std::to_string(i));
+    at::Tensor first_dx, first_gradients;
+    for (const Recompute level : kLevels) {
+      SCOPED_TRACE("shape " + std::to_string(i) + ", recompute " + std::string(name_of(level)));
       Fixture f(spec_of(shapes[i]));
       at::Tensor dx;
       const TransformerBlock block = f.bind();
-      const at::Tensor out = f.run(block, dx, recomputed);
+      const at::Tensor out = f.run(block, dx, level);
+      if (level == Recompute::kNone) first_dx = dx, first_gradients = f.gradients;
+      EXPECT_TRUE(at::equal(dx, first_dx) && at::equal(f.gradients, first_gradients)) << "other bits";
+      if (level != Recompute::kNone) continue;
       const c10::InferenceMode with_autograd(false);
       Reference reference(f, block);
       const at::Tensor want = reference.run();
@@ -322,22 +339,22 @@ TEST(Block, HasMixersBesideEachOther) {
 // Behind other sublayers, and before them: as two blocks, one after the other.
 TEST(Block, HasMixersBesideEachOtherAnywhereInItsList) {
   for (const bool group_first : {false, true}) {
-    for (const bool recomputed : {false, true}) {
-      SCOPED_TRACE(std::string(group_first ? "first" : "last") + (recomputed ? ", recomputed" : ""));
+    for (const Recompute level : kLevels) {
+      SCOPED_TRACE((group_first ? "first, recompute " : "last, recompute ") + std::string(name_of(level)));
       Fixture group(spec_of({.sublayers = {"attention", "mlp"}, .beside = true})),
           alone(spec_of({.sublayers = {"plain"}}));
       Fixture &first = group_first ? group : alone, &second = group_first ? alone : group;
       TransformerBlock both = first.bind();
       for (const Sublayer& sublayer : second.bind().sublayers) both.sublayers.push_back(sublayer);
       at::Tensor dx, between, want_dx;
-      const at::Tensor out = first.run(both, dx, recomputed);
+      const at::Tensor out = first.run(both, dx, level);
       const at::Tensor of_first = first.gradients.clone(), of_second = second.gradients.clone();
 
-      second.x = first.run(first.bind(), between, false);
+      second.x = first.run(first.bind(), between);
       second.dy = first.dy;
-      expect_near(out, second.run(second.bind(), between, false), "output");
+      expect_near(out, second.run(second.bind(), between), "output");
       first.dy = between;
-      first.run(first.bind(), want_dx, false);
+      first.run(first.bind(), want_dx);
       expect_near(dx, want_dx, "dx");
       expect_near(of_first, first.gradients, "gradients of the first");
       expect_near(of_second, second.gradients, "gradients of the second");
@@ -350,10 +367,28 @@ TEST(Block, KeepsWhatMixersBesideEachOtherReadOnce) {
   const auto kept = [](bool beside) {
     Fixture f(spec_of({.sublayers = {"attention", "mlp"}, .beside = beside}));
     at::Tensor dx;
-    f.run(f.bind(), dx, false);
+    f.run(f.bind(), dx);
     return f.saved_bytes;
   };
   EXPECT_LE(kept(true) + kRows * 48 * 4, kept(false));
+}
+
+// All but what the MLP saves, and nothing.
+TEST(Block, KeepsWhatItsLevelOfRecomputationSays) {
+  const auto kept = [](Recompute level) {
+    Fixture f(spec_of({.sublayers = {"attention", "mlp"}}));
+    at::Tensor dx;
+    f.run(f.bind(), dx, level);
+    return f.saved_bytes;
+  };
+  const int64_t none = kept(Recompute::kNone), attention = kept(Recompute::kAttention);
+  Fixture f(spec_of({.sublayers = {"attention", "mlp"}}));
+  const TransformerBlock block = f.bind();
+  const ArenaFrame frame(f.arena);
+  const int64_t before = f.arena.mark();
+  std::get<GatedMlp>(block.sublayers[1].mixer).allocate(f.context, kRows);
+  EXPECT_EQ(attention, none - (f.arena.mark() - before));
+  EXPECT_EQ(kept(Recompute::kBlock), 0);
 }
 
 TEST(Block, IsMultipliedByItsLayersScalar) {
@@ -394,10 +429,10 @@ TEST(Block, DropsInTrainingAlone) {
   Fixture f(spec_of({.sublayers = {"attention", "mlp"}, .dropout = 0.4})),
       without(spec_of({.sublayers = {"attention", "mlp"}}));
   at::Tensor dx, want_dx;
-  const at::Tensor out = f.run(f.bind(false), dx, false), want = without.run(without.bind(), want_dx, false);
+  const at::Tensor out = f.run(f.bind(false), dx), want = without.run(without.bind(), want_dx);
   EXPECT_TRUE(out.equal(want));
   EXPECT_TRUE(dx.equal(want_dx));
-  EXPECT_FALSE(f.run(f.bind(), dx, false).equal(want));
+  EXPECT_FALSE(f.run(f.bind(), dx).equal(want));
   const TransformerBlock block = f.bind();
   EXPECT_NE(block.sublayers[0].dropout.key, block.sublayers[1].dropout.key);
 }

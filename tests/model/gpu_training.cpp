@@ -1,13 +1,12 @@
 #include "gpu_training.h"
 
-#include <c10/util/BFloat16.h>
-
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <random>
 
 #include "base/error.h"
+#include "base/host_device.h"
 #include "kernels/runtime.h"
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
@@ -59,9 +58,9 @@ std::vector<float> to_floats(const std::vector<std::byte>& bytes, DType dtype) {
     if (dtype == DType::kF32) {
       std::memcpy(&out[i], bytes.data() + i * 4, 4);
     } else {
-      c10::BFloat16 half;
+      uint16_t half = 0;
       std::memcpy(&half, bytes.data() + i * 2, 2);
-      out[i] = half;
+      out[i] = dtype == DType::kF16 ? to_float(Fp16{half}) : to_float(Bf16{half});
     }
   }
   return out;
@@ -70,7 +69,7 @@ std::vector<float> to_floats(const std::vector<std::byte>& bytes, DType dtype) {
 std::vector<std::byte> to_bytes(const std::vector<float>& values, DType dtype) {
   std::vector<std::byte> out(values.size() * dtype_size(dtype));
   for (size_t i = 0; i < values.size(); ++i) {
-    const c10::BFloat16 half = values[i];
+    const uint16_t half = dtype == DType::kF16 ? to_fp16(values[i]).bits : to_bf16(values[i]).bits;
     if (dtype == DType::kF32) {
       std::memcpy(out.data() + i * 4, &values[i], 4);
     } else {
@@ -170,7 +169,8 @@ class Trainee {
     out.logits = rank_->step().logits(first.micro[0], rows);
     out.continued = continued(first.micro[0]);
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const StepResult result = rank_->step().run(batches_of(t_, step), step, 3e-3);
+      const StepResult result =
+          rank_->step().run(batches_of(t_, step), step, 3e-3, t_.dtype == DType::kF16 ? 1024 : 1);
       out.losses.push_back(result.loss);
       out.norms.push_back(result.grad_norm);
       if (step == 1) out.gradients = gradients();
@@ -181,7 +181,7 @@ class Trainee {
       const std::vector<float>& was = before.at(name);
       for (size_t i = 0; i < values.size(); ++i) values[i] -= was[i];
     }
-    out.evaluated = rank_->step().evaluate(first.micro[0]);
+    out.evaluated = rank_->step().evaluate(first.micro[0]).nll;
     out.arena_bytes = rank_->arena().high_water();
     out.arena_planned = plan_.arena.bytes;
     out.head_segments = plan_.placement.head_segments();
@@ -221,7 +221,9 @@ class Trainee {
     config.train.recompute = t_.recompute ? Recompute::kBlock : Recompute::kNone;
     config.train.method = t_.lora ? Method::kLora : Method::kFull;
     config.train.gradients = t_.gradients == DType::kF32 ? GradientDType::kF32 : GradientDType::kBF16;
-    config.model.dtype = t_.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.model.dtype = t_.dtype == DType::kF16    ? ModelDType::kF16
+                         : t_.dtype == DType::kBF16 ? ModelDType::kBF16
+                                                    : ModelDType::kF32;
     config.optimizer = optimizer_;
     config.optimizer.threads = 2;
     const auto home = [&](OffloadHome wanted) { return on_device() ? wanted : OffloadHome::kNone; };

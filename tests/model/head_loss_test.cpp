@@ -104,7 +104,7 @@ class HeadRun {
       if (v_.evaluation) {
         two_phases(m, nullptr);
       } else {
-        head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &nll_, options(m));
+        head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &sums_, options(m));
       }
     }
   }
@@ -125,7 +125,7 @@ class HeadRun {
     std::vector<Piece> pieces = cut_matrix();
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)
-        head_segment_forward(context_, piece.segment, rows[m], &nll_, options(m));
+        head_segment_forward(context_, piece.segment, rows[m], &sums_, options(m));
     }
     for (size_t m = 0; m < x_.size(); ++m) nll_rows_[m] = copy_of(rows[m].nll);
     if (v_.evaluation) return;
@@ -156,7 +156,7 @@ class HeadRun {
       head.weight.gradient = {};
       LossOptions keeping = options(m);
       keeping.keep = &kept;
-      head_loss(context_, head, placed_[m], view(x_[m]), view(dx_[m]), &nll_, keeping);
+      head_loss(context_, head, placed_[m], view(x_[m]), view(dx_[m]), &sums_, keeping);
       nll_rows_[m] = nll[m].narrow(0, 0, placed_[m].targets.count).clone();
     }
     for (size_t m = 0; m < x_.size(); ++m) {
@@ -191,7 +191,7 @@ class HeadRun {
   HeadTensors head_;
   std::vector<at::Tensor> x_, dx_;
   std::vector<Batch> batches_;
-  double nll_ = 0;
+  LossSums sums_;
   std::vector<at::Tensor> nll_rows_;  // of the rows with targets; undefined after a fused pass
   static constexpr float kScale = 0.01F;
 
@@ -216,7 +216,7 @@ class HeadRun {
     const ArenaFrame frame(arena_);
     const Head head = head_.head();
     HeadRows rows = head_begin(context_, head.norm, placed_[m], view(x_[m]), view(dx_[m]), options(m));
-    head_matrix_forward(context_, head.weight, rows, &nll_, options(m));
+    head_matrix_forward(context_, head.weight, rows, &sums_, options(m));
     nll_rows_[m] = copy_of(rows.nll);
     if (v_.evaluation) return;
     std::vector<float> made;
@@ -280,7 +280,8 @@ void expect_same(const Variant& v, const std::string& text) {
   }
   for (const HeadRun* other : {&cut, &phases}) {
     SCOPED_TRACE(text + (other == &cut ? ", cut" : ", in two phases"));
-    EXPECT_EQ(whole.nll_, other->nll_);
+    EXPECT_EQ(whole.sums_.nll, other->sums_.nll);
+    EXPECT_EQ(whole.sums_.correct, other->sums_.correct);
     for (size_t m = 0; m < whole.dx_.size(); ++m)
       EXPECT_TRUE(same(whole.dx_[m], other->dx_[m])) << "dx of micro-batch " << m;
     EXPECT_TRUE(same(whole.head_.weight_gradient, other->head_.weight_gradient)) << "dW";
@@ -368,6 +369,7 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
   const at::Tensor bias = run.head_.bias.defined() ? leaf(run.head_.bias) : at::Tensor();
   std::vector<at::Tensor> x, nll;
   at::Tensor loss = at::zeros({}, at::kDouble);
+  double correct = 0;
   for (size_t m = 0; m < run.x_.size(); ++m) {
     x.push_back(leaf(run.x_[m]));
     std::vector<int64_t> row, target;
@@ -381,11 +383,15 @@ void expect_as_torch(const Variant& v, bool cut, double bound) {
     const at::Tensor some = x[m].index_select(0, at::tensor(row));
     const at::Tensor normed = normed_by(run.head_.spec, some, norm, bias);
     const at::Tensor logits = as_logits(v.head, at::mm(normed, weight.t()));
+    correct += at::argmax(logits, 1).eq(at::tensor(target)).sum().item<double>();
     nll.push_back(at::cross_entropy_loss(logits, at::tensor(target), {}, at::Reduction::None));
     loss = loss.add(nll[m].mul(at::tensor(of_row, at::kDouble)).sum());
   }
   loss.mul(static_cast<double>(HeadRun::kScale)).backward();
-  double worst = std::abs(run.nll_ - loss.item<double>()) / loss.item<double>();
+  if (v.dtype == DType::kF32) {
+    EXPECT_EQ(run.sums_.correct, correct);
+  }
+  double worst = std::abs(run.sums_.nll - loss.item<double>()) / loss.item<double>();
   for (size_t m = 0; m < x.size(); ++m) {
     worst = std::max(worst, apart(run.dx_[m], x[m].grad()));
     if (cut) worst = std::max(worst, apart(run.nll_rows_[m], nll[m]));

@@ -83,7 +83,7 @@ class ModelOnDevice : public ::testing::Test {
 };
 
 std::string describe(const std::string& family, DType dtype, bool lora) {
-  return family + (lora ? " LoRA" : " full") + (dtype == DType::kF32 ? " fp32" : " bf16");
+  return family + (lora ? " LoRA" : " full") + " " + dtype_name(dtype);
 }
 
 Training make(const std::string& family, DType dtype, bool lora, const std::string& what = "") {
@@ -206,6 +206,11 @@ TEST_F(ModelOnDevice, MastersGradientTypesAndClippingAgree) {
   training.gradients = DType::kBF16;
   training.documents = {{30, 11}, {48}};
   expect_agreement(training);
+  for (const bool lora : {false, true}) {
+    training = make("llama", DType::kF16, lora, "fp16");
+    training.master = Master::kF32;
+    expect_agreement(training);
+  }
   training = make("llama", DType::kF32, false, "no clipping");
   training.clip = Clip::kNone;
   expect_agreement(training);
@@ -278,6 +283,17 @@ TEST_F(ModelOnDevice, Fp32ProductsKeepTheirBits) {
   const at::Tensor x = at::full({64, 64}, 1 + 0x1p-12f, at::kFloat), one = at::eye(64, at::kFloat);
   const at::Tensor product = at::mm(x.to(at::kCUDA), one.to(at::kCUDA)).cpu();
   EXPECT_TRUE(at::equal(product, x));
+}
+
+// model.products = "tf32" reaches cuBLAS's calls, and only from then on.
+TEST_F(ModelOnDevice, Fp32ProductsRoundTheirFactorsWhereTf32IsAllowed) {
+  const at::Tensor x = at::full({64, 64}, 1 + 0x1p-12f, at::kFloat), one = at::eye(64, at::kFloat);
+  const auto product = [&] { return at::mm(x.to(at::kCUDA), one.to(at::kCUDA)).cpu(); };
+  allow_tf32(true);
+  const at::Tensor rounded = product();
+  allow_tf32(false);
+  EXPECT_TRUE(at::equal(rounded, at::ones_like(x)));
+  EXPECT_TRUE(at::equal(product(), x));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ std::map<std::string, std::vector<std::byte>> drawn(const ModelLayout& layout, D
     for (const TensorPlace& place : block.tensors) {
       auto& bytes = out["weight." + place.parameter.name];
       bytes.resize(static_cast<size_t>(place.parameter.elements()) * dtype_size(dtype));
-      initialise(place.parameter, 5, ++number, dtype, bytes.data(), 0, place.parameter.rows);
+      initialise({place.parameter, 5, ++number, dtype}, bytes.data(), 0, place.parameter.rows);
     }
   }
   return out;
@@ -151,7 +151,7 @@ TEST(Initialise, DrawsTheSameBitsForEveryRangeAndNumberOfThreads) {
     for (const int threads : {1, 2, 5}) {
       for (const int64_t first : {0, 1, 100}) {
         std::vector<float> got(static_cast<size_t>((p.rows - first) * p.columns));
-        initialise(p, 9, 3, DType::kF32, reinterpret_cast<std::byte*>(got.data()), first, p.rows - first,
+        initialise({p, 9, 3, DType::kF32}, reinterpret_cast<std::byte*>(got.data()), first, p.rows - first,
                    threads);
         EXPECT_EQ(std::memcmp(got.data(), want.data() + first * p.columns, got.size() * 4), 0)
             << threads << " threads from row " << first;

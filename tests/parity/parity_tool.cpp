@@ -1,12 +1,14 @@
 // One batch through the model, its gradients and the optimizer, dumped for comparison with other people's
 // code:
 //
-//   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X]
-//     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
+//   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16|fp16] [--steps N] [--lr X]
+//     [--weight-decay X] [--recompute none|attention|block|N] [--micro-batches M] [--adapter PEFT_DIR]
+//     [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
-//     yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N] [--groups TOML of optimizer.groups]
+//     yes|no] [--adapter-dtype auto|fp32] [--generate N [--together yes]] [--max-length N] [--groups TOML of
+//     optimizer.groups]
 //     [--only TOML of train.only]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
@@ -21,8 +23,9 @@
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
 // fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out. With --generate there is `generated`
-// alone, [documents, N]: the likeliest tokens after each of them. --max-length is data.max_length, on which
-// some kinds of RoPE depend; without it, as many as the model's positions.
+// alone, [documents, N]: the likeliest tokens after each of them; --together: of all of them, a token of each
+// in one pass. --max-length is data.max_length, on which some kinds of RoPE depend; without it, as many as
+// the model's positions.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,6 +49,7 @@
 #include "train/rank.h"
 #include "train/sampling.h"
 #include "weights/adapter_files.h"
+#include "weights/convert.h"
 #include "weights/load_store.h"
 #include "weights/safetensors.h"
 
@@ -118,16 +122,7 @@ std::vector<float> to_floats(const std::byte* from, DType dtype, int64_t element
   std::vector<std::byte> host(out.size() * dtype_size(dtype));
   staging.read_into(host.data(), from, std::ssize(host));
   const std::byte* const memory = host.data();
-  if (dtype == DType::kF32) {
-    std::memcpy(out.data(), memory, out.size() * 4);
-  } else {
-    for (size_t i = 0; i < out.size(); ++i) {
-      uint16_t half = 0;
-      std::memcpy(&half, memory + i * 2, 2);
-      const uint32_t bits = static_cast<uint32_t>(half) << 16;
-      std::memcpy(&out[i], &bits, 4);
-    }
-  }
+  convert_elements(memory, dtype, reinterpret_cast<std::byte*>(out.data()), DType::kF32, elements);
   return out;
 }
 
@@ -179,12 +174,12 @@ struct Case {
         spec(read_model_spec(arguments.model)),
         adapter_directory(arguments.get("adapter", "")),
         home(arguments.get("off-device", "none")),
-        dtype(arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32),
+        dtype(storage_type(parse_name<ModelDType>(arguments.get("dtype", "fp32")).value())),
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         max_length(std::stoll(arguments.get("max-length", "0"))),
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
-    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
+    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec).spec;
     const TrainConfig train = parsed(arguments, "only", "train.only").train;
     layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)),
                          trained_filter(train, spec));
@@ -205,12 +200,13 @@ struct Case {
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
     plan.numerics.micro_batches = micro_batches;
     plan.numerics.row_chunk = 48;
-    plan.numerics.recompute = arguments.get("recompute", "none") == "block";
+    plan.numerics.recompute = parse_recompute(arguments.get("recompute", "none")).value();
     plan.numerics.threads = threads;
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
     plan.cache_positions = arguments.options.contains("generate") ? spec.max_positions : 0;
+    if (arguments.options.contains("together")) plan.cache_texts = whole.micro[0].documents();
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
     plan.step = step_config(spec, plan, optimizer.clip);
@@ -235,7 +231,7 @@ struct Case {
   void place_on_device() {
     plan.placement.device = device;
     plan.placement.upload_bytes = 4 * kMiB;
-    plan.placement.result_bytes = 8 + Gradients::norm_bytes(layout);
+    plan.placement.result_bytes = static_cast<int64_t>(sizeof(LossSums)) + Gradients::norm_bytes(layout);
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return home != "none"; }
@@ -246,10 +242,10 @@ struct Case {
     config.train.micro_batch = 1;
     config.train.global_batch = micro_batches;
     config.train.method = adapter ? Method::kLora : Method::kFull;
-    config.train.recompute = plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.recompute = plan.numerics.recompute;
     config.train.gradients =
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-    config.model.dtype = dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.model.dtype = model_type(dtype);
     config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
@@ -319,29 +315,62 @@ void dump_weights(const Case& c, Rank& rank, Staging& staging, Output& output) {
   });
 }
 
+constexpr double kLossScale = 1024;  // in fp16; gradients, which have it, are left out then
+
 // Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
 void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, Output& output) {
   Staging staging(stream);
   std::vector<float> losses, norms;
   for (int step = 1; step <= std::max(steps, 1); ++step) {
-    const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0);
+    const double scale = c.dtype == DType::kF16 ? kLossScale : 1;
+    const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0, scale);
     losses.push_back(static_cast<float>(result.loss));
     norms.push_back(static_cast<float>(result.grad_norm));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
-    if (c.off_device()) continue;
+    output.add("token_accuracy", {1}, {static_cast<float>(result.token_accuracy)});
+    if (c.off_device() || scale != 1) continue;
     dump(output, "grad.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
       return part_of(rank.gradients().unit(b), c.plan.numerics.gradient_dtype, place, part, staging);
     });
   }
   if (steps > 0) {
     double nll = 0;
-    for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch);
+    for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch).nll;
     losses.push_back(static_cast<float>(nll / static_cast<double>(c.batches.target_tokens)));
     dump_weights(c, rank, staging, output);
     output.add("norms", {static_cast<int64_t>(norms.size())}, norms);
   }
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
+}
+
+// The likeliest tokens, [texts], of logits [texts, V].
+std::vector<int32_t> likeliest(std::span<const float> logits, int64_t texts) {
+  std::vector<int32_t> out;
+  const size_t vocab = logits.size() / static_cast<size_t>(texts);
+  for (size_t text = 0; text < static_cast<size_t>(texts); ++text)
+    out.push_back(choose_token({}, logits.subspan(text * vocab, vocab), 0));
+  return out;
+}
+
+void generate_together(const Batch& prompts, Rank& rank, int64_t tokens, Output& output) {
+  const int64_t texts = prompts.documents();
+  std::vector<Decoder::Next> next;
+  for (int64_t d = 0; d < texts; ++d) {
+    const auto at = static_cast<size_t>(d);
+    const std::span<const int32_t> prompt(prompts.token.data() + prompts.document_start[at],
+                                          prompts.token.data() + prompts.document_start[at + 1]);
+    next.push_back({d, likeliest(rank.decoder().begin(rank.step(), d, prompt), 1).front()});
+  }
+  std::vector<float> all(static_cast<size_t>(texts * tokens));
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (const Decoder::Next& one : next)
+      all[static_cast<size_t>(one.text * tokens + i)] = static_cast<float>(one.token);
+    if (i + 1 == tokens) break;
+    const std::vector<int32_t> chosen = likeliest(rank.decoder().next(rank.step(), next), texts);
+    for (Decoder::Next& one : next) one.token = chosen[static_cast<size_t>(one.text)];
+  }
+  output.add("generated", {texts, tokens}, all);
 }
 
 void generate(const Batch& prompts, Rank& rank, int64_t tokens, Output& output) {
@@ -369,7 +398,8 @@ void run(const Arguments& arguments) {
 
   Output output;
   if (const int64_t tokens = std::stoll(arguments.get("generate", "0")); tokens > 0) {
-    generate(c.whole.micro[0], rank, tokens, output);
+    const bool together = arguments.options.contains("together");
+    (together ? generate_together : generate)(c.whole.micro[0], rank, tokens, output);
     return output.write(arguments.output);
   }
   std::vector<int32_t> rows(c.whole.micro[0].token.size());

@@ -41,7 +41,7 @@ def forward(model, documents):
 
 
 def is_decayed(name):
-    return not (name.endswith("bias") or "norm" in name or ".ln_" in name)
+    return not (name.endswith("bias") or "norm" in name or ".ln_" in name or "magnitude" in name or "ia3_l" in name)
 
 
 def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8, optimizer=None):
@@ -59,6 +59,8 @@ def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8, op
         result["losses"].append(loss.item())
         if step == 0:
             result["logits"], result["loss"] = logits.detach(), loss.detach()
+            target = torch.cat([d.target for d in documents])
+            result["token_accuracy"] = (logits.argmax(-1) == target)[target >= 0].float().mean()
         if step == steps:
             break
         loss.backward()

@@ -40,6 +40,23 @@ def test_elements_that_are_set_aside_have_no_gradient(name, tmp_path):
     assert found and max(found) < 1e-5, found
 
 
+FP16 = 2e-2  # relative
+
+
+@pytest.mark.parametrize("name", [*tiny_models.MODELS, *FAMILIES])
+def test_five_steps_in_fp16_are_near_those_in_fp32(name, tmp_path):
+    """Losses after each step, and what the masters have become."""
+    documents = tiny_models.documents(name, tiny_models.make(name, tmp_path))
+    train = lambda **more: tool.run(tmp_path, documents, tmp_path / "run", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY,
+                                    **tiny_models.options(name), **more)
+    exact, half = train(), train(dtype="fp16", master="fp32")
+    assert half["losses"].tolist() == pytest.approx(exact["losses"].tolist(), rel=FP16)
+    assert half["norms"].tolist() == pytest.approx(exact["norms"].tolist(), rel=FP16)
+    assert half["losses"].tolist() != exact["losses"].tolist()
+    together = lambda result: torch.cat([result["masters"][key].flatten() for key in sorted(exact["masters"])])
+    assert reference.relative(together(half), together(exact)) <= FP16
+
+
 # ---- dropouts of the model ------------------------------------------------------------------------------------------
 
 class Dropped:
@@ -74,8 +91,8 @@ def test_what_a_model_drops_is_dropped_in_training_alone(name, keys, tmp_path, m
     assert dropped.calls == 1 + 2 * len(read_layers(model))
     evaluated = reference.forward(model.eval(), documents)[1].item()
     runs = [tool.run(tmp_path / "base", documents, tmp_path / "run", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY, **more)
-            for more in (dict(recompute="none"), dict(recompute="block"), dict(recompute="block", off_device="disk"))]
-    assert runs[1]["bytes"] == runs[0]["bytes"]
+            for more in (dict(recompute="none"), dict(recompute="block"), dict(recompute="block", off_device="disk"), dict(recompute="attention"))]
+    assert runs[1]["bytes"] == runs[0]["bytes"] and runs[3]["bytes"] == runs[0]["bytes"]
     # The tool does not write gradients that lie on disk.
     assert torch.equal(runs[2]["losses"], runs[0]["losses"]) and torch.equal(runs[2]["norms"], runs[0]["norms"])
     assert runs[2]["masters"].keys() == runs[0]["masters"].keys() and all(torch.equal(runs[2]["masters"][k], v) for k, v in runs[0]["masters"].items())

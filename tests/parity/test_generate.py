@@ -48,6 +48,16 @@ def test_fp32_greedy_text_of_the_other_families_is_theirs(name, tmp_path):
     assert len({tuple(row) for row in ours.tolist()}) > 1 and len(set(ours.flatten().tolist())) > 5
 
 
+@pytest.mark.parametrize("name", FAMILIES[:: 1 if FULL else 4])
+def test_texts_that_are_continued_together_are_theirs(name, tmp_path):
+    """A token of each text in one pass, in which each has a cache, positions and a window of its own."""
+    model = tiny_models.make(name, tmp_path, tie_word_embeddings=False)
+    documents = prompts(model.config.vocab_size, [1, 7, 20, 2, 33])
+    ours = tool.run(tmp_path, documents, tmp_path / "run", dtype="fp32", threads=2, generate=24, together="yes")
+    assert ours.tolist() == theirs(model, documents, 24).tolist()
+    assert len({tuple(row) for row in ours.tolist()}) > 2
+
+
 @pytest.mark.parametrize("name", ["llama_three_heads_per_key_tied_with_pad_token", "mistral_window_shorter_than_documents"])
 def test_a_prompt_that_passes_in_parts_is_theirs(name, tmp_path):
     """512 tokens pass the model at once: prompts of a token more or less, and of three parts."""

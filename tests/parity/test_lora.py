@@ -25,13 +25,28 @@ ADAPTERS = {
     "all_linear_of_qwen2": ("qwen2_untied", dict(r=8, lora_alpha=32, target_modules=ATTENTION + MLP, use_rslora=True)),
     "all_linear_of_smollm3":
         ("smollm3_every_second_layer_without_positions", dict(r=4, lora_alpha=8, target_modules=ATTENTION + MLP)),
+    "ranks_and_alphas_by_pattern":
+        ("qwen3_untied", dict(r=4, lora_alpha=8, target_modules=ATTENTION + MLP, exclude_modules=["k_proj"], layers_to_transform=[1, 2],
+                              rank_pattern={"q_proj": 2, r"layers\.2\.mlp\..*": 6}, alpha_pattern={"down_proj": 3, "layers.1.self_attn.v_proj": 16},
+                              use_rslora=True)),
     "up_of_mistral": ("mistral_window_shorter_than_documents", dict(r=2, lora_alpha=2, target_modules=["up_proj", "k_proj"])),
+}
+
+
+# The same with trained lengths of rows, whose reference is a product slower: a test of its own, and one in test_qlora.py.
+DORA = {
+    "all_linear_dora":
+        ("llama_three_heads_per_key_tied_with_pad_token", dict(r=8, lora_alpha=16, target_modules=ATTENTION + MLP, use_dora=True)),
+    "biased_dora_rslora":
+        ("qwen2_untied", dict(r=5, lora_alpha=7, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True, use_dora=True)),
+    "mlp_dora_of_qwen3": ("qwen3_untied", dict(r=3, lora_alpha=12, target_modules=MLP, use_dora=True)),
 }
 
 
 def file_name(parameter):
     """The name that peft gives a parameter of the adapter "default" in its files."""
-    return parameter.replace(".default.", ".")
+    name = parameter.replace(".default.", ".").removesuffix(".default")
+    return name.removesuffix(".weight") if "magnitude" in name else name
 
 
 def randomise(model, config):
@@ -41,7 +56,9 @@ def randomise(model, config):
     scale = config["lora_alpha"] / (r ** 0.5 if config.get("use_rslora") else r)
     std = {"lora_A": MATRIX_STD, "lora_B": 1 / 3 / (scale * r ** 0.5)}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if "magnitude" in name:  # of DoRA: lengths that are not the rows' own
+            parameter.data.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+        elif parameter.requires_grad:
             parameter.data.copy_(std[name.split(".")[-3]] * torch.randn(parameter.shape, generator=generator))
 
 
@@ -176,11 +193,12 @@ class Now:
         self.calls += 1
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("recompute", ["none", "block"])
-@pytest.mark.parametrize("name", ["all_linear", "mlp_of_qwen3"])
+DROPOUTS = [(name, p, recompute) for name in ("all_linear", "mlp_of_qwen3") for p in (0.1, 0.5) for recompute in ("none", "block")]
+
+
+@pytest.mark.parametrize("name,p,recompute", DROPOUTS + [("all_linear_dora", 0.5, "none"), ("biased_dora_rslora", 0.1, "block")])
 def test_dropout_backward_has_the_mask_of_its_forward(tmp_path, name, p, recompute):
-    base, arguments = ADAPTERS[name]
+    base, arguments = (ADAPTERS | DORA)[name]
     model = adapted(base, tmp_path, arguments, dropout=p)
     documents = reference.random_documents(model.config.vocab_size)
     now = Now(len(documents))
@@ -196,3 +214,86 @@ def test_dropout_backward_has_the_mask_of_its_forward(tmp_path, name, p, recompu
     assert ours["losses"][:-1].tolist() == pytest.approx(theirs["losses"][:-1].tolist(), rel=1e-5)  # the last one has no dropout
     check_all("fp32", ours["gradients"], theirs["gradients"])
     check_changes("fp32", ours["masters"], theirs)
+
+
+@pytest.mark.parametrize("name,recompute", [("all_linear_dora", "none"), ("biased_dora_rslora", "none"), ("mlp_dora_of_qwen3", "block")])
+def test_dora_trains_as_pefts_does(tmp_path, name, recompute):
+    base, arguments = DORA[name]
+    model = adapted(base, tmp_path, arguments)
+    documents = reference.random_documents(model.config.vocab_size)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    assert sum("magnitude" in n for n in theirs["gradients"]) == len(arguments["target_modules"]) * tiny_models.LAYERS
+    ours = tool.run(tmp_path / "base", documents, tmp_path / "run", adapter=tmp_path / "adapter", recompute=recompute, steps=STEPS, lr=LR,
+                    weight_decay=WEIGHT_DECAY)
+    check("fp32", ours["logits"], theirs["logits"])
+    errors = reference.worst(ours["gradients"], theirs["gradients"], reference.relative)
+    assert errors[0][0] <= 2e-5, errors[:5]
+    check_all("fp32", ours["weights"], theirs["weights"])
+    check_changes("fp32", ours["masters"], theirs)
+
+
+def test_dora_with_the_base_s_own_lengths_is_the_base(tmp_path):
+    """B = 0 and lengths as they are: nothing changes."""
+    base, arguments = DORA["all_linear_dora"]
+    model = tiny_models.make(base, tmp_path / "base")
+    documents = reference.random_documents(model.config.vocab_size)
+    plain = tool.run(tmp_path / "base", documents, tmp_path / "plain")["logits"]
+    peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **arguments)).save_pretrained(tmp_path / "adapter")
+    assert reference.relative(tool.run(tmp_path / "base", documents, tmp_path / "dora", adapter=tmp_path / "adapter")["logits"], plain) <= 1e-5
+
+
+# IA3 and LN tuning, whose modules are peft's own choice where none are named.
+
+SCALES, NORMS = peft.IA3Config, peft.LNTuningConfig
+OTHERS = {
+    "ia3": ("llama_three_heads_per_key_tied_with_pad_token", SCALES, {}, "none"),
+    "ia3_beside_biases": ("llama_biases_everywhere", SCALES, {}, "block"),
+    "ia3_everywhere": ("qwen3_untied", SCALES, dict(target_modules=ATTENTION + MLP, feedforward_modules=["down_proj"]), "none"),
+    "ia3_of_gpt2": ("gpt2_odd_own_width", SCALES, {}, "none"),
+    "norms": ("llama_every_head_its_own_keys_odd_sizes", NORMS, {}, "block"),
+    "norms_of_qwen3": ("qwen3_untied", NORMS, dict(target_modules=["q_norm", "post_attention_layernorm", "norm"]), "none"),
+    "norms_of_gpt2": ("gpt2_odd_own_width", NORMS, {}, "none"),
+}
+
+
+def with_other(base, directory, make, arguments, dtype=torch.float32):
+    model = tiny_models.make(base, directory / "base", dtype)
+    model = peft.get_peft_model(model, make(task_type="CAUSAL_LM", **arguments), autocast_adapter_dtype=False)
+    generator = torch.Generator().manual_seed(11)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(directory / "adapter")
+    return model
+
+
+def trained_both_ways(model, base, directory, dtype, **options):
+    documents = tiny_models.documents(base, model)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    ours = tool.run(directory / "base", documents, directory / "run", adapter=directory / "adapter", dtype=dtype, steps=STEPS, lr=LR,
+                    weight_decay=WEIGHT_DECAY, **tiny_models.options(base), **options)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_factors_and_norms_are_trained_as_pefts(tmp_path, name):
+    base, make, arguments, recompute = OTHERS[name]
+    ours, theirs = trained_both_ways(with_other(base, tmp_path, make, arguments), base, tmp_path, "fp32", recompute=recompute)
+    check("fp32", ours["logits"], theirs["logits"])
+    check_all("fp32", ours["gradients"], theirs["gradients"])
+    check_all("fp32", ours["weights"], theirs["weights"])
+    check_changes("fp32", ours["masters"], theirs)
+
+
+@pytest.mark.parametrize("name", ["ia3", "norms"])
+def test_factors_and_norms_in_fp32_are_of_a_bf16_model(tmp_path, name):
+    """The model computes with the rounded values, and nothing of the values themselves is rounded."""
+    base, make, arguments, _ = OTHERS[name]
+    ours, theirs = trained_both_ways(with_other(base, tmp_path, make, arguments, torch.bfloat16), base, tmp_path, "bf16", adapter_dtype="fp32")
+    check("bf16", ours["logits"], theirs["logits"])
+    check_all("bf16", ours["gradients"], theirs["gradients"])
+    assert all(not torch.equal(w, w.bfloat16().float()) for w in ours["weights"].values())

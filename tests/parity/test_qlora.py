@@ -9,7 +9,7 @@ import tool
 import torch
 from bounds import check_changes
 from quantised_base import four_bits
-from test_lora import ADAPTERS, adapted, file_names
+from test_lora import ADAPTERS, DORA, adapted, file_names
 from test_models import LR, STEPS, WEIGHT_DECAY, check, check_all
 
 # name -> (--quantize, --double-quantize)
@@ -33,10 +33,11 @@ def quantise(model, encoding):
 
 
 @pytest.fixture(scope="module", params=[(n, e) for i, n in enumerate(ADAPTERS) for e in
-                                        (["nf4", "nf4_double"] if i else ENCODINGS)], ids="-".join)
+                                        (["nf4", "nf4_double"] if i else ENCODINGS)] + [("all_linear_dora", "nf4_double"),
+                                                                                        ("biased_dora_rslora", "int8")], ids="-".join)
 def pair(request, tmp_path_factory):
     name, encoding = request.param
-    base, arguments = ADAPTERS[name]
+    base, arguments = (ADAPTERS | DORA)[name]
     directory = tmp_path_factory.mktemp("model")
     model = adapted(base, directory, arguments)
     quantise(model, encoding)

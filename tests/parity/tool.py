@@ -1,7 +1,7 @@
 """Runs build/bin/parity_tool: one batch through lmlaunch's own model, gradients and optimizer.
 
-  parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X] [--weight-decay X]
-              [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
+  parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16|fp16] [--steps N] [--lr X] [--weight-decay X]
+              [--recompute none|attention|block|N] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
               [--max-grad-norm X] [--eps X] [--off-device none|disk|host] [--optimizer adamw|sgd] [--momentum X]
               [--quantize none|nf4|fp4|int8] [--double-quantize yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N]
               [--groups TOML of optimizer.groups] [--only TOML of train.only]
@@ -52,5 +52,5 @@ def run(model_dir, documents, work, **options):
     if "generated" in tensors:
         return tensors["generated"].long()
     of = lambda prefix: {k[len(prefix):]: v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"), "norms": tensors.get("norms"),
+    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "token_accuracy": tensors.get("token_accuracy"), "losses": tensors.get("losses"), "norms": tensors.get("norms"),
             "gradients": of("grad."), "weights": of("weight."), "masters": of("master."), "bytes": (work / "output.safetensors").read_bytes()}

@@ -9,7 +9,7 @@
 namespace lm {
 namespace {
 
-constexpr const char* kRelease = "80-real,86-real,89-real,90-real,100-real,120";
+constexpr const char* kRelease = "75-real,80-real,86-real,89-real,90-real,100-real,120";
 
 TEST(Gpu, OfAnUnknownNameHasThePeaksOfItsArchitecture) {
   struct Card {
@@ -66,12 +66,34 @@ TEST(Gpu, ComputesWhereTheProgramHasItsCode) {
   EXPECT_EQ(obstacle({8, 0}, "86"), "compute capability 8.0, and lmlaunch-cuda holds code for 8.6");
 }
 
-TEST(Gpu, WithoutBf16IsNoCardToTrainOn) {
+TEST(Gpu, BeforeTuringIsNoCardToTrainOn) {
   for (const char* code : {kRelease, "90", ""}) {
-    const GpuObstacle obstacle = gpu_obstacle({7, 5}, code);
-    EXPECT_NE(obstacle.what.find("compute capability 7.5, a card without bf16"), std::string::npos)
+    const GpuObstacle obstacle = gpu_obstacle({7, 0}, code);
+    EXPECT_NE(obstacle.what.find("compute capability 7.0: GPUs can train from 7.5 on"), std::string::npos)
         << obstacle.what;
     EXPECT_NE(obstacle.next.find("--gpus 0"), std::string::npos);
+  }
+  EXPECT_EQ(gpu_obstacle({7, 5}, kRelease).what, "");
+}
+
+// Without flash attention, whose workspace is another one.
+TEST(Gpu, WithoutBf16TrainsInFp16AndFp32) {
+  Case c{.device = DeviceType::kCuda};
+  c.machine = gpu_machine("NVIDIA H100 80GB HBM3");
+  c.machine.gpus.front().capability = {7, 5};
+  try {
+    c.draft();
+    ADD_FAILURE() << "bf16 on a card without";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.text().area, "GPU-34");
+    EXPECT_NE(error.text().what.find("a card without bf16, which model.dtype = \"bf16\" needs"),
+              std::string::npos);
+    EXPECT_NE(error.text().next.find("model.dtype = \"fp16\""), std::string::npos);
+  }
+  for (const ModelDType dtype : {ModelDType::kF16, ModelDType::kF32}) {
+    c.config.model.dtype = dtype;
+    c.config.optimizer.master = Master::kF32;
+    EXPECT_NO_THROW(c.draft());
   }
 }
 

@@ -56,6 +56,25 @@ TEST(Limits, ThreadsAreAsManyAsCoresCanUse) {
   EXPECT_FALSE(has(refusal(c), "threads = 1000"));
 }
 
+TEST(Limits, Tf32ProductsAreMadeByGpusThatHaveThem) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.model.products = Products::kTF32;
+  EXPECT_TRUE(has(refusal(c),
+                  "error CONF-20 (exit 10): model.products = \"tf32\": TF32 products are made by GPUs of "
+                  "compute capability 8.0 or more, and this is the CPU"))
+      << refusal(c);
+  c.purpose = PlanPurpose::kEvaluate;  // of a run that was trained on a GPU: fp32 products
+  EXPECT_EQ(refusal(c), "planned");
+  EXPECT_EQ(c.plan().numerics.products, Products::kF32);
+  Case gpu{.machine = gpu_machine("A100"), .device = DeviceType::kCuda};
+  gpu.config.model.products = Products::kTF32;
+  EXPECT_EQ(refusal(gpu), "planned");
+  EXPECT_EQ(gpu.plan().numerics.products, Products::kTF32);
+  EXPECT_TRUE(has(print_plan(gpu.plan()), "fp32 products as TF32"));
+  gpu.machine.gpus.front().capability = {7, 5};
+  EXPECT_TRUE(has(refusal(gpu), "and this is a GPU of 7.5")) << refusal(gpu);
+}
+
 TEST(Limits, MicroBatchesOfAStepAreBounded) {
   Case c{.machine = cpu_machine(64)};
   c.config.train.global_batch = 1'000'000;

@@ -32,6 +32,32 @@ std::string refusal(const std::function<void()>& body) {
   return "";
 }
 
+TEST(ParameterGroups, OfBAndMagnitudesMultiplyWithTheirTensorsGroup) {
+  AdapterSpec adapter = adapter_r16();
+  adapter.dora = true;
+  ModelLayout layout = make_layout(smollm2_135m(), &adapter, DType::kBF16);
+  OptimizerConfig config;
+  config.groups = {{"layers.3.self_attn.q_proj", 0.5, 0.1}};
+  set_groups(config, layout, 16);
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Trainable& entry : block.trainables) {
+      const TensorPlace& place = block.tensors[entry.tensor];
+      const bool grouped = place.parameter.name.starts_with("layers.3.q_proj");
+      const bool faster = entry.role != TrainableRole::kLoraA;
+      double scale = 1;
+      bool decay = false;
+      for (const GroupRange& group : block.groups) {
+        if (place.offset < group.first || place.offset >= group.first + group.elements) continue;
+        EXPECT_LE(place.offset + place.parameter.elements(), group.first + group.elements);
+        scale = group.lr_scale;
+        decay = group.weight_decay.has_value();
+      }
+      EXPECT_EQ(scale, (faster ? 16 : 1) * (grouped ? 0.5 : 1)) << place.parameter.name;
+      EXPECT_EQ(decay, grouped) << place.parameter.name;
+    }
+  }
+}
+
 TEST(ParameterGroups, HaveThePartsOfATensorThatTheyName) {
   const ModelLayout layout =
       layout_with({{"layers.3.self_attn.k_proj", 0.1, 0.5}, {"self_attn", 2, {}}, {"norm", 3, 0.0}});
@@ -182,6 +208,25 @@ TEST(TrainedTensors, TakeNoGradientAndNoStateOfTheOthers) {
   for (const Operation& op : make_schedule(least.step).operations)
     EXPECT_TRUE(op.unit >= 30 ||
                 !(op.kind == OperationKind::kBackward || op.kind == OperationKind::kRecompute));
+}
+
+// No backward reads the input of a block below the lowest trained one.
+TEST(TrainedTensors, HaveDiskSpaceForTheInputsOfBlocksWithABackward) {
+  const auto disk_inputs = [](std::vector<std::string> names) {
+    Case c = only(std::move(names));
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.offload.activations = OffloadHome::kNvme;
+    const Plan plan = c.plan();
+    const PoolPlan& pool = plan.placement.pool(Pool::kActivations);
+    EXPECT_GT(pool.off_device_bytes(Home::kNvme), 0);
+    EXPECT_EQ(array_name(plan.placement, c.layout(nullptr), Pool::kActivations,
+                         static_cast<int64_t>(pool.bytes.size()) - 1),
+              "input of head");
+    return static_cast<int64_t>(pool.bytes.size()) / plan.placement.group;
+  };
+  EXPECT_EQ(disk_inputs({}), 31);
+  EXPECT_EQ(disk_inputs({"model.layers"}), 31);
+  EXPECT_EQ(disk_inputs({"layers.29"}), 4);  // two places in turns, blocks 30 and 31
 }
 
 TEST(TrainedTensors, MoveFromDiskWhetherTheyAreTrainedOrFrozen) {

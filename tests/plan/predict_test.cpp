@@ -54,7 +54,7 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
 
 StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter = nullptr) {
   return {.model = {spec, layout, adapter},
-          .step = {.units = {}, .recompute = true},
+          .step = {.units = {}, .recompute = Recompute::kBlock},
           .micro = uniform_work(1024, 512),
           .step_tokens = 4096};
 }
@@ -66,8 +66,10 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
   EXPECT_FALSE(rates.assumed);
   const StepCosts costs(shape_of(spec, layout));
   for (const int64_t micro_batches : {1, 2, 5}) {
-    const StepConfig schedule{
-        .units = schedule_units(30), .micro_batches = micro_batches, .tied = true, .recompute = true};
+    const StepConfig schedule{.units = schedule_units(30),
+                              .micro_batches = micro_batches,
+                              .tied = true,
+                              .recompute = Recompute::kBlock};
     double expected = 0;
     for (const Operation& op : make_schedule(schedule).operations) {
       expected += cost_seconds(costs.of(op), rates);
@@ -86,14 +88,14 @@ TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   const double attention = 12 * 30 * 576.0 * 256 * 4096;
   const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
   StepShape shape = shape_of(spec, full);
-  shape.step.recompute = false;
+  shape.step.recompute = Recompute::kNone;
   EXPECT_NEAR(predict_step(StepCosts(shape), schedule, rates).cost.gemm_flops,
               necessary_flops(spec, full, uniform_work(4096, 512)) - attention, 1e6);
   // A frozen embedding wants no input gradient of the first block's q, k, v, nor of their adapters' A.
   const AdapterSpec adapter = adapter_r16();
   const ModelLayout lora = make_layout(spec, &adapter, DType::kBF16);
   StepShape adapted = shape_of(spec, lora, &adapter);
-  adapted.step.recompute = false;
+  adapted.step.recompute = Recompute::kNone;
   const double unwanted = 2 * 576.0 * (960 + 3 * 16) * 4096;
   EXPECT_NEAR(predict_step(StepCosts(adapted), schedule, rates).cost.gemm_flops,
               necessary_flops(spec, lora, uniform_work(4096, 512)) - attention - unwanted, 1e6);
@@ -114,7 +116,7 @@ TEST(Prediction, TimesFp32AdaptersAtTheRateOfFp32) {
     }
   }
   StepShape shape = shape_of(spec, layout, &adapter);
-  shape.step.recompute = false;
+  shape.step.recompute = Recompute::kNone;
   const Prediction narrow = predict_step(StepCosts(shape), schedule, rates);
   EXPECT_EQ(narrow.cost.fp32_gemm_flops, 0);
   shape.step.arithmetic.fp32_adapters = true;
@@ -132,7 +134,7 @@ TEST(Prediction, TimesAttentionAtItsOwnRate) {
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   const StepConfig schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
   StepShape shape = shape_of(spec, layout);
-  shape.step.recompute = false;
+  shape.step.recompute = Recompute::kNone;
   Machine machine = cpu_machine(16);
   machine.attention_flops = 50e9;
   const Prediction p =
@@ -147,7 +149,7 @@ TEST(Prediction, TimesCallsAsTheyWereMeasured) {
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   const StepConfig schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
   StepShape shape = shape_of(spec, layout);
-  shape.step.recompute = false;
+  shape.step.recompute = Recompute::kNone;
   const StepCosts costs(shape);
   const auto predicted = [&](double gemm) {
     Machine machine = cpu_machine(16);
@@ -179,10 +181,10 @@ TEST(Prediction, PaysForRecomputationWithTheForward) {
   const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
   StepShape shape = shape_of(spec, layout);
   shape.step.device = DeviceType::kCuda;
-  shape.step.recompute = false;
+  shape.step.recompute = Recompute::kNone;
   StepConfig schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
   const Prediction none = predict_step(StepCosts(shape), schedule, rates);
-  schedule.recompute = shape.step.recompute = true;
+  schedule.recompute = shape.step.recompute = Recompute::kBlock;
   const Prediction block = predict_step(StepCosts(shape), schedule, rates);
   // All projections of the blocks but the last one.
   const double again = 2.0 * 2048 * 16 * (3072.0 * 2048 + 2048.0 * 2048 + 2 * 8192.0 * 2048);
@@ -201,6 +203,20 @@ TEST(Rates, FallBackToDocumentedDefaultsAndSaySo) {
   EXPECT_FALSE(h200.assumed);
   EXPECT_DOUBLE_EQ(h200.peak_flops, 989.4e12);
   EXPECT_LT(h200.gemm_flops, h200.peak_flops);
+}
+
+// Data sheets: A100 156 TFLOP/s of TF32 beside 19.5 of fp32, RTX 3090 35.6 of both.
+TEST(Rates, OfTf32AreHalfOfThoseOfBf16) {
+  const auto of = [](const char* card, Products products, DType dtype = DType::kF32) {
+    return compute_rates(gpu_machine(card), DeviceType::kCuda, dtype, products);
+  };
+  EXPECT_DOUBLE_EQ(of("A100", Products::kF32).peak_flops, 19.5e12);
+  EXPECT_DOUBLE_EQ(of("A100", Products::kTF32).peak_flops, 156e12);
+  EXPECT_NEAR(of("3090", Products::kTF32).peak_flops, 35.6e12, 0.2e12);
+  // Of adapters in fp32 beside a bf16 model, whose own rate stays.
+  const ComputeRates mixed = of("A100", Products::kTF32, DType::kBF16);
+  EXPECT_DOUBLE_EQ(mixed.peak_flops, 312e12);
+  EXPECT_DOUBLE_EQ(mixed.fp32_gemm_flops, of("A100", Products::kTF32).gemm_flops);
 }
 
 }  // namespace

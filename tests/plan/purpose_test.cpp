@@ -76,6 +76,18 @@ TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
   }
 }
 
+TEST(Purpose, TextsThatAreGeneratedTogetherHaveACacheEach) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = PlanPurpose::kGenerate};
+  c.config.data.max_length = 512;
+  for (const int64_t texts : {1, 4, 100}) {
+    c.config.train.global_batch = c.config.train.micro_batch.emplace(texts);
+    const Plan plan = c.plan();
+    EXPECT_EQ(plan.cache_texts, texts);
+    EXPECT_EQ(class_bytes(plan, "key-value cache"), texts * 16 * 512 * 2 * 8 * 64 * 2);
+    EXPECT_GE(plan.micro_tokens, texts);
+  }
+}
+
 // Of a prompt so many tokens pass at once; what grows with the text is its cache and the table of angles.
 TEST(Purpose, GenerationHasRoomForItsTextAndForAPartOfThePromptAtOnce) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = PlanPurpose::kGenerate};
@@ -112,6 +124,34 @@ TEST(Purpose, TrainingHasRoomForItsSamples) {
     c.config.train.sample_prompts = {"hello"};
     const NumericsPlan with = c.draft().numerics;
     c.config.train.sample_prompts.clear();
+    EXPECT_EQ(with, c.draft().numerics) << gib;
+  }
+}
+
+// Scored answers are generated several together, in training and in an evaluation.
+TEST(Purpose, EvaluationsHaveRoomForScoredAnswers) {
+  for (const PlanPurpose purpose : {PlanPurpose::kTrain, PlanPurpose::kEvaluate}) {
+    Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = purpose};
+    c.config.data.max_length = 4096;
+    c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), -1);
+    c.config.eval.generate.data = {"asked.jsonl"};
+    const int64_t token = 16 * 2 * 8 * 64 * 2;
+    EXPECT_EQ(c.plan().cache_texts, kScoredTexts);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), kScoredTexts * kSamplePositions * token);
+    // A batch of texts has to fit the micro-batch's tables.
+    c.config.data.max_length = 12;
+    EXPECT_EQ(c.plan().cache_texts, 3);
+    EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), 3 * 12 * token);
+  }
+  // However little memory there is, the numerics are those of a run without them.
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.train.global_batch = 64;
+  for (int gib = 20; gib < 40; gib += 4) {
+    c.machine = cpu_machine(gib);
+    c.config.eval.generate.data = {"asked.jsonl"};
+    const NumericsPlan with = c.draft().numerics;
+    c.config.eval.generate.data.clear();
     EXPECT_EQ(with, c.draft().numerics) << gib;
   }
 }
@@ -162,7 +202,7 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   EXPECT_EQ(std::ranges::find(of_the_door.choices, "libraries", &Choice::key), of_the_door.choices.end());
   // Recomputation changes no bit and may be asked for.
   later.config.train.recompute = Recompute::kBlock;
-  EXPECT_TRUE(later.draft().numerics.recompute);
+  EXPECT_TRUE(later.draft().numerics.recompute.whole());
   EXPECT_EQ(later.draft().numerics.micro_batch, recorded.micro_batch);
 }
 
@@ -219,6 +259,7 @@ TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
     c.config.train.gradients = GradientDType::kBF16;
     c.config.train.recompute = Recompute::kBlock;
     c.config.run.threads = 5;
+    if (device == DeviceType::kCuda) c.config.model.products = Products::kTF32;
     const NumericsPlan planned = c.plan().numerics;
     const std::string text = numerics_json(planned);
     const NumericsPlan read = parse_numerics(text, "numerics.json");

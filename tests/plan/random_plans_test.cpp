@@ -49,6 +49,11 @@ void count_free(void* memory) {
 void* operator new(size_t bytes) {
   return count_allocation(std::malloc(bytes));
 }
+// As std::stable_sort allocates: a sanitizer's own would not match our delete.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  void* const memory = std::malloc(bytes);
+  return memory == nullptr ? nullptr : count_allocation(memory);
+}
 void operator delete(void* memory) noexcept {
   count_free(memory);
 }
@@ -148,11 +153,20 @@ class DrawKeys {
   }
   std::string value(const Duration&, const KeyInfo&) { return "\"8h\""; }
   std::string value(const Interval&, const KeyInfo&) { return "100"; }
+  std::string value(const RecomputeChoice&, const KeyInfo& info) {
+    return draw_.one_in(4) ? value(int64_t{1}, info) : value(Recompute::kAuto, info);
+  }
   std::string value(const std::string&, const KeyInfo&) { return ""; }
   std::string value(const EvalSets&, const KeyInfo&) { return ""; }
-  std::string value(const std::vector<LogTarget>&, const KeyInfo&) { return ""; }
+  template <class E>
+  requires std::is_enum_v<E> std::string value(const std::vector<E>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
+  std::string value(const std::vector<int64_t>&, const KeyInfo&) { return ""; }
+  template <class T>
+  std::string value(const ModuleValues<T>&, const KeyInfo&) {
+    return "";
+  }
   std::string value(const std::vector<double>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<std::string>&, const KeyInfo& info) {
     const bool directories = std::string_view(info.help).starts_with("directories");
@@ -214,7 +228,8 @@ struct Tried {
 
 // Plans as `lmlaunch plan` does, and every tenth as --compare.
 void plan_once(Draw& draw, const Config& config, bool* planned) {
-  const ModelSpec spec = draw_model(draw);
+  ModelSpec spec = draw_model(draw);
+  spec.model_type = "llama";  // peft has default modules for it
   const bool gpu = draw.one_in(2);
   Machine node = draw_machine(draw, gpu);
   for (const std::string& path : config.offload.paths)
@@ -223,7 +238,7 @@ void plan_once(Draw& draw, const Config& config, bool* planned) {
   const auto purpose = draw.one_in(4) ? static_cast<PlanPurpose>(draw.below(4)) : PlanPurpose::kTrain;
   const bool compare = draw.one_in(10);
   std::optional<AdapterSpec> adapter;
-  if (config.train.method == Method::kLora) adapter = configured_adapter(spec.names, config.lora);
+  if (trains_adapter(config)) adapter = configured_adapter(spec, config);
   const AdapterSpec* const lora = adapter ? &*adapter : nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const ModelLayout layout =

@@ -30,7 +30,7 @@ struct Rehearsed {
 };
 
 // Small enough for pencil and paper: fp32, T = 64 tokens, H = 64, F = 128, q 64, k and v 32 each, V = 1000.
-ArenaNeed small_need(int64_t layers, bool recompute) {
+ArenaNeed small_need(int64_t layers, RecomputeChoice recompute) {
   Rehearsed r{.spec = make_spec({64, 128, layers, 2, 1, 32, 1000}), .dtype = DType::kF32};
   r.step.arithmetic.row_chunk = 32;
   r.step.recompute = recompute;
@@ -50,7 +50,7 @@ constexpr int64_t kHead = kPicked + 5 * 256 + 32 * 1000 * 4 + 32 * 64 * 4;
 constexpr int64_t kBackward = 64 * 128 * 4 + 2 * kHidden + 512;
 
 TEST(ArenaNeed, EqualsAHandComputedStep) {
-  const ArenaNeed need = small_need(1, false);
+  const ArenaNeed need = small_need(1, Recompute::kNone);
   EXPECT_EQ(need.saved, kHidden + kSaved + kHidden);
   EXPECT_EQ(need.logits, 32 * 1000 * 4);
   EXPECT_EQ(need.bytes, kBatch + kHidden + need.saved + kHead);
@@ -58,7 +58,7 @@ TEST(ArenaNeed, EqualsAHandComputedStep) {
 }
 
 TEST(ArenaNeed, EqualsAHandComputedStepWithRecomputation) {
-  const ArenaNeed need = small_need(2, true);
+  const ArenaNeed need = small_need(2, Recompute::kBlock);
   EXPECT_EQ(need.saved, 3 * kHidden);
   EXPECT_EQ(need.bytes, kBatch + kHidden + need.saved + kSaved + kBackward);
   EXPECT_EQ(need.bytes, 264'960);
@@ -70,7 +70,7 @@ TEST(ArenaNeed, SavesThePublishedBytesPerToken) {
   Rehearsed r{.spec = llama_1b()};
   const int64_t layer = 2 * (2048 + 3072 + 2048 + 2048 + 16384) + 4 * (2 + 32);
   EXPECT_EQ(r.need(4096, 2).saved, 4096 * (16 * layer + 2 * 2048));
-  r.step.recompute = true;
+  r.step.recompute = Recompute::kBlock;
   EXPECT_EQ(r.need(4096, 2).saved, 4096 * (65'536 + 2 * 2048));
 }
 
@@ -85,7 +85,7 @@ TEST(ArenaNeed, GrowsWithTokensAndShrinksWithRecomputation) {
       for (const int64_t tokens : {64, 100, 512, 2048, 8192}) {
         int64_t bytes[2];
         for (const bool recompute : {false, true}) {
-          r.step.recompute = recompute;
+          r.step.recompute = recompute ? Recompute::kBlock : Recompute::kNone;
           const ArenaNeed need = r.need(tokens);
           bytes[recompute] = need.bytes;
           EXPECT_LT(need.saved, need.bytes);
@@ -118,11 +118,13 @@ TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
   for (const int64_t vocab : {300, 40000}) {
     for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
       for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const RecomputeChoice levels[] = {Recompute::kNone, Recompute::kBlock, Recompute::kAttention,
+                                          Recompute::kBlock};
         for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
           Rehearsed r{.spec = make_spec({64, 640, 3, 4, 2, 16, vocab}, false), .adapter = adapter};
           r.step.device = device;
-          r.step.recompute = (bits & 1) != 0;
-          if (r.step.recompute && (bits & 2) != 0) r.step.pool(Pool::kActivations).slots = 1;
+          r.step.recompute = levels[bits & 3];
+          if ((bits & 3) == 3) r.step.pool(Pool::kActivations).slots = 1;
           if ((bits & 4) != 0) r.cut_head();
           for (const int64_t group : {1, 2, 3, 4, 7, 20}) {
             r.step.group = group;
@@ -138,7 +140,7 @@ TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
 
 TEST(ArenaNeed, OfAGroupIsThatOfItsMicroBatches) {
   Rehearsed r{.spec = smollm2_135m()};
-  r.step.recompute = true;
+  r.step.recompute = Recompute::kBlock;
   const int64_t one = r.need(512).saved;
   r.step.group = 5;
   EXPECT_EQ(r.need(512).saved, 5 * one);
@@ -186,9 +188,11 @@ TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
       ModelSpec different = spec;
       make_all_different(different);
       Rehearsed alike{.spec = spec, .adapter = adapter}, whole{.spec = different, .adapter = adapter};
+      const RecomputeChoice levels[] = {
+          Recompute::kNone, Recompute::kAttention, Recompute::kBlock, {Recompute::kBlock, 2}};
       for (Rehearsed* r : {&alike, &whole}) {
-        r->step.recompute = (bits & 1) != 0;
-        if ((bits & 2) != 0) r->cut_head();
+        r->step.recompute = levels[bits & 3];
+        if ((bits & 3) == 2) r->cut_head();
         r->step.group = (bits & 4) != 0 ? 3 : 1;
       }
       const ArenaNeed a = alike.need(100), w = whole.need(100);

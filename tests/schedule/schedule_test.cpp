@@ -32,28 +32,29 @@ TEST(Schedule, IsTheStepAsTheDesignTellsIt) {
 }
 
 TEST(Schedule, UpdatesABlockAtItsNormWhenClippingIsNotGlobal) {
-  EXPECT_EQ(text(make_schedule({.units = schedule_units(1), .recompute = true, .clip = Clip::kBlock})),
-            "forward0.0 forward1.0 head2.0 norm2.0 update2.0 recompute1.0 backward1.0 norm1.0 update1.0 "
-            "backward0.0 add rows0.0 norm0.0 update0.0 check0.0 ");
+  EXPECT_EQ(
+      text(make_schedule({.units = schedule_units(1), .recompute = Recompute::kBlock, .clip = Clip::kBlock})),
+      "forward0.0 forward1.0 head2.0 norm2.0 update2.0 recompute1.0 backward1.0 norm1.0 update1.0 "
+      "backward0.0 add rows0.0 norm0.0 update0.0 check0.0 ");
 }
 
 // Of a run that freezes the lower layers: nothing goes back below the first trained block.
 TEST(Schedule, HasNoBackwardBelowTheFirstTrainedBlock) {
-  StepConfig shape{.units = schedule_units(3), .recompute = true, .first_trained = 2};
+  StepConfig shape{.units = schedule_units(3), .recompute = Recompute::kBlock, .first_trained = 2};
   for (size_t u = 0; u < 2; ++u) shape.units[u].end_tile = 0;
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward1.0 forward2.0 forward3.0 head4.0 norm4.0 recompute3.0 backward3.0 norm3.0 "
             "recompute2.0 backward2.0 norm2.0 check0.0 update2.0 update3.0 update4.0 ");
   shape.clip = Clip::kBlock;
   shape.micro_batches = 2;
-  shape.recompute = false;
+  shape.recompute = Recompute::kNone;
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward1.0 forward2.0 forward3.0 head4.0 backward3.0 backward2.0 "
             "forward0.1 forward1.1 forward2.1 forward3.1 head4.1 norm4.0 update4.0 "
             "backward3.1 norm3.0 update3.0 backward2.1 norm2.0 update2.0 check0.0 ");
   for (const bool in_backward : {false, true}) {
     for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
-      StepConfig whole{.units = schedule_units(3, 2), .micro_batches = 2, .recompute = true};
+      StepConfig whole{.units = schedule_units(3, 2), .micro_batches = 2, .recompute = Recompute::kBlock};
       whole.clip = clip;
       whole.group = 2;
       whole.in_backward = in_backward;
@@ -90,7 +91,8 @@ TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
 
 TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
   EXPECT_EQ(
-      text(make_schedule({.units = schedule_units(1), .micro_batches = 3, .recompute = true, .group = 2})),
+      text(make_schedule(
+          {.units = schedule_units(1), .micro_batches = 3, .recompute = Recompute::kBlock, .group = 2})),
       "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 "
       "recompute1.0 backward1.0 recompute1.1 backward1.1 backward0.0 backward0.1 "
       "forward0.2 forward1.2 head2.2 norm2.0 recompute1.2 backward1.2 norm1.0 backward0.2 add rows0.0 "
@@ -133,7 +135,7 @@ TEST(Schedule, TakesACutHeadSegmentBySegment) {
 TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
   StepConfig shape{.units = tiled_units(1, {0, 2, 0}),
                    .micro_batches = 2,
-                   .recompute = true,
+                   .recompute = Recompute::kBlock,
                    .clip = Clip::kNone,
                    .group = 2,
                    .in_backward = true};
@@ -158,7 +160,7 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
   EXPECT_EQ(schedule_fault(make_schedule(shape), shape), "");
   for (ScheduleUnit& unit : shape.units) unit.off_device = false;
   // What a block's backward has overwritten is made once more.
-  shape.recompute = false, shape.ranks = 2;
+  shape.recompute = Recompute::kNone, shape.ranks = 2;
   EXPECT_EQ(
       text(make_schedule(shape)),
       forward + "head2.0 head2.1 exchange2.0 norm2.0 backward1.0 backward1.1 exchange1.0 norm1.0 " + rows +
@@ -172,7 +174,7 @@ TEST(Schedule, MakesATiedTablesGradientLast) {
   StepConfig shape{.units = schedule_units(1),
                    .micro_batches = 2,
                    .tied = true,
-                   .recompute = true,
+                   .recompute = Recompute::kBlock,
                    .clip = Clip::kBlock,
                    .group = 2,
                    .in_backward = true,
@@ -187,12 +189,18 @@ TEST(Schedule, MakesATiedTablesGradientLast) {
   EXPECT_THROW(make_schedule(shape), Error);
 }
 
+RecomputeChoice drawn_level(int drawn) {
+  const RecomputeChoice levels[] = {
+      Recompute::kNone, Recompute::kAttention, {Recompute::kBlock, 2}, Recompute::kBlock};
+  return levels[drawn];
+}
+
 StepConfig random_shape(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   StepConfig shape{.units = schedule_units(draw(1, 5)),
                    .micro_batches = draw(1, 5),
                    .tied = draw(0, 1) == 1,
-                   .recompute = draw(0, 1) == 1,
+                   .recompute = drawn_level(draw(0, 3)),
                    .clip = static_cast<Clip>(draw(0, 2)),
                    .group = draw(1, 3),
                    .pending = false,
@@ -291,7 +299,8 @@ StepSchedule moved(StepSchedule schedule, const Operation& what, const Operation
 }
 
 TEST(Schedule, IsRefusedOutOfOrder) {
-  const StepConfig shape{.units = schedule_units(3), .micro_batches = 2, .tied = true, .recompute = true};
+  const StepConfig shape{
+      .units = schedule_units(3), .micro_batches = 2, .tied = true, .recompute = Recompute::kBlock};
   const StepSchedule good = make_schedule(shape);
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
@@ -323,8 +332,8 @@ TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
     shape.tied = true;
     EXPECT_EQ(fault(shape, {ended.kind, 1}, {Kind::kNorm, 0}), "");
     shape.in_backward = false;
-    EXPECT_NE(schedule_fault(make_schedule(shape),
-                             StepConfig{shape.units, 2, true, false, clip, 2, false, 1, false, true}) == "",
+    EXPECT_NE(schedule_fault(make_schedule(shape), StepConfig{shape.units, 2, true, Recompute::kNone, clip, 2,
+                                                              false, 1, false, true}) == "",
               clip == Clip::kGlobal);
     shape.in_backward = true, shape.group = 1;
     EXPECT_THROW(make_schedule(shape), Error);
@@ -387,7 +396,7 @@ TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
     // Under global clipping block 1 is updated and gathered under the next step's forward.
     EXPECT_EQ(gathers, clip == Clip::kGlobal ? 3 : 4);
     const std::string flush =
-        text(make_flush_schedule({shape.units, 1, false, false, clip, 1, true, 2, true}));
+        text(make_flush_schedule({shape.units, 1, false, Recompute::kNone, clip, 1, true, 2, true}));
     EXPECT_EQ(flush, clip == Clip::kGlobal ? "update1.0 update1.1 gather1.0 " : "");
     StepSchedule missing = good;
     std::erase_if(missing.operations,

@@ -91,7 +91,7 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
 }
 
 TEST(Transfers, ParkInputsUntilTheirBackward) {
-  const StepConfig run{.units = schedule_units(3), .recompute = true};
+  const StepConfig run{.units = schedule_units(3), .recompute = Recompute::kBlock};
   const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
@@ -100,6 +100,28 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
       text(moved),
       "c0>0 c1>1 forward0.0 w0>0 forward1.0 w1>1 c2>0 forward2.0 c3>1 forward3.0 f1>1 backward3.0 f0>0 "
       "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
+}
+
+// Before the first trained block an input ends when the next one is there, so they take two places in turns.
+TEST(Transfers, TakeTwoPlacesForTheInputsOfFrozenBlocks) {
+  for (const int64_t group : {1, 2, 5}) {
+    for (const int64_t first : {0, 1, 2, 3, 5, 7}) {  // 7: the head alone is trained
+      SCOPED_TRACE("group " + std::to_string(group) + ", first " + std::to_string(first));
+      StepConfig run{.units = schedule_units(6), .micro_batches = 5, .recompute = Recompute::kBlock, .group = group};
+      run.first_trained = first;
+      const int64_t places = InputPlaces{first}.place(7) + 1;
+      EXPECT_EQ(places, first <= 3 ? 7 : first == 5 ? 5 : 3);
+      run.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>(places * group), 1), 3};
+      std::vector<char> alive(static_cast<size_t>(places * group), 0);
+      const StepSchedule step = make_schedule(run);
+      for (const ArrayUse& use : array_uses(step, Pool::kActivations, run)) {
+        char& one = alive.at(static_cast<size_t>(use.array));
+        EXPECT_EQ(one != 0, use.needs) << use.begin;
+        one = use.dies ? 0 : 1;
+      }
+      EXPECT_EQ(std::ranges::count(alive, 1), 0);
+    }
+  }
 }
 
 TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
@@ -209,7 +231,8 @@ TEST(Transfers, KeepAGradientUntilItsLastTile) {
 }
 
 TEST(Transfers, BringABlocksInputToNoSegment) {
-  const StepConfig run{.units = schedule_units(1, 2), .micro_batches = 2, .recompute = true, .group = 2};
+  const StepConfig run{
+      .units = schedule_units(1, 2), .micro_batches = 2, .recompute = Recompute::kBlock, .group = 2};
   const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
   const StepSchedule step = make_schedule(run);
   int norm = 0;
@@ -227,7 +250,7 @@ StepConfig random_case(std::mt19937& random) {
   StepConfig c{.units = {},
                .micro_batches = draw(1, 5),
                .tied = draw(0, 1) == 1,
-               .recompute = draw(0, 1) == 1,
+               .recompute = draw(0, 1) == 1 ? Recompute::kBlock : Recompute::kNone,
                .clip = static_cast<Clip>(draw(0, 2)),
                .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
@@ -246,7 +269,7 @@ StepConfig random_case(std::mt19937& random) {
   };
   if (draw(0, 1) == 1) c.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && !c.in_backward) c.pool(Pool::kGradients) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && c.recompute) {
+  if (draw(0, 1) == 1 && c.recompute.whole()) {
     c.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.group), 1),
                                   draw(2, 5)};
   }

@@ -289,6 +289,62 @@ TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {
   EXPECT_EQ(blocks[1].trainable[2].columns, 132);
 }
 
+TEST(Parameters, MagnitudesStandBehindAllMatricesAndHaveNoDecay) {
+  AdapterSpec dora = adapter(4, {"self_attn.o_proj", "k_proj"});
+  dora.dora = true;
+  const ModelLayout layout = make_layout(odd(), &dora, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  ASSERT_EQ(block.trainables.size(), 6u);
+  const TensorPlace& last = block.tensors[5];
+  EXPECT_EQ(last.parameter.name, "layers.0.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(last.parameter.parts[0].name,
+            "base_model.model.model.layers.0.self_attn.o_proj.lora_magnitude_vector");
+  EXPECT_EQ(last.parameter.shape(last.parameter.parts[0]), std::vector<int64_t>{77});
+  EXPECT_EQ(block.beside(*block.find("layers.0.attn.out"), 0, TrainableRole::kMagnitude), &last);
+  ASSERT_EQ(block.ranges.size(), 2u);
+  EXPECT_FALSE(block.ranges[1].decay);
+  EXPECT_EQ(block.ranges[1].first, block.tensors[4].offset);
+}
+
+TEST(Parameters, ScalesAreOfInputsOrOutputsAndHaveNoDecay) {
+  AdapterSpec ia3;
+  ia3.kind = AdapterKind::kIa3;
+  ia3.targets = {"k_proj", "down_proj"};
+  const ModelLayout layout = make_layout(odd(), &ia3, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  ASSERT_EQ(block.trainables.size(), 2u);
+  const TensorPlace &qkv = *block.find("layers.0.attn.qkv"), &down = *block.find("layers.0.mlp.down");
+  const TensorPlace* const key = block.beside(qkv, 1, TrainableRole::kOutputScale);
+  const TensorPlace* const input = block.beside(down, 0, TrainableRole::kInputScale);
+  ASSERT_TRUE(key != nullptr && input != nullptr);
+  EXPECT_EQ(key->parameter.shape(key->parameter.parts[0]),
+            (std::vector<int64_t>{qkv.parameter.parts[1].rows, 1}));
+  EXPECT_EQ(input->parameter.shape(input->parameter.parts[0]),
+            (std::vector<int64_t>{1, down.parameter.columns}));
+  EXPECT_EQ(key->parameter.parts[0].name, "base_model.model.model.layers.0.self_attn.k_proj.ia3_l");
+  ASSERT_EQ(block.ranges.size(), 1u);
+  EXPECT_FALSE(block.ranges[0].decay);
+}
+
+TEST(Parameters, CopiesOfNormsAreInTheBlocksOfTheNorms) {
+  AdapterSpec norms;
+  norms.kind = AdapterKind::kNorms;
+  norms.targets = {"input_layernorm", "norm"};
+  const ModelLayout layout = make_layout(odd(), &norms, DType::kF32);
+  EXPECT_TRUE(layout.blocks.front().trainables.empty());
+  ASSERT_EQ(layout.blocks[1].trainables.size(), 1u);
+  ASSERT_EQ(layout.blocks.back().trainables.size(), 1u);
+  const BlockLayout& last = layout.blocks.back();
+  const TensorPlace& norm = *last.find("norm");
+  EXPECT_TRUE(norm.frozen);
+  const TensorPlace* const copy = last.beside(norm, 0, TrainableRole::kReplacement);
+  ASSERT_NE(copy, nullptr);
+  EXPECT_EQ(copy->parameter.parts[0].name, "base_model.model.model.norm.ln_tuning_layers.weight");
+  EXPECT_EQ(copy->parameter.elements(), norm.parameter.elements());
+  EXPECT_EQ(layout.blocks[1].tensors[0].parameter.parts[0].name,
+            "base_model.model.model.layers.0.input_layernorm.ln_tuning_layers.weight");
+}
+
 TEST(Trainables, AreAllTrainedTensorsWithTheirOwners) {
   const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "k_proj"});
   const ModelLayout full = make_layout(odd(), nullptr, DType::kF32),

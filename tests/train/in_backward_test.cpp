@@ -37,6 +37,7 @@ Variant variant_of(const Row& row) {
   run.optimizer_threads = static_cast<int>(row[5]) + 1;
   run.recompute = row[6] == 1;
   run.activations = run.recompute && row[1] > 0;
+  if (!run.activations) run.level = drawn_level(static_cast<int>(row[0]));
   run.lora = row[7] == 1, run.tied = row[7] != 2 && row[7] != 3;
   if (row[7] == 3) run.vocab = 17000;  // a head in segments where weights are off the device
   run.master = static_cast<Master>(row[0] % 3);
@@ -65,6 +66,7 @@ TEST_F(InBackward, GivesTheSameBitsInEachHomeUnderEachClipping) {
       run.in_backward = true;
       run.clip = clip, run.micro_batches = 2, run.steps = 6;
       run.recompute = home % 2 == 0;
+      run.level = drawn_level(static_cast<int>(home / 2) + (clip == Clip::kGlobal ? 0 : 1));
       set_home(home, run);
       SCOPED_TRACE(run.text());
       expect_same(run, Training(run).run());

@@ -98,6 +98,43 @@ TEST_F(Offload, GradientsInBf16GiveTheSameBits) {
   }
 }
 
+// With a step that overflows, whose updates were left to the next one.
+TEST_F(Offload, AModelInFp16GivesTheSameBitsAndSkipsOverflowsEverywhere) {
+  for (const bool lora : {false, true}) {
+    Variant resident;
+    resident.dtype = DType::kF16, resident.master = lora ? Master::kNone : Master::kF32;
+    resident.lora = lora, resident.micro_batches = 2, resident.group = 2, resident.steps = 5;
+    if (lora) resident.base = EncodingKind::kNf4Double;
+    std::vector<Variant> runs = everywhere(resident);
+    if (!test::full_counts()) runs.resize(3);
+    if (!lora) {
+      runs.push_back(resident);
+      runs.back().in_backward = true;
+    }
+    for (const Variant& run : runs) {
+      SCOPED_TRACE(run.text());
+      const Outcome got = Training(run).run();
+      EXPECT_EQ(got.skipped, (std::vector<bool>{false, false, true, false, false}));
+      for (const double loss : got.losses) EXPECT_TRUE(std::isfinite(loss));
+      expect_same(run, got);
+    }
+  }
+}
+
+TEST_F(Offload, AnOverflowChangesNothing) {
+  Variant run;
+  run.dtype = DType::kF16, run.master = Master::kF32;
+  Training training(run);
+  training.step(1), training.step(2);
+  const State before = training.state();
+  const StepResult result = training.step(run.overflows_at);
+  EXPECT_TRUE(result.skipped && std::isfinite(result.loss));
+  EXPECT_TRUE(result.fault.starts_with("the gradient of tensor ")) << result.fault;
+  EXPECT_TRUE(training.state() == before);
+  training.step(4);
+  EXPECT_FALSE(training.state() == before);
+}
+
 TEST_F(Offload, AdaptersInFp32OverACoarserModelGiveTheSameBits) {
   for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4Double}) {
     Variant resident;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -119,16 +120,17 @@ std::string Variant::text() const {
   const auto add = [&](const char* name, int64_t value) {
     out += std::string(name) + "=" + std::to_string(value) + " ";
   };
-  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
-      add("micro", micro_batches);
-  add("rule", static_cast<int>(rule));
-  add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
+  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip));
+  add("micro", micro_batches), add("rule", static_cast<int>(rule));
+  add("bf16", dtype == DType::kBF16), add("fp16", dtype == DType::kF16),
+      add("master", static_cast<int>(master)), add("recompute", recompute);
+  add("level", static_cast<int>(level.level)), add("every", level.every);
   add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("groups", groups), add("stateless", stateless);
-  add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
+  add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind));
+  add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   add("two_phases", two_phases), add("weighed", weighed);
@@ -136,18 +138,38 @@ std::string Variant::text() const {
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value :
-       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
-        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
-        static_cast<int64_t>(base), int64_t{fp32_adapters}, r, int64_t{nodes}, int64_t{groups},
-        int64_t{stateless}, int64_t{weighed}})
+  for (const int64_t value : {vocab,
+                              int64_t{lora},
+                              int64_t{tied},
+                              static_cast<int64_t>(clip),
+                              micro_batches,
+                              static_cast<int64_t>(dtype),
+                              static_cast<int64_t>(rule),
+                              static_cast<int64_t>(master),
+                              static_cast<int64_t>(gradient_dtype),
+                              static_cast<int64_t>(family),
+                              layers,
+                              steps,
+                              static_cast<int64_t>(base),
+                              int64_t{fp32_adapters},
+                              r,
+                              int64_t{dora},
+                              static_cast<int64_t>(kind),
+                              int64_t{nodes},
+                              int64_t{groups},
+                              int64_t{stateless},
+                              int64_t{weighed}})
     out += std::to_string(value) + ",";
   return out;
 }
 
 DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
+RecomputeChoice drawn_level(int i) {
+  constexpr RecomputeChoice kLevels[] = {Recompute::kAttention, {Recompute::kBlock, 2}, Recompute::kBlock};
+  return kLevels[i % 3];
 }
 
 Variant drawn_variant(std::mt19937& random, int i) {
@@ -165,6 +187,7 @@ Variant drawn_variant(std::mt19937& random, int i) {
   run.weights = draw(0, 1) == 1;
   run.activations = draw(0, 1) == 1;
   run.recompute = run.activations || draw(0, 1) == 1;
+  if (!run.activations) run.level = drawn_level(i);
   run.mixed = draw(0, 2) == 0;
   run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
   run.slots = draw(1, 4);
@@ -200,11 +223,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       rank_index_(group == nullptr ? 0 : group->rank()),
       ranks_(group == nullptr ? 1 : group->ranks()),
       engine_(std::move(engine)),
-      adapter_{.r = run.r,
-               .alpha = 2.0 * static_cast<double>(run.r),
-               .rslora = false,
-               .dropout = 0.1,
-               .targets = {"q_proj", "v_proj", "down_proj"}},
+      adapter_(run.adapter()),
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
                           run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
@@ -213,10 +232,10 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.data.max_length = kLength;
   config.train.global_batch = 2 * run.micro_batches;
   config.train.micro_batch = 2;
-  config.train.recompute = run.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.recompute = run.recompute ? run.level : Recompute::kNone;
   config.train.method = run.lora ? Method::kLora : Method::kFull;
   config.train.gradients = run.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
-  config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+  config.model.dtype = model_type(run.dtype);
   config.lora.dtype = run.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;
@@ -282,7 +301,11 @@ void Training::load() {
   const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1},
       adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  if (run_.lora) initialise_adapter(adapters, 1, rank_->weights());
+  const AdapterBase drawn{.directory = "", .dtype = run_.dtype};
+  if (run_.lora && run_.dora)
+    initialise_from_base(adapters, 1, drawn, adapter_, rank_->weights());
+  else if (run_.lora)
+    initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();
 }
 
@@ -341,7 +364,7 @@ void Training::set_pools() {
   }
   for (PoolPlan& pool : p.pools) {
     if (run_.host == 1) pool.home = Home::kHost;
-    if (run_.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
+    if (run_.host == 2) pool.kept[tier_index(Home::kHost)] = std::ssize(pool.bytes) / 2;
   }
 }
 
@@ -398,7 +421,8 @@ StepBatches Training::batches(int64_t step) const {
 }
 
 StepResult Training::step(int64_t step, double lr) {
-  return rank_->step().run(batches(step), step, lr);
+  const bool fp16 = run_.dtype == DType::kF16;
+  return rank_->step().run(batches(step), step, lr, !fp16 ? 1 : step == run_.overflows_at ? 1e30 : 1024);
 }
 
 Outcome Training::run(bool read_between) {
@@ -407,11 +431,11 @@ Outcome Training::run(bool read_between) {
     if (read_between) state();
     const StepResult result = step(s);
     out.losses.push_back(result.loss);
-    out.norms.push_back(result.grad_norm);
+    out.norms.push_back(std::isnan(result.grad_norm) ? HUGE_VAL : result.grad_norm);  // to compare
     out.skipped.push_back(result.skipped);
     // In the middle: an evaluation, which begins with a flush.
     if (s == 5)
-      out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]);
+      out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]).nll;
   }
   out.state = state();
   const IoCounters moved = rank_->off_device().counters();

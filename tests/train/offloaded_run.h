@@ -34,7 +34,7 @@ enum class Family {
   kGemma4,
 };
 
-// A run of the matrix. The first eighteen decide the numbers, the rest must not.
+// A run of the matrix. The first twenty decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -49,11 +49,15 @@ struct Variant {
   EncodingKind base = EncodingKind::kPlain;  // with LoRA: of the frozen matrices
   bool fp32_adapters = false;                // with LoRA: whatever dtype is
   int64_t r = 4;                             // of adapters
+  bool dora = false;                         // with LoRA: with trained lengths of rows
+  AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
   bool weighed = false;                      // by an objective that makes weights of the nll
+  int64_t overflows_at = 3;                  // of an fp16 model: the step whose loss scale is too large
 
   bool recompute = false;
+  RecomputeChoice level = Recompute::kBlock;                                        // where it recomputes
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
   bool mixed = false;    // the earlier half of each pool stays on the device
   int64_t granules = 1;  // of a tile
@@ -78,6 +82,12 @@ struct Variant {
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;
 
+  AdapterSpec adapter() const {
+    std::vector<std::string> targets = {"q_proj", "v_proj", "down_proj"};
+    if (kind == AdapterKind::kNorms) targets = {"input_layernorm", "q_norm", "norm"};
+    const double alpha = 2.0 * static_cast<double>(r);
+    return {.r = r, .alpha = alpha, .dora = dora, .dropout = 0.1, .targets = targets, .kind = kind};
+  }
   std::string text() const;
   std::string numbers() const;  // what decides them
   DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
@@ -94,6 +104,8 @@ struct Outcome {
 };
 
 DeviceType device();
+// What else blocks may keep where their inputs are not offloaded, by turns.
+RecomputeChoice drawn_level(int i);
 // A draw from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x threads x
 // engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x masters x
 // gradients in fp32/bf16 x biases, norms of heads, windows; the rules take turns with `i`.

@@ -40,12 +40,13 @@ std::vector<Row> rows() {
   return pairwise<kFactors>(kLevels, 15);
 }
 
-// Tied; not tied; a head in segments; adapters; adapters wider than the model; adapters of a quantised base.
+// Tied; not tied; a head in segments; adapters; DoRA with adapters wider than the model; adapters of a
+// quantised base.
 void set_model(size_t model, Variant& run) {
   run.tied = model != 1 && model != 2;
   if (model == 2) run.vocab = 17000;
   run.lora = model >= 3;
-  if (model == 4) run.r = 96;
+  if (model == 4) run.r = 96, run.dora = true;
   if (model == 5) run.base = EncodingKind::kNf4Double;
 }
 
@@ -104,6 +105,29 @@ TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
   EXPECT_EQ(levels(kUpdate).size(), 2U);
   EXPECT_GE(levels(kRule).size(), 6U);
   expect_same_bits(first);
+}
+
+// Adapters without pairs of low rank: factors, and copies of norms, of which one is in the head's block.
+TEST_F(Pairwise, ScalesAndNormsGiveTheSameBitsOffTheDevice) {
+  for (const AdapterKind kind : {AdapterKind::kIa3, AdapterKind::kNorms}) {
+    for (const bool fp32 : {false, true}) {
+      Variant run;
+      run.steps = 4;
+      run.lora = true;
+      run.kind = kind;
+      run.tied = fp32;
+      run.family = kind == AdapterKind::kNorms ? Family::kQwen3 : Family::kQwen2;
+      run.fp32_adapters = fp32;
+      run.master = fp32 ? Master::kF32 : Master::kSplit;
+      run.base = fp32 ? EncodingKind::kNf4Double : EncodingKind::kPlain;
+      run.optimizer = run.weights = true;
+      run.recompute = run.activations = run.in_backward = fp32;
+      SCOPED_TRACE(run.text());
+      const Outcome got = Training(run).run();
+      expect_same(run, got);
+      EXPECT_NE(got.losses.front(), got.losses.back());
+    }
+  }
 }
 
 TEST_F(Pairwise, EveryRowGivesTheSameBits) {

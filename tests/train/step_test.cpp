@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "config/config_names.h"
 #include "kernels/runtime.h"
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
@@ -50,7 +51,7 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 
 // A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
 struct Fixture {
-  Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients,
+  Fixture(const ModelSpec& model, bool lora, RecomputeChoice recompute, DType dtype, DType gradients,
           bool round_rows = false, bool weighted = false,
           const Objective& minimised = objectives::cross_entropy)
       : objective(minimised),
@@ -105,13 +106,16 @@ struct Fixture {
   std::unique_ptr<Rank> rank;
 };
 
+const RecomputeChoice kLevels[] = {
+    Recompute::kNone, Recompute::kAttention, {Recompute::kBlock, 2}, Recompute::kBlock};
+
 // What one step makes of a fresh rank, in a batch whose tokens are no round number.
 struct Outcome {
   StepResult result;
   std::vector<float> moments;  // all of them
   double evaluated = 0;
 };
-Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_rows, int fill) {
+Outcome step_on(const ModelSpec& spec, bool lora, RecomputeChoice recompute, bool round_rows, int fill) {
   Fixture f(spec, lora, recompute, DType::kF32, DType::kF32, round_rows);
   auto& arena = const_cast<Arena&>(f.rank->arena());
   {
@@ -123,7 +127,7 @@ Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_row
   batches.micro[1].target.assign(33, -1);  // learns nothing
   for (int32_t t = 0; t < 27; ++t) batches.micro[0].target[static_cast<size_t>(t)] = -1;
   out.result = f.rank->step().run(batches, 1, 1e-3);
-  out.evaluated = f.rank->step().evaluate(batches.micro[0]);
+  out.evaluated = f.rank->step().evaluate(batches.micro[0]).nll;
   struct Moments : StateSink {
     explicit Moments(std::vector<float>& to) : to_(to) {}
     void write(const StateEntry& entry, int64_t, std::span<const std::byte> bytes) override {
@@ -140,7 +144,8 @@ Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_row
 
 TEST(Step, RowsMoreThanTokensAddNothing) {
   for (int kind = 0; kind < 8; ++kind) {
-    const bool lora = kind % 2 == 1, recompute = kind / 2 % 2 == 1, rich = kind / 4 == 1;
+    const bool lora = kind % 2 == 1, rich = kind / 4 == 1;
+    const RecomputeChoice recompute = kLevels[kind / 2];
     const ModelSpec spec = tiny_spec(rich, rich, !rich);
     const Outcome exact = step_on(spec, lora, recompute, false, 0),
                   more = step_on(spec, lora, recompute, true, 0);
@@ -160,7 +165,8 @@ TEST(Step, RowsMoreThanTokensAddNothing) {
 
 TEST(Step, NothingComesFromWhatLayInTheArena) {
   for (int kind = 0; kind < 8; ++kind) {
-    const bool lora = kind % 2 == 1, recompute = kind / 2 % 2 == 1, rich = kind / 4 == 1;
+    const bool lora = kind % 2 == 1, rich = kind / 4 == 1;
+    const RecomputeChoice recompute = kLevels[kind / 2];
     const ModelSpec spec = tiny_spec(rich, rich, !rich);
     // Ones in every bit: a number that is none.
     const Outcome zeros = step_on(spec, lora, recompute, true, 0),
@@ -191,7 +197,7 @@ StepBatches one_batch(const ModelSpec& spec) {
 TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
   for (const bool qk_norm : {false, true}) {
     for (const bool lora : {false, true}) {
-      for (const bool recompute : {false, true}) {
+      for (const RecomputeChoice recompute : kLevels) {
         for (const DType gradients : {DType::kF32, DType::kBF16}) {
           Fixture f(tiny_spec(qk_norm, qk_norm, !qk_norm), lora, recompute, DType::kBF16, gradients);
           f.step(one_batch(f.spec));
@@ -199,7 +205,7 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
           // The plan knows of one document; of the two that there are each has a last token without target.
           EXPECT_LE(used, planned);
           EXPECT_GE(used, planned - 1024)
-              << "q/k norm " << qk_norm << " lora " << lora << " recompute " << recompute;
+              << "q/k norm " << qk_norm << " lora " << lora << " recompute " << recompute_name(recompute);
           EXPECT_EQ(f.rank->arena().mark(), 0);
         }
       }
@@ -218,15 +224,29 @@ std::vector<ModelSpec> other_shapes(bool tied) {
   return out;
 }
 
+TEST(Step, LevelsOfRecomputationChangeNoBit) {
+  bool lora = false;
+  for (const ModelSpec& spec : other_shapes(true)) {
+    const Outcome none = step_on(spec, lora, Recompute::kNone, false, 0);
+    for (const RecomputeChoice level : kLevels) {
+      const Outcome other = step_on(spec, lora, level, false, 255);
+      EXPECT_EQ(other.result.loss, none.result.loss) << recompute_name(level);
+      EXPECT_EQ(other.result.grad_norm, none.result.grad_norm) << recompute_name(level);
+      EXPECT_EQ(other.moments, none.moments) << recompute_name(level);
+    }
+    lora = !lora;
+  }
+}
+
 TEST(Step, TakesFromTheArenaWhatThePlanSaidOfOtherShapes) {
   for (const ModelSpec& spec : other_shapes(true)) {
     for (const bool lora : {false, true}) {
-      for (const bool recompute : {false, true}) {
+      for (const RecomputeChoice recompute : kLevels) {
         Fixture f(spec, lora, recompute, DType::kBF16, DType::kF32);
         f.step(one_batch(f.spec));
         const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
         EXPECT_LE(used, planned);
-        EXPECT_GE(used, planned - 1024) << "lora " << lora << " recompute " << recompute;
+        EXPECT_GE(used, planned - 1024) << "lora " << lora << " recompute " << recompute_name(recompute);
         EXPECT_EQ(f.rank->arena().mark(), 0);
       }
     }
@@ -237,8 +257,8 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaidOfOtherShapes) {
 TEST(Step, BeginsEveryGradientAnew) {
   for (const bool tied : {false, true}) {
     for (const ModelSpec& spec : other_shapes(tied)) {
-      Fixture fresh(spec, false, false, DType::kF32, DType::kF32),
-          used(spec, false, false, DType::kF32, DType::kF32);
+      Fixture fresh(spec, false, Recompute::kNone, DType::kF32, DType::kF32),
+          used(spec, false, Recompute::kNone, DType::kF32, DType::kF32);
       const StepBatches shorter{{batch_of(2, 50, spec.vocab)}, 2 * 49};
       // Without a learning rate the weights stay.
       used.step(one_batch(spec), 0);
@@ -250,7 +270,7 @@ TEST(Step, BeginsEveryGradientAnew) {
 }
 
 TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
-  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  Fixture f(tiny_spec(false, false, true), false, Recompute::kNone, DType::kF32, DType::kF32);
   f.step(one_batch(f.spec));
   // An infinite weight makes the loss infinite or undefined.
   auto* const norm = reinterpret_cast<float*>(f.rank->weights().trainable_home(4));
@@ -278,7 +298,8 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
 // Twos change nothing but exponents. Zeros leave the other targets' loss and gradient.
 TEST(Step, DividesTheWeightedLossByTheSumOfTheWeights) {
   const auto run = [](bool weighted, const StepBatches& batches) {
-    Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32, false, weighted);
+    Fixture f(tiny_spec(false, true, false), false, Recompute::kNone, DType::kF32, DType::kF32, false,
+              weighted);
     return f.step(batches);
   };
   const StepBatches plain = one_batch(tiny_spec(false, true, false));
@@ -320,8 +341,8 @@ TEST(Step, AnObjectiveWeighsRowsBySampleAndAddsToItsColumns) {
   for (size_t t = 0; t < 120; ++t) known.micro[0].weight[t] = t < 60 ? 0.5F : 1.F;
   known.micro[1].weight.assign(90, 5.F);
   made.target_weight = known.target_weight = 59 * 0.5 + 59 + 88 * 5;
-  Fixture fused(spec, false, false, DType::kF32, DType::kF32, false, true),
-      phases(spec, false, false, DType::kF32, DType::kF32, false, true, kBySample);
+  Fixture fused(spec, false, Recompute::kNone, DType::kF32, DType::kF32, false, true),
+      phases(spec, false, Recompute::kNone, DType::kF32, DType::kF32, false, true, kBySample);
   for (int step = 0; step < 2; ++step) {  // columns begin anew
     const StepResult want = fused.step(known), got = phases.step(made);
     EXPECT_EQ(got.grad_norm, want.grad_norm);
@@ -342,30 +363,39 @@ double reference_nll(const float* logits, int64_t vocab, int32_t target) {
 // Batches of which some have weights, and of these some are 0.
 TEST(Step, AnEvaluationDividesByTheSumOfTheWeights) {
   const ModelSpec spec = tiny_spec(false, true, false);
-  Fixture f(spec, false, false, DType::kF32, DType::kF32, false, true);
+  Fixture f(spec, false, Recompute::kNone, DType::kF32, DType::kF32, false, true);
   std::vector<Batch> batches = {batch_of(2, 40, spec.vocab), batch_of(1, 60, spec.vocab),
                                 batch_of(1, 30, spec.vocab)};
   for (size_t t = 0; t < 80; ++t) batches[0].weight.push_back(static_cast<float>(t % 7) * 0.25F);
   batches[2].weight.assign(30, 3.F);
-  double nll = 0, weights = 0;
+  double nll = 0, weights = 0, correct = 0;
   int64_t targets = 0;
-  for (const Batch& batch : batches) {
+  for (Batch& batch : batches) {
     std::vector<int32_t> rows;
     for (size_t t = 0; t < batch.target.size(); ++t) {
       if (batch.target[t] >= 0) rows.push_back(static_cast<int32_t>(t));
     }
-    const std::vector<float> logits = f.rank->step().logits(batch, rows);
+    std::vector<float> logits = f.rank->step().logits(batch, rows);
+    // Of every second row the model's own choice becomes the target.
+    for (size_t r = 0; r < rows.size(); r += 2) {
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      batch.target[static_cast<size_t>(rows[r])] =
+          static_cast<int32_t>(std::max_element(row, row + spec.vocab) - row);
+    }
     for (size_t r = 0; r < rows.size(); ++r) {
       const auto t = static_cast<size_t>(rows[r]);
       const double weight = batch.weight.empty() ? 1 : batch.weight[t];
       nll += weight *
              reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[t]);
       weights += weight;
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      correct += std::max_element(row, row + spec.vocab) - row == batch.target[t] ? 1 : 0;
     }
     targets += std::ssize(rows);
   }
   const EvalResult result = evaluate(*f.rank, {.set = "", .batches = batches});
   EXPECT_FALSE(result.choices);
+  EXPECT_EQ(result.token_accuracy, correct / static_cast<double>(targets));
   EXPECT_NEAR(result.loss, nll / weights, 1e-6 * nll / weights);
   EXPECT_EQ(result.target_tokens, targets);
   EXPECT_GT(std::abs(weights - static_cast<double>(targets)), 0.1 * weights);
@@ -374,7 +404,7 @@ TEST(Step, AnEvaluationDividesByTheSumOfTheWeights) {
 // Two rows of choices whose endings are in batches in another order, as packing may leave them.
 TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
   const ModelSpec spec = tiny_spec(false, true, false);
-  Fixture f(spec, false, false, DType::kF32, DType::kF32);
+  Fixture f(spec, false, Recompute::kNone, DType::kF32, DType::kF32);
   EvalBatches set{
       .set = "",
       .batches = {batch_of(2, 40, spec.vocab), batch_of(1, 60, spec.vocab), batch_of(1, 30, spec.vocab)},
@@ -382,7 +412,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
   const std::vector<std::vector<int32_t>> endings = {{2, 0}, {3}, {1}};
   std::vector<double> expected(4);
   double right = 0;
-  int64_t right_targets = 0;
+  int64_t right_targets = 0, right_first = 0;
   for (size_t b = 0; b < endings.size(); ++b) {
     Batch& batch = set.batches[b];
     const int64_t length = batch.tokens() / batch.documents();
@@ -395,6 +425,11 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
     }
     const std::vector<float> logits = f.rank->step().logits(batch, rows);
     for (size_t r = 0; r < rows.size(); ++r) {
+      // Of every second row the model's own choice is the target, of the others another token.
+      const auto row = logits.begin() + static_cast<int64_t>(r) * spec.vocab;
+      const auto argmax = static_cast<int32_t>(std::max_element(row, row + spec.vocab) - row);
+      int32_t& target = batch.target[static_cast<size_t>(rows[r])];
+      target = r % 2 == 0 ? argmax : static_cast<int32_t>((argmax + 1) % spec.vocab);
       const auto at = static_cast<size_t>(rows[r]);
       const double nll =
           reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[at]);
@@ -402,6 +437,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
       expected[static_cast<size_t>(ending)] -= nll;
       right += ending == 1 || ending == 2 ? nll : 0;
       right_targets += ending == 1 || ending == 2 ? 1 : 0;
+      right_first += (ending == 1 || ending == 2) && r % 2 == 0 ? 1 : 0;
     }
   }
   const EvalResult result = evaluate(*f.rank, set);
@@ -410,6 +446,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
     EXPECT_NEAR(result.choices->log_likelihoods[i], expected[i], -1e-6 * expected[i]) << i;
   EXPECT_NEAR(result.loss, right / static_cast<double>(right_targets), 1e-6 * result.loss);
   EXPECT_EQ(result.target_tokens, right_targets);
+  EXPECT_EQ(result.token_accuracy, static_cast<double>(right_first) / static_cast<double>(right_targets));
   const ChoiceScores scores = score_choices(set.groups, expected);
   EXPECT_EQ(result.choices->accuracy, scores.accuracy);
   EXPECT_EQ(result.choices->accuracy_norm, scores.accuracy_norm);
@@ -417,7 +454,7 @@ TEST(Step, AnEvaluationOfChoicesSumsTheLossOfEachEnding) {
 }
 
 TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
-  Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32);
+  Fixture f(tiny_spec(false, true, false), false, Recompute::kNone, DType::kF32, DType::kF32);
   f.step(one_batch(f.spec));  // leaves gradients that must not survive
   StepBatches batches = one_batch(f.spec);
   batches.micro[0].target.assign(256, -1);
@@ -430,14 +467,14 @@ TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
 
 // A plan for two ranks and a rank that is alone: it would never be given the others' gradients.
 TEST(Step, OfRanksThatAreNotThereIsRefused) {
-  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  Fixture f(tiny_spec(false, false, true), false, Recompute::kNone, DType::kF32, DType::kF32);
   Plan plan = f.plan;
   plan.placement.ranks = plan.numerics.ranks = plan.step.ranks = 2;
   EXPECT_THROW(Rank(f.setup(plan, false), f.stream), Error);
 }
 
 TEST(Loans, MisuseThrows) {
-  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  Fixture f(tiny_spec(false, false, true), false, Recompute::kNone, DType::kF32, DType::kF32);
   WeightStore& store = f.rank->weights();
   {
     const Loan loan = store.acquire(1);
@@ -451,14 +488,12 @@ TEST(Loans, MisuseThrows) {
 
 // A stop that is asked for while a run is evaluated before its first step ends it after the batch at hand.
 TEST(Evaluation, EndsAtTheNextBatchWhenItIsToStop) {
-  Fixture f(tiny_spec(true, false, true), false, false, DType::kF32, DType::kF32);
+  Fixture f(tiny_spec(true, false, true), false, Recompute::kNone, DType::kF32, DType::kF32);
   const EvalBatches set{.set = "", .batches = std::vector<Batch>(5, batch_of(1, 20, f.spec.vocab))};
   int asked = 0;
   EXPECT_FALSE(evaluate_unless(*f.rank, set, [&] { return ++asked == 3; }));
   EXPECT_EQ(asked, 3);
-  const auto whole = evaluate_unless(*f.rank, set, [] { return false; });
-  ASSERT_TRUE(whole);
-  EXPECT_EQ(whole->loss, evaluate(*f.rank, set).loss);
+  EXPECT_EQ(evaluate_unless(*f.rank, set, [] { return false; }).value().loss, evaluate(*f.rank, set).loss);
 }
 
 }  // namespace

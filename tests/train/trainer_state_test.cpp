@@ -64,6 +64,44 @@ TEST(TrainerState, ALossThatIsNoNumberIsNeverTheLeast) {
   EXPECT_EQ(s.no_lower, 4);
 }
 
+TEST(TrainerState, HasTheLossScaleOfAnFp16ModelAlone) {
+  TrainerState s = some_state();
+  EXPECT_FALSE(state_json(s).contains("loss_scale"));
+  EXPECT_FALSE(parse_trainer_state(state_json(s), "m").loss_scale);
+  s.loss_scale = LossScale{.scale = 0x1.8p20F, .good = 1999, .overflows = 7};
+  const Json json = Json::parse(state_json(s).dump());
+  EXPECT_EQ(parse_trainer_state(json, "m").loss_scale, s.loss_scale);
+  for (const char* key : {"scale", "good", "overflows"}) {
+    Json without = json;
+    without["loss_scale"].erase(key);
+    EXPECT_THROW(parse_trainer_state(without, "m"), Error) << key;
+  }
+  Json zero = json;
+  zero["loss_scale"]["scale"] = 0;
+  EXPECT_THROW(parse_trainer_state(zero, "m"), Error);
+}
+
+// What torch.amp.GradScaler(init_scale=1024, growth_interval=3) gives for these steps.
+TEST(LossScale, IsThatOfTorch) {
+  TrainConfig config;
+  config.loss_scale_interval = 3;
+  LossScale scale{.scale = 1024};
+  const std::pair<bool, float> steps[] = {
+      {true, 512},  {true, 256},  {false, 256}, {false, 256}, {false, 512}, {false, 512},  {true, 256},
+      {false, 256}, {false, 256}, {false, 512}, {false, 512}, {false, 512}, {false, 1024}, {true, 512}};
+  for (const auto& [overflow, after] : steps) {
+    scale.observe(!overflow, config);
+    EXPECT_EQ(scale.scale, after);
+  }
+  // It stays where one more doubling is no number, and counts anew.
+  scale = {.scale = 0x1p127F, .good = 2};
+  scale.observe(true, config);
+  EXPECT_EQ(scale.scale, 0x1p127F);
+  EXPECT_EQ(scale.good, 0);
+  EXPECT_EQ(TrainConfig().loss_scale, 65536);
+  EXPECT_EQ(TrainConfig().loss_scale_interval, 2000);
+}
+
 TEST(TrainerState, EveryKeyIsNeeded) {
   const Json whole = state_json(some_state());
   for (const auto& [key, value] : whole.items()) {

@@ -1,6 +1,7 @@
 // cuBLAS as far as LibTorch's mm, addmm and baddbmm use it, so that LibTorch's own host code runs: its
 // checks, its choice of transposes and leading dimensions, its workspace out of the caching allocator. The
-// product is the CPU's, summed in fp32 and rounded once.
+// product is the CPU's, summed in fp32 and rounded once; with TF32 math fp32 factors are rounded to 10 bits
+// of mantissa first.
 #include <ATen/ATen.h>
 #include <cublas_v2.h>
 
@@ -40,6 +41,11 @@ struct Matrix {
   }
 };
 
+at::Tensor factor(const at::Tensor& x, bool tf32) {
+  if (!tf32 || x.scalar_type() != at::kFloat) return x.to(at::kFloat);
+  return x.view(at::kInt).add(0x1000).bitwise_and(~0x1FFF).view(at::kFloat);
+}
+
 // Column-major C = alpha op(A) op(B) + beta C is, row-major, C[n, m] = alpha b[n, k] a[k, m] + beta C.
 cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
                     float alpha, const void* A, cudaDataType at_, int64_t lda, const void* B, cudaDataType bt,
@@ -53,6 +59,7 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
   for (const void* p : {A, B, static_cast<const void*>(C)}) {
     if (!twin::device_can_use(p)) twin::fault("a GEMM on memory that the device cannot use");
   }
+  const bool tf32 = reinterpret_cast<Handle*>(handle)->math == CUBLAS_TF32_TENSOR_OP_MATH;
   std::vector<twin::Access> accesses = {a.access(false), b.access(false)};
   if (beta != 0) accesses.push_back(c.access(false));
   accesses.push_back(c.access(true));
@@ -62,7 +69,7 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
       [=] {
         const c10::InferenceMode guard;
         const at::Tensor x = nb ? b.tensor() : b.tensor().t(), y = na ? a.tensor() : a.tensor().t();
-        at::Tensor sum = at::mm(x.to(at::kFloat), y.to(at::kFloat));
+        at::Tensor sum = at::mm(factor(x, tf32), factor(y, tf32));
         if (alpha != 1) sum.mul_(alpha);
         const at::Tensor out = c.tensor();
         if (beta != 0) sum.add_(out.to(at::kFloat), beta);

@@ -109,6 +109,18 @@ def test_a_trace_shows_what_the_gpu_did_and_hidden_pct_counts_copies_and_waits_b
     assert all(0 <= h <= 100 for h in hidden) and min(hidden[1:]) < 100, hidden
 
 
+def test_tf32_products_reach_a_run_by_their_key(work):
+    name, losses = config(work, "products"), {}
+    for products in ("fp32", "tf32"):
+        done = lmlaunch("--gpus", 1, name, "model.dtype=fp32", f"model.products={products}", f"run.dir=runs/{products}", cwd=work)
+        assert done.returncode == 0, done.stderr
+        run = work / "runs" / products
+        losses[products] = [json.loads(line)["loss"] for line in open(run / "metrics.jsonl")]
+        assert json.loads((run / "numerics.json").read_text())["products"] == products
+        assert ("fp32 products as TF32" in (run / "plan.txt").read_text()) == (products == "tf32")
+    assert losses["tf32"] != losses["fp32"] and losses["tf32"] == pytest.approx(losses["fp32"], rel=1e-2)
+
+
 def test_who_runs_on_the_twin_is_told_so_once(work):
     name = config(work, "told")
     assert lmlaunch("--gpus", 1, name, cwd=work).stderr.count("on the twin: no GPU is here") == 1

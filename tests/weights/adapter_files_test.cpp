@@ -1,6 +1,7 @@
 #include "weights/adapter_files.h"
 #include "export/export_adapter.h"
 
+#include <cmath>
 #include <optional>
 
 #include "tests/weights/support.h"
@@ -13,8 +14,6 @@ using nlohmann::json;
 using test::contains;
 using test::refusal;
 using test::TemporaryDirectory;
-
-const NameMap kNames = llama_names();
 
 AdapterSpec tiny_adapter() {
   return {.r = 3, .alpha = 6, .rslora = false, .dropout = 0.25, .targets = {"q_proj", "down_proj"}};
@@ -33,35 +32,48 @@ std::vector<float> values_of(const Parameter& parameter) {
 }
 
 void write_tiny(const std::string& directory, const AdapterSpec& adapter,
-                const std::string& base_directory = "") {
+                const std::string& base_directory = "", bool patterns = false) {
   const ModelLayout layout = make_layout(tiny_spec(), &adapter, DType::kBF16);
   std::vector<float> values;
   const auto source = [&](size_t, const TensorPlace& place, int64_t) {
     values = values_of(place.parameter);
     return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
   };
-  write_adapter(directory, adapter, {"org/base", base_directory}, layout, source, false);
+  write_adapter(directory, adapter, {"org/base", base_directory}, layout, source, {.patterns = patterns});
 }
 
-TEST(Adapter, WhatIsWrittenIsReadAgain) {
-  const TemporaryDirectory directory;
-  const AdapterSpec adapter = tiny_adapter();
-  write_tiny(directory / "out", adapter);
-  const AdapterConfig config = read_adapter_config(directory / "out", &kNames);
-  EXPECT_EQ(config.base_model, "org/base");
-  EXPECT_EQ(config.spec.r, 3);
-  EXPECT_EQ(config.spec.alpha, 6);
-  EXPECT_EQ(config.spec.dropout, 0.25);
-  EXPECT_EQ(config.spec.targets, adapter.targets);
-  const ModelLayout layout = make_layout(tiny_spec(), &config.spec, DType::kBF16);
+// A copy of its values, as the run that trains it has them.
+std::map<std::string, std::vector<float>> load_tiny(const std::string& directory,
+                                                    const AdapterSpec& adapter) {
   std::map<std::string, std::vector<float>> loaded;
-  load_adapter(directory / "out", layout,
+  load_adapter(directory, make_layout(tiny_spec(), &adapter, DType::kBF16),
                [&](size_t, const TensorPlace& place) {
                  auto& values = loaded[place.parameter.name];
                  values.resize(static_cast<size_t>(place.parameter.elements()));
                  return LoadTarget{reinterpret_cast<std::byte*>(values.data()), DType::kF32};
                },
                {.threads = 2});
+  return loaded;
+}
+
+AdapterSpec read_tiny(const std::string& directory) {
+  const ModelSpec base = tiny_spec();
+  return read_adapter_config(directory, &base).spec;
+}
+
+TEST(Adapter, WhatIsWrittenIsReadAgain) {
+  const TemporaryDirectory directory;
+  const AdapterSpec adapter = tiny_adapter();
+  write_tiny(directory / "out", adapter);
+  const ModelSpec base = tiny_spec();
+  const AdapterConfig config = read_adapter_config(directory / "out", &base);
+  EXPECT_EQ(config.base_model, "org/base");
+  EXPECT_EQ(config.spec.r, 3);
+  EXPECT_EQ(config.spec.alpha, 6);
+  EXPECT_EQ(config.spec.dropout, 0.25);
+  EXPECT_EQ(config.spec.targets, adapter.targets);
+  const ModelLayout layout = make_layout(tiny_spec(), &config.spec, DType::kBF16);
+  const std::map<std::string, std::vector<float>> loaded = load_tiny(directory / "out", config.spec);
   EXPECT_EQ(loaded.size(), 8u);  // two layers × two modules × A and B
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
@@ -110,7 +122,7 @@ TEST(Adapter, RsLoraIsWrittenAsItsEqual) {
   adapter.r = 4;
   adapter.rslora = true;
   write_tiny(directory / "out", adapter);
-  const AdapterSpec read = read_adapter_config(directory / "out", &kNames).spec;
+  const AdapterSpec read = read_tiny(directory / "out");
   EXPECT_FALSE(read.rslora);
   EXPECT_EQ(read.alpha, 12);
   EXPECT_EQ(read.scale(), adapter.scale());
@@ -122,11 +134,11 @@ TEST(Adapter, WholePathsAndPatternsNameTheSameModules) {
   const std::string path = directory / "out/adapter_config.json";
   json config = json::parse(test::read_text(path));
   for (const json& targets : {json({"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
-                                    "layers.0.mlp.down_proj"}),
+                                    "layers.0.mlp.down_proj", "1.mlp.down_proj"}),
                               json("model\\..*\\.(q|down)_proj")}) {
     config["target_modules"] = targets;
     test::write_text(path, config.dump());
-    EXPECT_EQ(read_adapter_config(directory / "out", &kNames).spec.targets, tiny_adapter().targets);
+    EXPECT_EQ(read_tiny(directory / "out").targets, tiny_adapter().targets);
   }
 }
 
@@ -135,16 +147,23 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
   write_tiny(directory / "out", tiny_adapter());
   const std::string path = directory / "out/adapter_config.json";
   const json good = json::parse(test::read_text(path));
-  const std::pair<const char*, json> kSets[] = {{"use_dora", true},
+  const std::pair<const char*, json> kSets[] = {{"use_dora", 1},
                                                 {"bias", "all"},
                                                 {"lora_bias", true},
                                                 {"modules_to_save", {"lm_head"}},
-                                                {"rank_pattern", {{"q_proj", 8}}},
-                                                {"alpha_pattern", {{"q_proj", 8}}},
-                                                {"layers_to_transform", {0}},
+                                                {"rank_pattern", {{"q_proj", 0}}},
+                                                {"rank_pattern", {{"q_proj", 2.5}}},
+                                                {"rank_pattern", {{"(?P<x>q)_proj", 8}}},
+                                                {"rank_pattern", {"q_proj"}},
+                                                {"alpha_pattern", {{"q_proj", "8"}}},
+                                                {"alpha_pattern", {{"[[:alpha:]]_proj", 8}}},
+                                                {"layers_to_transform", "0"},
+                                                {"layers_to_transform", {-1}},
+                                                {"layers_pattern", "layers"},
                                                 {"fan_in_fan_out", true},
                                                 {"trainable_token_indices", {1}},
-                                                {"exclude_modules", "x"},
+                                                {"exclude_modules", "(?i)Q_PROJ"},
+                                                {"exclude_modules", {"q_proj", 1}},
                                                 {"something_new", {{"x", 1}}},
                                                 {"peft_type", "LOHA"},
                                                 {"task_type", "SEQ_CLS"},
@@ -163,11 +182,125 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
     json config = good;
     config[key] = value;
     test::write_text(path, config.dump());
-    const std::string message = refusal([&] { read_adapter_config(directory / "out", &kNames); });
+    const std::string message = refusal([&] { read_tiny(directory / "out"); });
     EXPECT_TRUE(contains(message, key) ||
                 (std::string(key) == "target_modules" && contains(message, "target")))
         << message;
   }
+}
+
+AdapterSpec uneven_adapter() {
+  AdapterSpec out = tiny_adapter();
+  out.ranks = {{"q_proj", 2}, {"model.layers.1.mlp.down_proj", 5}};
+  out.alphas = {{"model.layers.0.self_attn.q_proj", 9}};
+  return out;
+}
+
+// s B A of a module, element by element.
+std::vector<double> product(const std::map<std::string, std::vector<float>>& tensors,
+                            const std::string& module, const std::string& path, const AdapterSpec& adapter) {
+  const auto &a = tensors.at(module + ".lora_A"), &b = tensors.at(module + ".lora_B");
+  const auto rank = static_cast<size_t>(adapter.rank_of(path));
+  const size_t columns = a.size() / rank, rows = b.size() / rank;
+  std::vector<double> out(rows * columns);
+  for (size_t i = 0; i < rows; ++i)
+    for (size_t k = 0; k < rank; ++k)
+      for (size_t j = 0; j < columns; ++j)
+        out[i * columns + j] += adapter.scale_of(path) * double{b[i * rank + k]} * a[k * columns + j];
+  return out;
+}
+
+TEST(Adapter, RanksAndAlphasThatDifferArePatternsOrFilledUpToOne) {
+  const TemporaryDirectory directory;
+  for (const bool rslora : {false, true}) {
+    AdapterSpec adapter = uneven_adapter();
+    adapter.rslora = rslora;
+    const std::string own = directory / (rslora ? "own_rs" : "own"),
+                      one = directory / (rslora ? "one_rs" : "one");
+    write_tiny(own, adapter, "", true);
+    write_tiny(one, adapter);
+    EXPECT_EQ(read_tiny(own), adapter);
+    const json config = json::parse(test::read_text(own + "/adapter_config.json"));
+    EXPECT_EQ(config["rank_pattern"], json({{"q_proj", 2}, {"model.layers.1.mlp.down_proj", 5}}));
+    EXPECT_EQ(config["alpha_pattern"], json({{"model.layers.0.self_attn.q_proj", 9}}));
+    const AdapterSpec filled = read_tiny(one);
+    EXPECT_EQ(filled.r, 5);
+    EXPECT_FALSE(filled.rslora);
+    EXPECT_TRUE(filled.ranks.empty() && filled.alphas.empty());
+    const auto before = load_tiny(own, adapter), after = load_tiny(one, filled);
+    for (const char* layer : {"0", "1"}) {
+      for (const auto& [name, path] :
+           {std::pair{"q_proj", "self_attn.q_proj"}, {"down_proj", "mlp.down_proj"}}) {
+        const std::string ours = std::string("layers.") + layer + "." + name,
+                          theirs = std::string("model.layers.") + layer + "." + path;
+        const auto expected = product(before, ours, theirs, adapter),
+                   got = product(after, ours, theirs, filled);
+        ASSERT_EQ(got.size(), expected.size());
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i], expected[i], 1e-6 * (1 + std::abs(expected[i])));
+      }
+    }
+  }
+}
+
+TEST(Adapter, LayersAreWrittenAndRead) {
+  const TemporaryDirectory directory;
+  AdapterSpec adapter = tiny_adapter();
+  adapter.layers = {1};
+  write_tiny(directory / "out", adapter);
+  const std::string path = directory / "out/adapter_config.json";
+  json config = json::parse(test::read_text(path));
+  EXPECT_EQ(config["layers_to_transform"], json({1}));
+  EXPECT_EQ(config["target_modules"], json({"down_proj", "q_proj"}));
+  EXPECT_EQ(read_tiny(directory / "out"), adapter);
+  EXPECT_EQ(load_tiny(directory / "out", adapter).size(), 4u);
+  config["layers_to_transform"] = 1;
+  config["layers_pattern"] = {"h", "layers"};
+  test::write_text(path, config.dump());
+  EXPECT_EQ(read_tiny(directory / "out"), adapter);
+  config["layers_pattern"] = "blocks";  // no module has it
+  test::write_text(path, config.dump());
+  EXPECT_TRUE(contains(refusal([&] { read_tiny(directory / "out"); }), "choose no module"));
+}
+
+// PEFT leaves tensors out that its expression does not choose, and fresh what it has no tensors for.
+TEST(Adapter, AnExpressionThatChoosesOtherModulesThanTheFileHasIsRefused) {
+  const TemporaryDirectory directory;
+  write_tiny(directory / "out", tiny_adapter());
+  const std::string path = directory / "out/adapter_config.json";
+  json config = json::parse(test::read_text(path));
+  for (const char* wrong : {".*q_proj", ".*_proj", "model\\.layers\\.0\\..*(q|down)_proj"}) {
+    config["target_modules"] = wrong;
+    test::write_text(path, config.dump());
+    EXPECT_TRUE(contains(refusal([&] { read_tiny(directory / "out"); }), "target_modules")) << wrong;
+  }
+  // What only Python reads is not compared.
+  for (const char* right : {"(?P<all>.*)\\.(q|down)_proj", ".*(q|down)_proj\\Z"}) {
+    config["target_modules"] = right;
+    test::write_text(path, config.dump());
+    EXPECT_EQ(read_tiny(directory / "out").targets, tiny_adapter().targets) << right;
+  }
+}
+
+TEST(Adapter, TheFirstPatternInTheFileDecides) {
+  const TemporaryDirectory directory;
+  AdapterSpec adapter = tiny_adapter();
+  adapter.alphas = {{"down_proj", 7}};
+  write_tiny(directory / "out", adapter, "", true);
+  const std::string path = directory / "out/adapter_config.json", text = test::read_text(path);
+  const auto with = [&](const std::string& patterns) {
+    json config = json::parse(text);
+    config["alpha_pattern"] = "HERE";
+    std::string changed = config.dump();
+    test::write_text(path, changed.replace(changed.find("\"HERE\""), 6, patterns));
+    return read_tiny(directory / "out");
+  };
+  EXPECT_EQ(with(R"({"mlp.down_proj": 7, "down_proj": 8})"), adapter);
+  EXPECT_EQ(with(R"({"mlp.down_proj": 7, ".*": 6})"), adapter);
+  EXPECT_EQ(with(R"({"layers\\.[01]\\.mlp\\..*": 7})"), adapter);
+  EXPECT_EQ(with(R"({"^model.layers.[0-9]+.mlp.down.proj": 7})"), adapter);
+  EXPECT_EQ(with(R"({"z.*": 9, "down_proj": 8, "a": 1, "mlp.down_proj": 7})").alphas.front().second, 8);
+  EXPECT_TRUE(with(R"({"down": 7, "n_proj": 7})").alphas.empty());  // the end behind a point, not any end
 }
 
 TEST(Adapter, ALayerWithoutItsTensorsIsListed) {

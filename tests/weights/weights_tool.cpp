@@ -3,7 +3,8 @@
 //   tokens,
 //                                as JSON
 //   model DIR OUT DTYPE PART     load as DTYPE (fp32 | bf16), export in parts of PART bytes
-//   adapter BASE DIR OUT         load a PEFT adapter of the model BASE, write it again
+//   adapter BASE DIR OUT         load a PEFT adapter of BASE, write it with one rank and alpha
+//   adapter-patterns BASE DIR OUT   the same with its own ranks and alphas
 //   quantise FILE OUT ENCODING   every matrix of a safetensors file: its codes, scales and their values
 //   quantised DIR OUT DTYPE ENCODING   the same of a model's linear layers as it is loaded
 //   copy FILE OUT                read every tensor of a safetensors file, write it again
@@ -140,20 +141,20 @@ void copy_model(const std::string& directory, const std::string& out, DType dtyp
                {.dtype = dtype, .part_bytes = part_bytes, .replace = false});
 }
 
-void copy_adapter(const std::string& base, const std::string& directory, const std::string& out) {
+void copy_adapter(const std::string& base, const std::string& directory, const std::string& out,
+                  bool patterns) {
   const ModelSpec spec = read_model_spec(base);
-  const AdapterConfig config = read_adapter_config(directory, &spec.names);
+  const AdapterConfig config = read_adapter_config(directory, &spec);
   const ModelLayout layout = make_layout(spec, &config.spec, DType::kF32);
   Memory memory;
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
                {.threads = 2});
-  write_adapter(
-      out, config.spec, {config.base_model, ""}, layout,
-      [&](size_t, const TensorPlace& place, int64_t) {
-        return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
-      },
-      false);
+  write_adapter(out, config.spec, {config.base_model, ""}, layout,
+                [&](size_t, const TensorPlace& place, int64_t) {
+                  return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
+                },
+                {.patterns = patterns});
 }
 
 void copy_file(const std::string& from, const std::string& to) {
@@ -269,8 +270,8 @@ int run(const std::vector<std::string>& a) {
     quantise_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, encoding_named(a[4]));
   } else if (command == "model" && a.size() == 5) {
     copy_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, std::atoll(a[4].c_str()));
-  } else if (command == "adapter" && a.size() == 4) {
-    copy_adapter(a[1], a[2], a[3]);
+  } else if ((command == "adapter" || command == "adapter-patterns") && a.size() == 4) {
+    copy_adapter(a[1], a[2], a[3], command == "adapter-patterns");
   } else if (command == "copy" && a.size() == 3) {
     copy_file(a[1], a[2]);
   } else if (command == "verify" && a.size() == 2) {

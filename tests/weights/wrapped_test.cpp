@@ -33,6 +33,8 @@ TEST(TensorNames, EveryLayoutHasOneNameHere) {
        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
       {"base_model.model.h.0.attn.c_attn.lora_A.weight",
        "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"},
+      {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector.weight",
+       "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector"},
       {"wte.weight", "transformer.wte.weight"},
       {"wpe.weight", "transformer.wpe.weight"},
       {"ln_f.bias", "transformer.ln_f.bias"},
@@ -291,7 +293,7 @@ TEST(Initialise, NormsAndBuffersBeginNeutral) {
     for (const ParameterKind kind : {ParameterKind::kNorm, ParameterKind::kBuffer, ParameterKind::kBias}) {
       const Parameter parameter{.name = "x", .kind = kind, .rows = 3, .parts = {}, .neutral = neutral};
       std::vector<float> values(3, 9);
-      initialise(parameter, 7, 1, DType::kF32, reinterpret_cast<std::byte*>(values.data()), 0, 3);
+      initialise({parameter, 7, 1, DType::kF32}, reinterpret_cast<std::byte*>(values.data()), 0, 3);
       EXPECT_EQ(values, std::vector<float>(3, kind == ParameterKind::kBias ? 0 : neutral));
     }
   }
@@ -301,7 +303,8 @@ AdapterSpec tiny_adapter() {
   return {.r = 3, .alpha = 6, .targets = {"q_proj", "down_proj"}};
 }
 
-void write_tiny_adapter(const std::string& directory, const ModelLayout& layout, bool wrapped) {
+void write_tiny_adapter(const std::string& directory, const ModelLayout& layout, bool wrapped,
+                        const AdapterSpec& adapter = tiny_adapter()) {
   std::vector<float> values;
   const auto source = [&](size_t, const TensorPlace& place, int64_t) {
     values.assign(static_cast<size_t>(place.parameter.elements()), 0);
@@ -309,8 +312,8 @@ void write_tiny_adapter(const std::string& directory, const ModelLayout& layout,
       values[i] = test::tiny_value(place.parameter.name, static_cast<int64_t>(i));
     return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
   };
-  write_adapter(directory, tiny_adapter(), {.name = "org/base", .directory = "", .wrapped = wrapped}, layout,
-                source, false);
+  write_adapter(directory, adapter, {.name = "org/base", .directory = "", .wrapped = wrapped}, layout, source,
+                {.patterns = true});
 }
 
 // As PEFT names modules of the class that a wrapper's file belongs to; and as it did in line 4, which is
@@ -343,15 +346,54 @@ TEST(Wrapped, AnAdapterHasTheWrappersNames) {
   };
   EXPECT_TRUE(values("wrapped") == values("plain"));
   check_adapter(directory / "wrapped", spec);
-  EXPECT_EQ(read_adapter_config(directory / "wrapped", &spec.names).spec.targets, adapter.targets);
+  EXPECT_EQ(read_adapter_config(directory / "wrapped", &spec).spec.targets, adapter.targets);
   // Whole paths, of either line.
   for (const char* prefix : {"model.language_model.layers.", "language_model.model.layers."}) {
     json paths = config;
-    paths["target_modules"] = {prefix + std::string("0.self_attn.q_proj"),
-                               prefix + std::string("1.mlp.down_proj")};
+    paths["target_modules"] = {
+        prefix + std::string("0.self_attn.q_proj"), prefix + std::string("1.self_attn.q_proj"),
+        prefix + std::string("0.mlp.down_proj"), prefix + std::string("1.mlp.down_proj")};
     test::write_text(directory / "wrapped/adapter_config.json", paths.dump());
-    EXPECT_EQ(read_adapter_config(directory / "wrapped", &spec.names).spec.targets, adapter.targets);
+    EXPECT_EQ(read_adapter_config(directory / "wrapped", &spec).spec.targets, adapter.targets);
   }
+}
+
+TEST(Wrapped, FactorsAndNormsAreNamedByWholePaths) {
+  const TemporaryDirectory directory;
+  const ModelSpec spec = parse_model_spec(test::tiny_config().dump(), "config.json");
+  AdapterSpec ia3, norms;
+  ia3.kind = AdapterKind::kIa3;
+  ia3.targets = {"q_proj", "down_proj"};
+  norms.kind = AdapterKind::kNorms;
+  norms.targets = {"input_layernorm", "norm"};
+  for (const AdapterSpec& adapter : {ia3, norms}) {
+    const std::string out = directory / adapter.targets.front();
+    write_tiny_adapter(out, make_layout(spec, &adapter, DType::kF32), true, adapter);
+    EXPECT_EQ(read_adapter_config(out, &spec).spec, adapter) << out;
+    check_adapter(out, spec);
+  }
+  const json config = json::parse(test::read_text(directory / "q_proj/adapter_config.json"));
+  EXPECT_EQ(config["feedforward_modules"], (json{"model.language_model.layers.0.mlp.down_proj",
+                                                 "model.language_model.layers.1.mlp.down_proj"}));
+}
+
+TEST(Wrapped, LayersAndRanksAreThoseOfTheTextModel) {
+  const TemporaryDirectory directory;
+  const ModelSpec spec = parse_model_spec(test::tiny_config().dump(), "config.json");
+  AdapterSpec layers = tiny_adapter(), ranks = tiny_adapter(), paths = tiny_adapter();
+  layers.layers = {1};
+  ranks.ranks = {{"q_proj", 2}, {"model.layers.1.mlp.down_proj", 5}};
+  paths.targets = {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj"};
+  int number = 0;
+  for (const AdapterSpec& adapter : {layers, ranks, paths}) {
+    const std::string out = directory / std::to_string(number++);
+    write_tiny_adapter(out, make_layout(spec, &adapter, DType::kF32), true, adapter);
+    EXPECT_EQ(read_adapter_config(out, &spec).spec, adapter) << number;
+    check_adapter(out, spec);
+  }
+  const json config = json::parse(test::read_text(directory / "0/adapter_config.json"));
+  EXPECT_EQ(config["target_modules"], ".*\\blanguage_model\\..*\\.(1)\\..*\\.(down_proj|q_proj)");
+  EXPECT_EQ(config["layers_to_transform"], nullptr);
 }
 
 TEST(Gpt2Names, AnAdapterSaysHowTheBaseIsStored) {
@@ -365,10 +407,10 @@ TEST(Gpt2Names, AnAdapterSaysHowTheBaseIsStored) {
   }
   write_tiny_adapter(directory / "out", layout, false);
   EXPECT_EQ(json::parse(test::read_text(directory / "out/adapter_config.json"))["fan_in_fan_out"], true);
-  NameMap names = spec.names;
-  EXPECT_TRUE(contains(refusal([&] { read_adapter_config(directory / "out", &names); }), "fan_in_fan_out"));
-  names.modules.back().transposed = true;
-  EXPECT_EQ(read_adapter_config(directory / "out", &names).spec.targets, adapter.targets);
+  ModelSpec base = spec;
+  EXPECT_TRUE(contains(refusal([&] { read_adapter_config(directory / "out", &base); }), "fan_in_fan_out"));
+  base.names.modules.back().transposed = true;
+  EXPECT_EQ(read_adapter_config(directory / "out", &base).spec.targets, adapter.targets);
   EXPECT_EQ(read_adapter_config(directory / "out", nullptr).spec.r, 3);
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/name_pattern.h"
 #include "config/config_text.h"
 #include "config/words/carry_data.h"
 #include "config/words/draft.h"
@@ -21,12 +22,12 @@ void every(const Word& word, const Json& value, Draft& draft) {
 
 void adapter(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  if (name == "full" || name == "lora" || name == "qlora") {
+  if (name == "full" || name == "lora" || name == "qlora" || name == "ia3") {
     draft.method = name;
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
   } else if (!is_off(value)) {
-    draft.missing("train.method has full, lora and qlora; all weights are trained");
+    draft.missing("train.method has full, lora, qlora, ia3 and norms; all weights are trained");
   }
 }
 
@@ -43,8 +44,10 @@ void dtype(const Json& value, Draft& draft) {
   if (contains(name, "bf16") || contains(name, "bfloat16")) return draft.set("model.dtype", "\"bf16\"");
   if (name == "fp32" || contains(name, "float32") || name == "no")
     return draft.set("model.dtype", "\"fp32\"");
+  if (name == "fp16" || name == "half" || contains(name, "float16"))
+    return draft.set("model.dtype", "\"fp16\"");
   if (name == "auto" || is_off(value)) return;
-  draft.missing("\"" + name + "\": model.dtype has bf16 and fp32, and bf16 is taken");
+  draft.missing("\"" + name + "\": model.dtype has bf16, fp16 and fp32, and bf16 is taken");
 }
 
 void quant_type(const Json& value, Draft& draft) {
@@ -57,16 +60,52 @@ void quant_type(const Json& value, Draft& draft) {
   draft.missing("\"" + name + "\": model.quantize has nf4, fp4 and int8");
 }
 
-void targets(const Json& value, Draft& draft) {
+bool is_expression(const std::string& name) {
+  return name.find_first_of("\\*()|^$?[+{") != std::string::npos;
+}
+
+// lora.targets or lora.exclude. A text that is no name is a regular expression of whole paths.
+void targets(const Word& word, const Json& value, Draft& draft) {
   if (is_off(value)) return;
+  const std::string key(word.ours);
+  if (value.is_string() && is_expression(text_of(value))) {
+    const std::string pattern = "regex:^(?:" + text_of(value) + ")$";
+    if (!NamePattern::mistake(pattern).empty())
+      return draft.missing(key + " takes regular expressions of ECMAScript, and this is none");
+    return draft.set(key, value_text(std::vector<std::string>{pattern}));
+  }
   const std::vector<std::string> names = names_of(value);
   const bool all = value == true || (names.size() == 1 && (names[0] == "all" || names[0] == "all-linear"));
-  if (all) return draft.set("lora.targets", "[\"all-linear\"]");
-  const auto odd = std::ranges::find_if(
-      names, [](const std::string& name) { return name.find_first_of("\\*()|^$?[") != std::string::npos; });
-  if (odd != names.end())
-    return draft.missing("lora.targets takes names such as q_proj, no patterns; all linear layers are taken");
-  draft.set("lora.targets", value_text(names));
+  if (all) return draft.set(key, "[\"all-linear\"]");
+  if (std::ranges::any_of(names, is_expression))
+    return draft.missing("a list has names such as q_proj, and these are none");
+  draft.set(key, value_text(names));
+}
+
+void layers(const Word& word, const Json& value, Draft& draft) {
+  std::vector<int64_t> numbers;
+  for (const Json& layer : value.is_array() ? value : Json::array({value}))
+    if (layer.is_number_integer()) numbers.push_back(layer.get<int64_t>());
+  if (!numbers.empty()) draft.set(std::string(word.ours), value_text(numbers));
+}
+
+// rank_pattern and alpha_pattern: a key is a regular expression of the end of a path behind a point.
+void module_values(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value) || !value.is_object()) return;
+  std::string out;
+  for (const auto& [name, number] : value.items()) {
+    const std::string pattern = is_expression(name) ? "regex:(?:^|[.])(?:" + name + ")$" : name;
+    if (!number.is_number() || !NamePattern::mistake(pattern).empty())
+      return draft.missing(std::string(word.ours) + " takes names, or regular expressions of ECMAScript");
+    out += (out.empty() ? "{" : ", ") + quote(pattern) + " = " + toml_of(number);
+  }
+  draft.set(std::string(word.ours), out + "}");
+}
+
+void modules(const Word& word, const Json& value, Draft& draft) {
+  if (word.ours == "lora.layers") return layers(word, value, draft);
+  const bool values = word.ours == "lora.ranks" || word.ours == "lora.alphas";
+  values ? module_values(word, value, draft) : targets(word, value, draft);
 }
 
 void tune_targets(const Word& word, const Json& value, Draft& draft) {
@@ -254,7 +293,7 @@ void when_on(const Word& word, const Json& value, Draft& draft) {
 }
 
 void fp16(const Json& value, Draft& draft) {
-  if (!is_off(value) && value != "auto") draft.missing("training is in bf16, which needs no loss scaling");
+  if (!is_off(value) && value != "auto") draft.set("model.dtype", "\"fp16\"");
 }
 
 void by_key(const Word& word, const Json& value, Draft& draft) {
@@ -302,7 +341,7 @@ void by_key(const Word& word, const Json& value, Draft& draft) {
     case How::kStrategy:
       return strategy(value, draft);
     case How::kTargets:
-      return targets(value, draft);
+      return modules(word, value, draft);
     case How::kTuneMlp:
     case How::kTuneTargets:
       return tune_targets(word, value, draft);

@@ -13,7 +13,7 @@ constexpr Word kWords[] = {
     to("model.lora_alpha", "lora.alpha"),
     to("model.lora_dropout", "lora.dropout"),
     when_on("model.quantize_base", "model.quantize", "\"nf4\""),
-    missing("model.use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    to("model.use_dora", "lora.dora"),
     refused("model.decoder_trainable", why::kVision),
     refused("model.encoder_trainable", why::kVision),
     refused("model.fusion_trainable", why::kVision),

@@ -14,9 +14,8 @@ constexpr Word kWords[] = {
     to("torch_dtype", "model.dtype", How::kDType),
     to("dtype", "model.dtype", How::kDType),
     when_on("bf16", "model.dtype", "\"bf16\""),
-    to("fp16", "model.dtype", How::kFp16,
-       "fp16 needs loss scaling; bf16 and fp32, which are supported, do not"),
-    unneeded("tf32", "products of fp32 models are fp32: results are the same everywhere"),
+    to("fp16", "model.dtype", How::kFp16, "\"fp16\", with a dynamic loss scale"),
+    when_on("tf32", "model.products", "\"tf32\"", "of fp32 models, on GPUs from compute capability 8.0 on"),
     unneeded("fp16_full_eval", "evaluation computes as training does"),
     unneeded("bf16_full_eval", "evaluation computes as training does"),
     unneeded("half_precision_backend", "set by model.dtype"),
@@ -205,7 +204,7 @@ constexpr Word kWords[] = {
     missing("lora_modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
     unneeded("lora_task_type", "causal language models"),
     to("use_rslora", "lora.rslora"),
-    missing("use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    to("use_dora", "lora.dora"),
 };
 
 // Of other tasks, and of models that are not read.

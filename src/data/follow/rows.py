@@ -5,9 +5,9 @@ import re
 
 MOST_READ = 8 << 20  # bytes at once
 
-# Transformers' names; every other number of a row is under run/.
+# Transformers' names, and a name of that kind for the token accuracy; every other number of a row is under run/.
 TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate", "epoch": "train/epoch",
-        "tokens_per_s": "train/train_tokens_per_second"}
+        "token_accuracy": "train/token_accuracy", "tokens_per_s": "train/train_tokens_per_second"}
 
 
 class Row:
@@ -24,7 +24,7 @@ class Row:
         evaluation = any(key.startswith("eval_loss") for key in self.values)
         out = {}
         for key, value in self.values.items():
-            if key == "step" or not isinstance(value, (int, float)):
+            if key in ("step", "time") or not isinstance(value, (int, float)):
                 continue
             metric, _, set_name = (re.sub(r"[^\w.-]", "_", part) for part in key.partition("/"))
             if evaluation:

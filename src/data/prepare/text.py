@@ -6,9 +6,11 @@
   {"prompt": "...", "system": "..."}            ->  {"ids": [...]}     a user's message, where there is a template and no "plain"; else
                                                                        plain text, as training writes a prompt. system: before it; "": none
   {"messages": [{"role": ..., "content": ...}]} ->  {"ids": [...]}     up to where the model speaks
-  {"begin": true}                               ->  {}                 an answer begins
-  {"next": 17}                                  ->  {"text": "..."}    of the answer what is certain with this token
-  {"end": true}                                 ->  {"text": "..."}    the rest of it
+  {"begin": true, "answer": 0}                  ->  {}                 an answer begins; those under way have different numbers
+  {"next": 17, "answer": 0}                     ->  {"text": "..."}    of the answer what is certain with this token
+  {"end": true, "answer": 0}                    ->  {"text": "..."}    the rest of it
+  {"plain": "..."}                              ->  {"ids": [...]}     a text as it is, with the tokens that the tokenizer adds
+  {"decode": [17, ...]}                         ->  {"text": "...", "pieces": ["...", ...]}   the tokens together, and each alone
 
 Errors as prepare.py prints them; one of the first request ends the program with exit code 11."""
 
@@ -28,7 +30,7 @@ class Session:
 
         self.model = Model(model_dir, "all", options=Options(date=date), own_template=chat_template)
         self.plain = plain or self.model.template is None
-        self.answer = None
+        self.answers = {}  # those under way, by number
 
     def about(self):
         return {"stop": sorted(self.model.end_ids), "template": self.model.template is not None}
@@ -51,12 +53,22 @@ class Session:
             return {"ids": self.conversation([*before, {"role": "user", "content": prompt}])}
         if "messages" in request:
             return {"ids": self.conversation(request["messages"])}
+        if "plain" in request:
+            return {"ids": self.model.tokenizer.encode(request["plain"]).ids}
+        if "decode" in request:
+            return self.decoded(request["decode"])
         if "next" in request:
-            return {"text": self.answer.next(request["next"])}
+            return {"text": self.answers[request["answer"]].next(request["next"])}
         if "end" in request:
-            return {"text": self.answer.end()}
-        self.answer = Decoder(self.model.tokenizer)
+            return {"text": self.answers.pop(request["answer"]).end()}
+        self.answers[request["answer"]] = Decoder(self.model.tokenizer)
         return {}
+
+    def decoded(self, ids):
+        def text(some):
+            return self.model.tokenizer.decode(some, skip_special_tokens=False)
+
+        return {"text": text(ids), "pieces": [text([one]) for one in ids]}
 
 
 def main():

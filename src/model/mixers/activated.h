@@ -36,7 +36,7 @@ void activated_backward(const Context& context, const Linear& down, const Device
   const int64_t ffn = down.weight.weight.columns;
   // An adapter's backward wants h beside dh: h is computed once more, since `undo` makes it only when dh is
   // complete.
-  const bool adapted = !down.adapters.empty();
+  const bool adapted = down.adapted();
   View h;
   if (adapted) {
     h = context.tensor(batch.rows, ffn);

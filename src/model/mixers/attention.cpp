@@ -141,7 +141,7 @@ const Carried::Lent& lent_by(const DeviceBatch& batch, int64_t layer) {
 
 // For later layers.
 void lend(const Context& context, const Attention& a, const DeviceBatch& batch, const View& qkv) {
-  if (!a.spec.lends || batch.cache != nullptr) return;
+  if (!a.spec.lends || batch.continues()) return;
   context.kernels.copy_rows({.from = own_keys(a.spec, qkv), .to = lent_by(batch, a.layer).rows},
                             context.stream);
 }
@@ -179,36 +179,27 @@ void take_back(const Context& context, const Attention& a, const DeviceBatch& ba
   context.kernels.copy_rows({.from = part, .to = own}, context.stream);
 }
 
-// Keys and values as attention reads them: rows of k, then v. With a cache the tokens' own join the earlier
-// ones, and it reads from the first of these.
-View keys_and_values(const Context& context, const Attention& a, const DeviceBatch& batch, const View& qkv) {
-  const AttentionSpec& spec = a.spec;
-  if (batch.cache == nullptr) return spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, qkv);
-  if (spec.borrows()) return batch.cache->layer(spec.source);
-  const View kept = batch.cache->layer(a.layer);
-  context.kernels.copy_rows({.from = own_keys(spec, qkv.row_range(0, batch.tokens)),
-                             .to = kept.row_range(batch.past(), batch.tokens)},
-                            context.stream);
-  return kept;
-}
+// What a call of attention takes: rows of q, keys and values as rows of k, then v, and where its result goes.
+struct AttentionCall {
+  View q, kv, out;
+  float* lse = nullptr;
+  Documents documents;
+};
 
-// saved.attention and saved.lse of saved.qkv.
-void attend(const Context& context, const Attention& a, const DeviceBatch& batch,
-            const Attention::Saved& saved) {
-  const AttentionSpec& spec = a.spec;
+void attend(const Context& context, const AttentionSpec& spec, const AttentionCall& call) {
   const ArenaFrame frame(context.arena);
-  const View kv = keys_and_values(context, a, batch, saved.qkv);
-  AttentionForward args{.q = q_of(spec, saved.qkv).data,
+  const View& kv = call.kv;
+  AttentionForward args{.q = call.q.data,
                         .k = kv.data,
                         .v = kv.column_range(spec.kv_rows(), spec.kv_rows()).data,
-                        .out = saved.attention.data,
-                        .lse = saved.lse.floats(),
-                        .documents = batch.documents(),
-                        .tokens = batch.tokens,
+                        .out = call.out.data,
+                        .lse = call.lse,
+                        .documents = call.documents,
+                        .tokens = call.q.rows,
                         .heads = spec.heads,
                         .kv_heads = spec.kv_heads,
                         .head_dim = spec.head_dim,
-                        .q_stride = saved.qkv.stride,
+                        .q_stride = call.q.stride,
                         .kv_stride = kv.stride,
                         .window = spec.window,
                         .scale = spec.scale(),
@@ -216,6 +207,45 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
                         .dtype = context.dtype};
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
+}
+
+// Every document continues a text of its own: its keys and values join those in the text's cache, and
+// attention reads them from the text's first token on. A call for each, since the caches lie apart.
+void attend_to_texts(const Context& context, const Attention& a, const DeviceBatch& batch,
+                     const Attention::Saved& saved) {
+  const AttentionSpec& spec = a.spec;
+  for (size_t text = 0; text < batch.caches.size(); ++text) {
+    const KeyValueCache& cache = *batch.caches[text];
+    const int32_t first = batch.document_start[text], rows = batch.document_start[text + 1] - first;
+    const View own = saved.qkv.row_range(first, rows),
+               kept = cache.layer(spec.borrows() ? spec.source : a.layer);
+    if (!spec.borrows())
+      context.kernels.copy_rows({.from = own_keys(spec, own), .to = kept.row_range(cache.tokens(), rows)},
+                                context.stream);
+    const int32_t start[2] = {0, rows};
+    DocumentRun run;  // with the rows of this document alone
+    if (!batch.runs.empty()) run = batch.runs[text];
+    run.first = 0;
+    attend(context, spec,
+           {.q = q_of(spec, own),
+            .kv = kept,
+            .out = saved.attention.row_range(first, rows),
+            .lse = saved.lse.floats() + first * spec.heads,
+            .documents = {start, 1, &run, batch.runs.empty() ? 0 : 1, cache.tokens()}});
+  }
+}
+
+// saved.attention and saved.lse of saved.qkv.
+void attend(const Context& context, const Attention& a, const DeviceBatch& batch,
+            const Attention::Saved& saved) {
+  const AttentionSpec& spec = a.spec;
+  if (batch.continues()) return attend_to_texts(context, a, batch, saved);
+  attend(context, spec,
+         {.q = q_of(spec, saved.qkv).row_range(0, batch.tokens),
+          .kv = spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, saved.qkv),
+          .out = saved.attention,
+          .lse = saved.lse.floats(),
+          .documents = batch.documents()});
 }
 
 // Gradients as attention makes them: of q, and of keys and then values.

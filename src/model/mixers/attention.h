@@ -15,6 +15,7 @@ struct Attention {
   Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
 
+  static constexpr bool kKeptWithAttention = true;
   struct Saved {
     View qkv;        // [T, Q], as attention reads them
     View qk;         // [T, (n_h + n_kv) d] before the head norms; undefined without them

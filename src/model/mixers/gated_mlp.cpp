@@ -15,7 +15,7 @@ GatedMlp::Saved GatedMlp::allocate(const Context& context, int64_t rows) const {
 View GatedMlp::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                        const MixerOutput& output) const {
   linear_forward(context, gate_up, batch, {x, saved.gate_up}, saved.gate_up_adapters);
-  if (output.kind == MixerOutput::Kind::kNone && down.adapters.empty()) return {};
+  if (output.kind == MixerOutput::Kind::kNone && !down.adapted()) return {};
   const View h = context.tensor(x.rows, spec.ffn);
   gated_forward(context, spec.activation, saved.gate_up, h);
   return project_output(context, down, batch, h, saved.down_adapters, output);

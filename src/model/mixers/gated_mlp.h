@@ -11,6 +11,7 @@ struct GatedMlp {
   Linear gate_up;  // [2F, H]
   Linear down;     // [H, F]
 
+  static constexpr bool kKeptWithAttention = false;
   struct Saved {
     View gate_up;  // [T, 2F]; in backward its own gradient
     LinearSaved gate_up_adapters, down_adapters;

@@ -12,6 +12,7 @@ struct LayerInput {
   Linear gate;        // [P, H]
   Linear out;         // [H, P]
 
+  static constexpr bool kKeptWithAttention = false;
   struct Saved {
     View gate_and_input;  // [T, 2P]; in backward its own gradient
     LinearSaved gate_adapters, out_adapters;

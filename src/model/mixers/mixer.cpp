@@ -5,8 +5,8 @@ namespace lm {
 View project_output(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                     LinearSaved& saved, const MixerOutput& output) {
   switch (output.kind) {
-    case MixerOutput::Kind::kNone:  // an adapter's reduced input is wanted all the same
-      linear_reduce(context, linear, batch, x, saved);
+    case MixerOutput::Kind::kNone:  // what an adapter's backward wants is computed all the same
+      linear_save(context, linear, batch, x, saved);
       return {};
     case MixerOutput::Kind::kAlone: {
       const View y = context.tensor(x.rows, linear.weight.weight.rows);

@@ -1,10 +1,10 @@
 // What the mixers of a block share: where a mixer's output goes in the forward pass, and where its input
 // comes from in the backward pass. A mixer is a struct of bound parameters with
 //   Saved allocate(context, rows)   what backward needs of the forward pass, in the arena
-//   View forward(context, batch, x, saved, output)
-//   void backward(context, batch, input, saved, dy, first)
-//   static void visit(self, visitor)   calls visitor(name, part) for each of its linear layers (Linear) and
-//   norms (Norm)
+//   kKeptWithAttention   whether train.recompute = "attention" keeps that; false: backward begins with
+//   forward View forward(context, batch, x, saved, output) void backward(context, batch, input, saved, dy,
+//   first) static void visit(self, visitor)   calls visitor(name, part) for each of its linear layers
+//   (Linear) and norms (Norm)
 #pragma once
 
 #include <optional>

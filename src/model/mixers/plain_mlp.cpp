@@ -28,7 +28,7 @@ PlainMlp::Saved PlainMlp::allocate(const Context& context, int64_t rows) const {
 View PlainMlp::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                        const MixerOutput& output) const {
   linear_forward(context, up, batch, {x, saved.up}, saved.up_adapters);
-  if (output.kind == MixerOutput::Kind::kNone && down.adapters.empty()) return {};
+  if (output.kind == MixerOutput::Kind::kNone && !down.adapted()) return {};
   const View h = context.tensor(x.rows, spec.ffn);
   activate(context, spec.activation, saved.up, h);
   return project_output(context, down, batch, h, saved.down_adapters, output);

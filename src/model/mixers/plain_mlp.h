@@ -10,6 +10,7 @@ struct PlainMlp {
   Linear up;    // [F, H]
   Linear down;  // [H, F]
 
+  static constexpr bool kKeptWithAttention = false;
   struct Saved {
     View up;  // [T, F]; in backward its own gradient
     LinearSaved up_adapters, down_adapters;

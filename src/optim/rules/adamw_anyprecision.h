@@ -9,13 +9,11 @@
 // coarse for stays in c, and is added again at the next one.
 #pragma once
 
-#include <cmath>
-
-#include "optim/rules/adamw.h"
+#include "optim/rules/adamw_scalars.h"
 
 namespace lm {
 
-struct AdamWAnyPrecision {
+struct AdamWAnyPrecision : AdamWScalars {
   static constexpr RuleText kText = {
       "adamw_anyprecision",
       "adamw_bf16 with Kahan's compensation of the rounding, in bf16, as torchdistx's AnyPrecisionAdamW"};
@@ -30,21 +28,8 @@ struct AdamWAnyPrecision {
     AdamW::keys(settings, key);
   }
 
-  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
-  float minus_step_size = 0, root_correction2 = 1, eps = 0;
-  float decay = 1;  // 1 - lr * weight_decay
-
   static AdamWAnyPrecision at(const Settings& settings, const RulePass& pass) {
-    const double beta1 = settings.betas[0], beta2 = settings.betas[1], t = static_cast<double>(pass.t);
-    const double c1 = 1 - std::pow(beta1, t), c2 = 1 - std::pow(beta2, t);
-    return {.beta1 = static_cast<float>(beta1),
-            .one_minus_beta1 = static_cast<float>(1 - beta1),
-            .beta2 = static_cast<float>(beta2),
-            .one_minus_beta2 = static_cast<float>(1 - beta2),
-            .minus_step_size = static_cast<float>(-pass.lr / c1),
-            .root_correction2 = static_cast<float>(std::sqrt(c2)),
-            .eps = static_cast<float>(settings.eps),
-            .decay = static_cast<float>(1 - pass.lr * pass.weight_decay)};
+    return {AdamWScalars::at(settings, pass)};
   }
 
   template <class V>

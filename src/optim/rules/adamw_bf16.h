@@ -7,13 +7,11 @@
 // order.
 #pragma once
 
-#include <cmath>
-
-#include "optim/rules/adamw.h"
+#include "optim/rules/adamw_scalars.h"
 
 namespace lm {
 
-struct AdamWBf16 {
+struct AdamWBf16 : AdamWScalars {
   static constexpr RuleText kText = {
       "adamw_bf16",
       "adamw with bf16 moments, on bf16 weights without master weights, as torch's fused AdamW"};
@@ -31,20 +29,8 @@ struct AdamWBf16 {
         "rounding of the new weights to bf16; stochastic keeps small steps on average", Range{});
   }
 
-  float one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
-  float minus_step_size = 0, root_correction2 = 1, eps = 0;
-  float decay = 1;  // 1 - lr * weight_decay
-
   static AdamWBf16 at(const Settings& settings, const RulePass& pass) {
-    const double beta1 = settings.betas[0], beta2 = settings.betas[1], t = static_cast<double>(pass.t);
-    const double c1 = 1 - std::pow(beta1, t), c2 = 1 - std::pow(beta2, t);
-    return {.one_minus_beta1 = static_cast<float>(1 - beta1),
-            .beta2 = static_cast<float>(beta2),
-            .one_minus_beta2 = static_cast<float>(1 - beta2),
-            .minus_step_size = static_cast<float>(-pass.lr / c1),
-            .root_correction2 = static_cast<float>(std::sqrt(c2)),
-            .eps = static_cast<float>(settings.eps),
-            .decay = static_cast<float>(1 - pass.lr * pass.weight_decay)};
+    return {AdamWScalars::at(settings, pass)};
   }
 
   template <class V>

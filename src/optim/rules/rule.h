@@ -100,24 +100,41 @@ struct RulePass {
   int64_t t = 1;            // updates so far, this one included; skipped steps do not count
 };
 
-// optimizer.master, for bf16 weights.
+// optimizer.master, for bf16 and fp16 weights.
 enum class Master : uint8_t { kSplit, kF32, kNone };
 
 // The form of the fp32 master of a weight. kWeight: the weight is fp32 itself. kSplit: bits M, weight = (M +
 // 0x8000) >> 16, and M & 0xFFFF separately. kF32: M separately; the weight is rounded by the same rule.
 // kStochastic, kNearest: no master, the bf16 weight is rounded stochastically, or to nearest even.
-enum class MasterForm : uint8_t { kWeight, kSplit, kF32, kStochastic, kNearest };
+// kF32OfFp16, kStochasticFp16: the same as kF32 and kStochastic for fp16 weights; the former round to nearest
+// even. An fp16 weight is no part of its master's bits, so there is no split.
+enum class MasterForm : uint8_t { kWeight, kSplit, kF32, kStochastic, kNearest, kF32OfFp16, kStochasticFp16 };
 
 // optimizer.rounding, of weights that have no master by their rule.
 enum class Rounding : uint8_t { kNearest, kStochastic };
 
 constexpr MasterForm master_form(Master master, DType weight) {
   if (weight == DType::kF32) return MasterForm::kWeight;
+  if (weight == DType::kF16)
+    return master == Master::kNone ? MasterForm::kStochasticFp16 : MasterForm::kF32OfFp16;
   if (master == Master::kNone) return MasterForm::kStochastic;
   return master == Master::kSplit ? MasterForm::kSplit : MasterForm::kF32;
 }
+// Whether the fp32 master is a state tensor of its own.
+constexpr bool has_fp32_master(MasterForm form) {
+  return form == MasterForm::kF32 || form == MasterForm::kF32OfFp16;
+}
 constexpr bool has_master(MasterForm form) {
-  return form == MasterForm::kSplit || form == MasterForm::kF32;
+  return form == MasterForm::kSplit || has_fp32_master(form);
+}
+constexpr bool rounds_stochastically(MasterForm form) {
+  return form == MasterForm::kStochastic || form == MasterForm::kStochasticFp16;
+}
+// Of the weights in this form.
+constexpr DType weight_type(MasterForm form) {
+  if (form == MasterForm::kWeight) return DType::kF32;
+  const bool fp16 = form == MasterForm::kF32OfFp16 || form == MasterForm::kStochasticFp16;
+  return fp16 ? DType::kF16 : DType::kBF16;
 }
 constexpr StateStream master_stream(MasterForm form) {
   return {"master", "master", form == MasterForm::kSplit ? DType::kI16 : DType::kF32};

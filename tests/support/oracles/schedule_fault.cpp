@@ -151,8 +151,12 @@ class Checker {
     return ascend(at(op).forwards, op.micro);
   }
 
+  bool recomputes(int64_t unit) const {
+    return shape_.recompute.of(shape_.unit(unit).block) != Recompute::kNone;
+  }
+
   std::string recompute(const Operation& op) {
-    if (!shape_.recompute) return "nothing is to be recomputed";
+    if (!recomputes(op.unit)) return "nothing is to be recomputed";
     if (role(op.unit) != UnitRole::kBody) return "only transformer blocks are recomputed";
     if (frozen(op.unit)) return "nothing before the first trained block is recomputed";
     recomputed_ = true;
@@ -177,7 +181,8 @@ class Checker {
       return "the softmax is not complete";
     const int64_t before = behind(op.unit);
     if (before >= 0 && at(before).backwards <= op.micro) return "what comes behind has not been passed";
-    if (shape_.recompute && what == UnitRole::kBody && at(op).recomputes <= op.micro) return "not recomputed";
+    if (what == UnitRole::kBody && recomputes(op.unit) && at(op).recomputes <= op.micro)
+      return "not recomputed";
     if (final(op)) return "backward after the unit's gradient is final";
     std::string fault = what == UnitRole::kEmbedding ? "" : use(op.unit);
     // The embedding's backward sums rows, which join its gradient later.
@@ -241,7 +246,8 @@ class Checker {
   // Of what recomputation keeps, the forward stands.
   void begin_second_backward() {
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      const bool kept = shape_.recompute && (role(u) == UnitRole::kEmbedding || role(u) == UnitRole::kBody);
+      const bool kept =
+          shape_.recompute.whole() && (role(u) == UnitRole::kEmbedding || role(u) == UnitRole::kBody);
       Counts& unit = at(u);
       unit = {.forwards = kept ? unit.forwards : 0, .loans = unit.loans, .normed = true};
     }

@@ -1,0 +1,25 @@
+// Which level of recomputation (RecomputeChoice) a plan takes where train.recompute = "auto". Numerics have
+// chosen the micro-batch, and with it whether saved activations fit as a whole. No level changes a bit: it is
+// part of the placement, and may depend on how fast the machine is and on what is free. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/placement.h"
+
+namespace lm {
+
+// What is compared, from the most that is kept to the least.
+std::vector<RecomputeChoice> recompute_levels();
+
+// `base` has numerics alone, `plan` is the plan with them. Of the levels with which all of it fits the
+// shortest predicted step takes the place of `plan`; of equal ones the level that keeps more. Nothing is
+// compared where the plan keeps everything and moves nothing: recomputation would only add work.
+void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan);
+
+// For the plan's table: the level, and what the saved activations are with it.
+std::string recompute_text(const RecomputeChoice& recompute);
+std::string saved_text(const RecomputeChoice& recompute);
+
+}  // namespace lm

@@ -1,0 +1,222 @@
+// Which modules [lora] chooses, each with its rank and alpha.
+#include "plan/adapter.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "config/config_print.h"
+#include "config/config_toml.h"
+#include "spec/adapter_sites.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+namespace {
+
+using Ranks = std::vector<std::pair<std::string, int64_t>>;
+using Alphas = std::vector<std::pair<std::string, double>>;
+
+ModelSpec model() {
+  return parse_model_spec(
+      R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 3,
+          "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 30})",
+      "small");
+}
+
+LoraConfig lora(const std::string& keys) {
+  const std::string rest =
+      "model.path = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = \"lora\"\n[lora]\n";
+  return parse_config(rest + keys, "c.toml").lora;
+}
+
+AdapterSpec chosen(const std::string& keys) {
+  return configured_adapter(model(), lora(keys));
+}
+
+std::string refused(const std::string& keys) {
+  try {
+    chosen(keys);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    return error.report();
+  }
+  ADD_FAILURE() << keys;
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Adapters, TargetsAreNamesPathsAndExpressions) {
+  EXPECT_EQ(chosen("").targets, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                                          "up_proj", "down_proj"}));
+  EXPECT_EQ(chosen("targets = [\"mlp.up_proj\", \"q_proj\"]").targets,
+            (std::vector<std::string>{"q_proj", "up_proj"}));
+  EXPECT_EQ(chosen("targets = [\"regex:self_attn.*[qk]_proj\"]").targets,
+            (std::vector<std::string>{"q_proj", "k_proj"}));
+  const AdapterSpec some = chosen("targets = [\"1.mlp.up_proj\", \"q_proj\"]");
+  EXPECT_EQ(some.targets,
+            (std::vector<std::string>{"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
+                                      "model.layers.1.mlp.up_proj", "model.layers.2.self_attn.q_proj"}));
+  EXPECT_TRUE(some.layers.empty());
+}
+
+TEST(Adapters, ExcludedModulesAndLayersAreLeftOut) {
+  const AdapterSpec no_mlp = chosen("exclude = [\"regex:mlp\", \"o_proj\"]");
+  EXPECT_EQ(no_mlp.targets, (std::vector<std::string>{"q_proj", "k_proj", "v_proj"}));
+  EXPECT_EQ(no_mlp.layers, std::vector<int64_t>());
+  const AdapterSpec last = chosen("targets = [\"q_proj\", \"v_proj\"]\nlayers = [2, 1]");
+  EXPECT_EQ(last.targets, (std::vector<std::string>{"q_proj", "v_proj"}));
+  EXPECT_EQ(last.layers, (std::vector<int64_t>{1, 2}));
+  // The same choice in other words is the same adapter.
+  EXPECT_EQ(chosen("targets = [\"q_proj\", \"v_proj\"]\nexclude = [\"regex:[.]0[.]\"]"), last);
+  // A whole path is meant whatever its layer.
+  EXPECT_EQ(chosen("targets = [\"q_proj\", \"model.layers.0.self_attn.q_proj\"]\nlayers = [1]").layers,
+            (std::vector<int64_t>{0, 1}));
+  const AdapterSpec spec = last;
+  const ModelLayout layout = make_layout(model(), &spec, DType::kF32);
+  EXPECT_EQ(layout.blocks[1].trainables.size(), 0U);
+  EXPECT_EQ(layout.blocks[2].trainables.size(), 4U);
+}
+
+TEST(Adapters, TheFirstPatternGivesAModuleItsRankAndAlpha) {
+  const AdapterSpec some = chosen(
+      "r = 4\nalpha = 8\ntargets = [\"q_proj\", \"up_proj\"]\n"
+      "ranks = {\"regex:[.]1[.]\" = 2, \"up_proj\" = 16}\nalphas = {q_proj = 3}");
+  EXPECT_EQ(some.r, 4);
+  EXPECT_EQ(some.ranks, (Ranks{{"model.layers.1.self_attn.q_proj", 2},
+                               {"model.layers.0.mlp.up_proj", 16},
+                               {"model.layers.1.mlp.up_proj", 2},
+                               {"model.layers.2.mlp.up_proj", 16}}));
+  EXPECT_EQ(some.alphas, (Alphas{{"q_proj", 3.0}}));
+  EXPECT_EQ(some.scale_of("model.layers.1.self_attn.q_proj"), 1.5);
+  EXPECT_EQ(some.scale_of("model.layers.2.mlp.up_proj"), 0.5);
+  const ModelLayout layout = make_layout(model(), &some, DType::kF32);
+  EXPECT_EQ(layout.blocks[2].find("layers.1.up_proj.lora_A")->parameter.rows, 2);
+  EXPECT_EQ(layout.blocks[3].find("layers.2.up_proj.lora_B")->parameter.columns, 16);
+  EXPECT_EQ(layout.blocks[3].find("layers.2.q_proj.lora_A")->parameter.rows, 4);
+  // In the order of the file, not of the alphabet.
+  EXPECT_EQ(chosen("targets = [\"q_proj\"]\nranks = {q_proj = 2, \"1.self_attn.q_proj\" = 5}").r, 2);
+  // One rank for all is that of the adapter.
+  const AdapterSpec one = chosen("r = 4\nranks = {\"regex:.\" = 6}");
+  EXPECT_EQ(one.r, 6);
+  EXPECT_TRUE(one.ranks.empty());
+}
+
+TEST(Adapters, WhatMatchesNothingIsRefused) {
+  for (const auto& [keys, words] : std::vector<std::pair<std::string, std::string>>{
+           {"targets = [\"qproj\"]", "is not a linear layer of the model"},
+           {"targets = [\"regex:Q_PROJ\"]", "lora.targets: \"regex:Q_PROJ\" matches no linear layer"},
+           {"exclude = [\"lm_head\"]", "lora.exclude: \"lm_head\" matches no linear layer"},
+           {"layers = [3]", "lora.layers: the model has no layer 3"},
+           {"exclude = [\"all-linear\"]", "leave no module"},
+           {"targets = [\"q_proj\"]\nranks = {up_proj = 2}",
+            "lora.ranks: \"up_proj\" matches no module that"},
+           {"targets = [\"q_proj\"]\nalphas = {qproj = 2}", "did you mean"}}) {
+    EXPECT_TRUE(has(refused(keys), words)) << refused(keys);
+  }
+  for (const auto& [keys, words] : std::vector<std::pair<std::string, std::string>>{
+           {"ranks = {q_proj = 1.5}", "`lora.ranks`: expected a table such as"},
+           {"ranks = {q_proj = 0}", "each an integer from 1 to 65536"},
+           {"alphas = {q_proj = 0}", "`lora.alphas`: expected"},
+           {"layers = [-1]", "`lora.layers`: expected a list of integers"},
+           {"targets = [\"regex:(\"]", "lora.targets: \"regex:(\" is no regular expression"},
+           {"ranks = {\"regex:[\" = 1}", "lora.ranks: \"regex:[\" is no regular expression"}}) {
+    EXPECT_TRUE(has(refused(keys), words)) << refused(keys);
+  }
+}
+
+TEST(Adapters, WhatARunRecordsChoosesTheSame) {
+  for (const char* keys :
+       {"", "layers = [0, 2]",
+        "targets = [\"1.mlp.up_proj\", \"q_proj\"]\nexclude = [\"0.self_attn.q_proj\"]",
+        "ranks = {\"regex:[.]1[.]\" = 2}\nalphas = {q_proj = 3, \"2.mlp.up_proj\" = 0.1}"}) {
+    const AdapterSpec adapter = chosen(keys);
+    Config config;
+    config.model.path = "m";
+    config.data.train = {"t"};
+    config.train.method = Method::kLora;
+    config.lora = resolved_lora(lora(keys), adapter);
+    const Config recorded = parse_config(print_config(config), "config.toml");
+    EXPECT_EQ(configured_adapter(model(), recorded.lora), adapter) << keys;
+  }
+}
+
+TEST(Adapters, WrittenKeysAgreeWithTheAdapterThatIsContinued) {
+  const std::string keys =
+      "r = 4\nalpha = 8\ntargets = [\"q_proj\", \"up_proj\"]\nlayers = [0, 1]\nranks = {q_proj = 2}\nalphas "
+      "= {up_proj = 3}";
+  const AdapterSpec given = chosen(keys);
+  EXPECT_EQ(continued_adapter(model(), lora(""), given, "there"), given);
+  EXPECT_EQ(continued_adapter(model(), lora(keys), given, "there"), given);
+  AdapterSpec roots = continued_adapter(model(), lora("rslora = true"), given, "there");
+  EXPECT_TRUE(roots.rslora);
+  for (const char* path : {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"})
+    EXPECT_NEAR(roots.scale_of(path), given.scale_of(path), 1e-12);
+  for (const auto& [other, words] : std::vector<std::pair<std::string, std::string>>{
+           {"layers = [0]",
+            "in layers [0] is written, and the adapter has targets [\"q_proj\", \"up_proj\"] in layers [0, "
+            "1]"},
+           {"exclude = [\"up_proj\"]", "lora.targets = [\"q_proj\"] in layers [0, 1] is written"},
+           {"ranks = {q_proj = 3}", "ranks {\"q_proj\" = 2}"},
+           {"alphas = {q_proj = 3}", "alphas {\"up_proj\" = 3.0}"}}) {
+    try {
+      continued_adapter(model(), lora(other), given, "there");
+      ADD_FAILURE() << other;
+    } catch (const Error& error) {
+      EXPECT_TRUE(has(error.report(), words)) << error.report();
+    }
+  }
+}
+
+Config method(const std::string& name, const std::string& keys = "") {
+  return parse_config(
+      "model.path = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = \"" + name + "\"\n[lora]\n" + keys,
+      "c.toml");
+}
+
+TEST(Adapters, WithoutPairsHavePeftsModulesUnlessOthersAreGiven) {
+  using Names = std::vector<std::string>;
+  const auto targets = [](const Config& config) { return configured_adapter(model(), config).targets; };
+  EXPECT_EQ(targets(method("ia3")), (Names{"k_proj", "v_proj", "down_proj"}));
+  EXPECT_EQ(targets(method("norms")), (Names{"input_layernorm", "post_attention_layernorm", "norm"}));
+  EXPECT_EQ(targets(method("ia3", R"(targets = ["layers.1.mlp.up_proj", "q_proj"])")),
+            (Names{"q_proj", "model.layers.1.mlp.up_proj"}));
+  const Config recorded = method("norms", R"(targets = ["norm", "regex:^model.layers.2.input"])");
+  const AdapterSpec some = configured_adapter(model(), recorded);
+  EXPECT_EQ(some.targets, (Names{"model.layers.2.input_layernorm", "norm"}));
+  EXPECT_EQ(resolved_lora(recorded.lora, some).targets, some.targets);
+  EXPECT_EQ(resolved_lora(recorded.lora, some).r, LoraConfig().r);
+}
+
+TEST(Adapters, WithoutPairsRefuseWhatTheyDoNotHave) {
+  const auto what = [](const auto& body) -> std::string {
+    try {
+      body();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kConfig);
+      return error.report();
+    }
+    ADD_FAILURE();
+    return "";
+  };
+  EXPECT_NE(what([] { method("ia3", "r = 4"); }).find("lora.r is LoRA's"), std::string::npos);
+  const auto chosen = [&](const Config& config) {
+    return what([&] { configured_adapter(model(), config); });
+  };
+  for (const char* name : {"q_proj", "all-linear"})
+    EXPECT_NE(chosen(method("norms", "targets = [\"" + std::string(name) + "\"]")).find("norm of the model"),
+              std::string::npos);
+  ModelSpec other = model();
+  other.model_type = "smollm3";
+  EXPECT_NE(what([&] { configured_adapter(other, method("ia3")); }).find("no default modules for smollm3"),
+            std::string::npos);
+  const AdapterSpec norms = configured_adapter(model(), method("norms"));
+  EXPECT_NE(what([&] {
+              continued_adapter(model(), method("ia3"), norms, "there");
+            }).find("set train.method = \"norms\""),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lm
