@@ -329,11 +329,11 @@ class Checks {
             "optimizer.master = " + value_text(optimizer.master) + " and " + name +
                 ", which has no master weights: leave optimizer.master out");
     if (scales_loss(config_)) fp16();
-    for (const char* const key : {"train.loss_scale", "train.loss_scale_growth", "train.loss_scale_backoff",
-                                  "train.loss_scale_interval"})
-      require(!given_(key) || scales_loss(config_), key, "model.dtype",
-              std::string(key) + " is for model.dtype = \"fp16\", and model.dtype = " +
-                  value_text(config_.model.dtype) + " needs no loss scale: leave the key out");
+    const TrainConfig &train = config_.train, unset;  // a recorded configuration has every key
+    no_loss_scale("train.loss_scale", train.loss_scale == unset.loss_scale);
+    no_loss_scale("train.loss_scale_growth", train.loss_scale_growth == unset.loss_scale_growth);
+    no_loss_scale("train.loss_scale_backoff", train.loss_scale_backoff == unset.loss_scale_backoff);
+    no_loss_scale("train.loss_scale_interval", train.loss_scale_interval == unset.loss_scale_interval);
     if (!trains_fp32(config_)) return;
     const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
     require(!no_master, "optimizer.name", key,
@@ -343,6 +343,12 @@ class Checks {
                 fp32 + "fp32 weights need no master weights (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are accumulated in fp32");
+  }
+
+  void no_loss_scale(const char* key, bool is_default) {
+    require(is_default || scales_loss(config_), key, "model.dtype",
+            std::string(key) + " is for model.dtype = \"fp16\", and model.dtype = " +
+                value_text(config_.model.dtype) + " needs no loss scale: leave the key out");
   }
 
   // What an fp16 model cannot have.

@@ -34,7 +34,8 @@ void use_spare_memory(const PlanInput& in, Plan& plan);
 void choose_placement(const PlanInput& in, Plan& plan);
 
 // Numerics, placement and sizes: a plan that says what fits, and not yet what a step takes (forecast.h).
-Plan place_plan(const PlanInput& in);
+// `foretold`: with the recomputation level of the shortest step; without it that of the numerics.
+Plan place_plan(const PlanInput& in, bool foretold);
 
 // What `auto` has become, and why, into plan.choices; nothing where everything is on the device.
 void explain_homes(const PlanInput& in, Plan& plan);

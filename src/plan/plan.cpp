@@ -31,9 +31,11 @@ Plan with_numerics(const PlanInput& in) {
 
 }  // namespace
 
-Plan place_plan(const PlanInput& in) {
-  Plan plan = with_numerics(in);
+Plan place_plan(const PlanInput& in, bool foretold) {
+  const Plan numerics = with_numerics(in);
+  Plan plan = numerics;
   choose_placement(in, plan);
+  if (foretold) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
   return plan;
 }
@@ -47,11 +49,7 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                  .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU"});
   }
   const PlanInput in{inputs, machine, world, purpose};
-  const Plan numerics = with_numerics(in);
-  Plan plan = numerics;
-  choose_placement(in, plan);
-  choose_recompute_level(in, numerics, plan);
-  explain_freezing(in, plan);
+  Plan plan = place_plan(in, true);
   if (!in.trains()) return plan;
   forecast(in, plan);
   note_multiples(in, plan);

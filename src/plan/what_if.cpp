@@ -43,7 +43,7 @@ Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold
       {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
 
   Alternative out;
-  out.plan = place_plan(changed);
+  out.plan = place_plan(changed, foretold != Foretold::kNothing);
   const bool wanted = foretold == Foretold::kAll || (foretold == Foretold::kWhatFits && out.plan.fits);
   if (wanted && in.trains()) forecast(changed, out.plan);
   out.method = method_name(changed);

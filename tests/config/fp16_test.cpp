@@ -32,6 +32,7 @@ TEST(Config, AnFp16ModelHasAnFp32MasterAndALossScale) {
   EXPECT_HAS(refused("[train]\ngradients=\"bf16\"\n"), "accumulated in fp32");
   EXPECT_HAS(refused("[train]\nmethod=\"lora\"\n[lora]\ndtype=\"bf16\"\n"), "fp16 or fp32");
   EXPECT_HAS(refused("[train]\nloss_scale_backoff=1.0\n"), "less than 1");
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nloss_scale = 1024.0\n"), "needs no loss scale");
   // On the command line it takes back what the file has for bf16.
   const Config over =
       parse_config(std::string(kLeast) + "[optimizer]\nmaster = \"split\"\n", "c.toml", {"model.dtype=fp16"});
