@@ -85,7 +85,7 @@ void check_base(const Subject& adapter, const std::string& base, const std::stri
              word +
                  " is not compared with the model that the adapter was trained on, which was not found: \"" +
                  trained_on + "\"");
-  } else if (of_adapter != into.architecture) {
+  } else if (of_adapter != into.architecture && of_adapter != classifier_of(into.model_type)) {
     difference = "it is a " + into.architecture + ", not a " + of_adapter;
   }
   if (difference.empty()) return;

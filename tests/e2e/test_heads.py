@@ -1,6 +1,7 @@
 """Heads of scores (train.objective = "classify" and "reward") against transformers and PEFT: losses, gradients, weights and files."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_a_head_of_scores_trains_as_with_transformers(work, case):
     assert steps[0]["loss"] == pytest.approx(losses[0], rel=1e-5)
     assert steps[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert [row["loss"] for row in steps] == pytest.approx(losses, rel=1e-4)
-    assert steps[0]["target_tokens"] == COUNT
+    assert steps[0]["target_tokens"] == COUNT and not any("token_accuracy" in row for row in rows(work, case))
     first = next(row for row in rows(work, case) if "eval_loss" in row)
     assert first["eval_loss"] == pytest.approx(losses[0], rel=1e-5)
     if accuracy is not None:
@@ -147,23 +148,47 @@ def test_where_state_lives_and_ranks_do_not_change_what_is_trained(work):
     assert [right for _, right in ranks] == [right for _, right in here]
 
 
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", ["lora", "qlora", "dora", "ia3", "norms"])
 def test_a_fresh_head_is_saved_with_the_adapter_as_peft_does(work, method):
     data = [json.loads(line) for line in (work / "single.jsonl").open()]
-    changes = dict(train__method=method, train__objective="classify", train__labels=NAMES, lora__r=4, lora__alpha=8)
-    lmlaunch(config(work, method, **settings("base", "single", **changes)), cwd=work)
+    changes = dict(train__method=method, train__objective="classify", train__labels=NAMES)
+    if method in ("lora", "qlora", "dora"):
+        changes.update(lora__r=4, lora__alpha=8)
+    if method == "dora":
+        changes.update(train__method="lora", lora__dora=True)
+    # Adapters of several ranks are written with one; magnitudes and the head have none.
+    ranks = ["lora.ranks={q_proj=2}"] if method == "dora" else []
+    lmlaunch(config(work, method, **settings("base", "single", **changes)), *ranks, cwd=work)
     last = [row["eval_loss"] for row in rows(work, method) if "eval_loss" in row][-1]
     assert last < next(row["eval_loss"] for row in rows(work, method) if "eval_loss" in row)
     saved_as = json.loads((work / f"runs/{method}/model/adapter_config.json").read_text())
     assert saved_as["task_type"] == "SEQ_CLS" and saved_as["modules_to_save"] == ["classifier", "score"]
-    if method == "lora":
+    if method != "qlora":
         base = AutoModelForSequenceClassification.from_pretrained(work / "base", num_labels=3, dtype=torch.float32)
-        adapted = PeftModel.from_pretrained(base, work / "runs/lora/model").eval()
+        adapted = PeftModel.from_pretrained(base, work / f"runs/{method}/model").eval()
         assert loss_of(adapted, data)[0].item() == pytest.approx(last, rel=1e-5)
     lmlaunch("export", f"runs/{method}", "--merge", "-o", f"merged_{method}", cwd=work)
     merged = AutoModelForSequenceClassification.from_pretrained(work / f"merged_{method}", dtype=torch.float32).eval()
     assert merged.config.id2label == dict(enumerate(NAMES)) and merged.config.problem_type == "single_label_classification"
     assert loss_of(merged, data)[0].item() == pytest.approx(last, rel=1e-4)
+    if method != "lora":
+        return
+    shutil.copytree(work / "runs/lora/model", work / "scored")
+    for arguments, exit_code, text in [(("generate", "scored", "--prompt", "w1"), 10, "adapter has a head of scores"),
+                                       (("generate", "base", "--adapter", "scored", "--prompt", "w1"), 2, "two heads do not become one"),
+                                       (("merge", "scored", "scored", "-o", "both"), 2, "two heads do not become one")]:
+        done = lmlaunch(*arguments, cwd=work, check=False)
+        assert done.returncode == exit_code and text in done.stderr, (arguments, done.stderr)
+
+
+def test_a_head_of_an_fp16_model_has_the_loss_scale(work):
+    data = [json.loads(line) for line in (work / "single.jsonl").open()]
+    losses, norm, _, _ = trained(work / "llama", data)
+    changes = dict(train__objective="classify", model__dtype="fp16", train__loss_scale=1024.0)
+    lmlaunch(config(work, "fp16", **settings("llama", "single", **changes)), cwd=work)
+    steps = [row for row in rows(work, "fp16") if "loss" in row]
+    assert steps[0]["grad_norm"] == pytest.approx(norm, rel=0.02) and steps[0]["loss_scale"] == 1024
+    assert [row["loss"] for row in steps] == pytest.approx(losses, rel=0.05)
 
 
 def test_a_head_may_be_more_precise_than_its_model(work):
@@ -186,6 +211,7 @@ def test_what_a_head_of_scores_cannot_do_is_refused(work):
             (("refusals.toml", "run.dir=runs/r4", "train.objective=reward"), 10, "has 3 labels"),
             (("refusals.toml", "run.dir=runs/r5", "data.too_long=split"), 10, "data.too_long"),
             (("refusals.toml", "run.dir=runs/r6", "model.path=base", 'train.labels=["a", "a"]'), 10, "a name twice"),
+            (("refusals.toml", "run.dir=runs/r8", 'eval.generate.data=["single.jsonl"]'), 10, "eval.generate.data asks for answers"),
             (("refusals.toml", "run.dir=runs/r7", "model.path=base", 'train.labels=["x", "y"]'), 11, "is none of 2: x, y")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == exit_code and text in done.stderr, (arguments, done.stderr)
