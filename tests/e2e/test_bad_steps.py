@@ -175,6 +175,7 @@ def test_a_resumed_run_has_the_same_scales_and_bits(work, fp16):
     for step in (24, 30, 36):
         shutil.rmtree(run / "checkpoints" / f"step_{step:08}")
     shutil.rmtree(run / "model")
+    (run / "status.json").unlink()  # as after a kill
     again = lmlaunch("fp16.toml", cwd=work).stderr
     assert "resumes from runs/fp16/checkpoints/step_00000018" in again, again
     assert numbers(scaled(work, "fp16")) == numbers(curve) and shard(work, "fp16", 36) == last
