@@ -1,6 +1,5 @@
 #include "train/evaluate.h"
 
-#include <fmt/format.h>
 #include <algorithm>
 #include <string>
 #include <utility>
