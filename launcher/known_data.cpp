@@ -1,6 +1,7 @@
 #include "launcher/known_data.h"
 
 #include <filesystem>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,9 +17,26 @@ namespace fs = std::filesystem;
 // until a run has begun.
 constexpr int64_t kMostRowsPlanned = 1'000'000;
 
+namespace {
+
+LabelProblem problem_of(ScoreProblem problem) {
+  switch (problem) {
+    case ScoreProblem::kSingleLabel:
+      return LabelProblem::kSingleLabel;
+    case ScoreProblem::kMultiLabel:
+      return LabelProblem::kMultiLabel;
+    case ScoreProblem::kRegression:
+      return LabelProblem::kRegression;
+  }
+  return LabelProblem::kAuto;
+}
+
+}  // namespace
+
 PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
                                const Environment& environment, const std::string& date) {
   const DataConfig& data = config.data;
+  const ScoreHead& score = model.spec.score;
   const fs::path program =
       fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
   return {.files = data.train,
@@ -31,6 +49,9 @@ PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
           .max_rows = data.max_rows,
           .answers = data.answers,
           .reasoning = data.reasoning,
+          .objective = config.train.objective,
+          .labels = score.labels,
+          .problem = problem_of(score.problem),
           .model_dir = model.directory,
           .cache_dir = data.cache_dir.empty() ? environment.token_cache() : data.cache_dir,
           .python = environment.python,
@@ -46,6 +67,16 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
   std::vector<std::pair<ExampleRange, double>> weights;
   for (size_t i = 0; i < config.data.weights.size(); ++i)
     weights.emplace_back(train.entries.at(i), config.data.weights[i]);
+  std::optional<ScoredData> scored;
+  if (model.spec.scores()) {
+    const bool classify = config.train.objective == ObjectiveChoice::kClassify;
+    const bool single = model.spec.score.problem == ScoreProblem::kSingleLabel;
+    scored = ScoredData{.pairs = !classify,
+                        .labels = !classify ? 0
+                                  : single  ? 1
+                                            : model.spec.head_rows(),
+                        .pad_token = static_cast<int32_t>(model.spec.score.pad_token)};
+  }
   return {.seed = config.run.seed,
           .max_length = config.data.max_length,
           .too_long = config.data.too_long,
@@ -56,6 +87,8 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
           .eval_fraction = config.data.eval_fraction,
           .text = train.text,
           .weights = weights,
+          .scored = scored,
+          .labels = train.labels,
           .name = names_of(config.data.train)};
 }
 

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "launcher/model_place.h"
+#include "launcher/score_model.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
@@ -127,6 +128,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
     out.spec = read_model_spec(out.directory);
   }
   require_positions(config, out.spec);
+  settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (trains_adapter(config)) out.adapter = make_adapter(out.spec, config);
   const DType dtype = storage_type(config.model.dtype);

@@ -35,6 +35,11 @@ std::optional<double> weight_of(const std::string& text, size_t at) {
 
 }  // namespace
 
+bool is_of_scores(const Subject& adapter) {
+  return !adapter.checkpoint && holds_adapter(adapter.trained) &&
+         read_adapter_config(adapter.trained, nullptr).scores;
+}
+
 NamedAdapter open_adapter_argument(const std::string& text) {
   std::error_code ignored;
   const size_t at = text.rfind('@');
@@ -55,6 +60,9 @@ NamedAdapter open_adapter_argument(const std::string& text) {
   if (out.subject.checkpoint)
     throw usage_error(place + " is a checkpoint of an adapter",
                       "export it first: lmlaunch export " + place + " -o DIR");
+  if (trains_scores(out.subject.config) || is_of_scores(out.subject))
+    throw usage_error(place + " has a head of scores beside its adapter, and two heads do not become one",
+                      "merge it into its base model: lmlaunch export " + place + " --merge -o DIR");
   if (out.subject.config.lora.start == LoraStart::kLoftq)
     throw usage_error(place +
                           ": with lora.start = \"loftq\" the adapter also compensates for the quantization "
@@ -77,7 +85,7 @@ void check_base(const Subject& adapter, const std::string& base, const std::stri
              word +
                  " is not compared with the model that the adapter was trained on, which was not found: \"" +
                  trained_on + "\"");
-  } else if (of_adapter != into.architecture) {
+  } else if (of_adapter != into.architecture && of_adapter != classifier_of(into.model_type)) {
     difference = "it is a " + into.architecture + ", not a " + of_adapter;
   }
   if (difference.empty()) return;

@@ -16,9 +16,12 @@ struct NamedAdapter {
   Subject subject;
   double weight = 1;
 };
-// Throws Error(2) for a weight that is no number, for what holds no adapter, and for one whose file alone is
-// not what was trained: a checkpoint, or a start by LoftQ.
+// Throws Error(2) for a weight that is no number, for what holds no adapter, for one with a head of scores,
+// and for one whose file alone is not what was trained: a checkpoint, or a start by LoftQ.
 NamedAdapter open_adapter_argument(const std::string& text);
+
+// Whether it is a PEFT directory with a head of scores.
+bool is_of_scores(const Subject& adapter);
 
 // Equal names and shapes do not mean the same model: an adapter applied to another model raises no error, but
 // the result answers nonsense. Throws Error(11) where `base`, which the user has named by `word`, is of

@@ -62,15 +62,19 @@ void refuse_without_choices(const CommandLine& line, const std::vector<EvalBatch
 void report(const EvalBatches& set, const EvalResult& result, bool prints, nlohmann::ordered_json& json) {
   const std::string of = set.set.empty() ? "" : "/" + set.set;
   json["eval_loss" + of] = result.loss;
-  json["perplexity" + of] = std::exp(result.loss);
+  if (!result.scored) json["perplexity" + of] = std::exp(result.loss);
   json["target_tokens" + of] = result.target_tokens;
   for (const auto& [name, value] : named_scores(result)) json[name + of] = value;
   for (const auto& [name, value] : named_scores(result.answers)) json[name] = value;
   if (!prints) return;
+  const std::string set_name = set.set.empty() ? "" : " of " + set.set;
+  if (result.scored) {
+    std::printf("eval loss%s %s\n", set_name.c_str(), describe_scored(result).c_str());
+    return;
+  }
   std::printf("eval loss%s %.4f, perplexity %.2f, token accuracy %.4f over %ld target tokens%s\n",
-              set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
-              result.token_accuracy, result.target_tokens,
-              result.choices ? describe(*result.choices).c_str() : "");
+              set_name.c_str(), result.loss, std::exp(result.loss), result.token_accuracy,
+              result.target_tokens, result.choices ? describe(*result.choices).c_str() : "");
   if (result.answers.answers > 0) std::printf("answers: %s\n", describe(result.answers).c_str());
 }
 

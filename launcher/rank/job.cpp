@@ -333,6 +333,24 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
       .stream = stream});
 }
 
+namespace {
+
+const Objective& objective_of(const Job& job) {
+  if (job.config.train.objective == ObjectiveChoice::kReward) return objectives::reward;
+  if (!job.model.spec.scores()) return objectives::cross_entropy;
+  switch (job.model.spec.score.problem) {
+    case ScoreProblem::kSingleLabel:
+      return objectives::single_label;
+    case ScoreProblem::kMultiLabel:
+      return objectives::multi_label;
+    case ScoreProblem::kRegression:
+      return objectives::regression;
+  }
+  return objectives::cross_entropy;
+}
+
+}  // namespace
+
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ranks* ranks) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
   Group* const device_group = ranks == nullptr ? nullptr : &ranks->device_group(job.stream.device);
@@ -348,7 +366,8 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ran
                                           .swap_paths = swap_paths(job),
                                           .group = ranks == nullptr ? nullptr : &ranks->group(),
                                           .device_group = device_group,
-                                          .trace = trace},
+                                          .trace = trace,
+                                          .objective = objective_of(job)},
                                 job.stream);
 }
 
@@ -358,22 +377,34 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
   if (job.config.model.init == ModelInit::kRandom)
     return initialise_weights(setup, job.config.run.seed, rank.weights());
   load_weights(setup, job.model.directory, rank.weights());
+  if (job.model.spec.score.fresh && !job.model.adapter)
+    initialise_head(setup, job.config.run.seed, rank.weights());
+}
+
+// A head of scores that the base has is trained further from its values.
+void start_head(const Job& job, const LoadSetup& setup, Rank& rank) {
+  if (!job.model.spec.scores()) return;
+  initialise_head(setup, job.config.run.seed, rank.weights());
+  if (!job.model.spec.score.fresh && job.config.model.init != ModelInit::kRandom)
+    load_head(setup, job.model.directory, rank.weights());
 }
 
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
-  const bool loftq = job.config.lora.start == LoraStart::kLoftq;
-  if (job.model.adapter->kind == AdapterKind::kNorms) {
-    const bool fresh = job.config.model.init == ModelInit::kRandom;
-    return copy_replaced(setup, seed, fresh ? "" : job.model.directory, rank.weights());
-  }
-  if (!loftq && !job.model.adapter->dora) return initialise_adapter(setup, seed, rank.weights());
   const bool drawn = job.config.model.init == ModelInit::kRandom;
+  const std::string base = drawn ? "" : job.model.directory;
+  const AdapterSpec& adapter = *job.model.adapter;
+  const bool loftq = job.config.lora.start == LoraStart::kLoftq;
   if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
-  initialise_from_base(
-      setup, seed,
-      {.directory = drawn ? "" : job.model.directory, .dtype = job.plan.numerics.dtype, .loftq = loftq},
-      *job.model.adapter, rank.weights());
+  if (adapter.kind == AdapterKind::kNorms) {
+    copy_replaced(setup, seed, base, rank.weights());
+  } else if (loftq || adapter.dora) {
+    initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
+                         adapter, rank.weights());
+  } else {
+    initialise_adapter(setup, seed, rank.weights());
+  }
+  start_head(job, setup, rank);
 }
 
 }  // namespace

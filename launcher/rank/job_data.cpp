@@ -26,7 +26,8 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
     options.files = set.files;
     const Prepared& made = data.evals.emplace_back(prepare_evaluation(options));
     data.eval_sources.push_back(std::make_unique<TokenFile>(made.path));
-    evals.push_back({data.eval_sources.back().get(), set.name, names_of(set.files), made.text, made.groups});
+    evals.push_back(
+        {data.eval_sources.back().get(), set.name, names_of(set.files), made.text, made.groups, made.labels});
   }
   LoaderOptions sequences = loader_options(config, job.model, data.train, job.plan.numerics.micro_batch);
   sequences.rank = rank;

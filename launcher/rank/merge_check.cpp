@@ -35,6 +35,13 @@ std::vector<float> logits_of(Config config, const std::string& trained, const Co
   const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kGenerate);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, trained);
+  if (job->model.spec.scores()) {
+    Batch text = some_tokens(job->model.spec.vocab);
+    text.target.back() = 0;
+    TargetResults results;
+    rank->step().evaluate(text, &results);
+    return results.scores;
+  }
   std::vector<int32_t> rows(kTokens);
   std::iota(rows.begin(), rows.end(), 0);
   return rank->step().logits(some_tokens(job->model.spec.vocab), rows);

@@ -54,9 +54,12 @@ std::string of_set(const std::string& set) {
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result, set);
-  log_fields(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets){}", of_set(set),
-                         step, result.loss, std::exp(result.loss), result.target_tokens,
-                         result.choices ? describe(*result.choices) : ""),
+  const std::string numbers =
+      result.scored
+          ? describe_scored(result)
+          : fmt::format("{:.4f} (perplexity {:.2f}, {} targets){}", result.loss, std::exp(result.loss),
+                        result.target_tokens, result.choices ? describe(*result.choices) : "");
+  log_fields(fmt::format("eval loss{} after step {}: {}", of_set(set), step, numbers),
              {{"step", step}, {"eval_loss", result.loss}, {"set", set}});
   if (result.answers.answers > 0)
     log_line(fmt::format("answers after step {}: {}", step, describe(result.answers)));

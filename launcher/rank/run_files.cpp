@@ -188,6 +188,7 @@ BaseModel base_of_adapter(const std::string& path, const std::string& directory,
                  .chat_template = chat_template,
                  .architecture = spec.architecture,
                  .revision = "",
+                 .scores = spec.scores(),
                  .wrapped = !spec.wrapper.empty()};
   if (const auto hub = name_of_snapshot(directory)) {
     base.name = hub->repository();
@@ -208,6 +209,7 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
   options.replace = request.replace;
   options.fresh = job.config.model.init == ModelInit::kRandom;
   options.chat_template = job.chat_template;
+  if (job.model.spec.scores()) options.scores = &job.model.spec;
   export_model(request.output, job.model.directory, job.model.layout, source, options);
 }
 

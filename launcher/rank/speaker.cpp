@@ -6,6 +6,7 @@
 #include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/recorded.h"
+#include "launcher/score_model.h"
 
 namespace lm {
 
@@ -31,6 +32,8 @@ Speaker::Speaker(const CommandLine& line)
   }
   const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
+  if (trains_scores(subject_.config)) settle_scores(subject_.config, model, spec_);
+  refuse_scores(spec_, is_of_scores(subject_), line.positional[0]);
   text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_),
                                                    recorded_date(subject_.run), subject_.config.data.render));
 }

@@ -56,11 +56,15 @@ std::string model_card(const Json& record, bool adapter) {
     return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
   };
   std::string settings;
-  for (const Json& key : record.at("settings"))
+  bool scores = false;  // train.objective has the default unless a head of scores is trained
+  for (const Json& key : record.at("settings")) {
+    scores = scores || key.at(0) == "train.objective";
     settings += key.at(0).get<std::string>() + " = " + key.at(2).get<std::string>() + "\n";
-  std::string out =
-      "---\nbase_model: " + quoted(base) + "\nlibrary_name: " + (adapter ? "peft" : "transformers") +
-      "\npipeline_tag: text-generation\ntags:\n- lmlaunch\n" + (lora ? "- lora\n" : "") + "---\n\n";
+  }
+  std::string out = "---\nbase_model: " + quoted(base) +
+                    "\nlibrary_name: " + (adapter ? "peft" : "transformers") +
+                    "\npipeline_tag: " + (scores ? "text-classification" : "text-generation") +
+                    "\ntags:\n- lmlaunch\n" + (lora ? "- lora\n" : "") + "---\n\n";
   out += (adapter         ? "A" + kind + " adapter for"
           : lora || other ? "With a" + kind + " adapter merged into its weights:"
                           : "All weights trained:") +

@@ -17,6 +17,8 @@ struct Batch {
   std::vector<float> weight = {};       // [tokens], of each target's nll in the loss; empty: all 1
   std::vector<int32_t> sample;          // [tokens]: index of the example in the data set
   std::vector<int32_t> document_start;  // [documents + 1], ending with tokens
+  // Of documents that are scored as a whole: their labels, equally many of each, one after another.
+  std::vector<float> label = {};
   int64_t tokens() const { return static_cast<int64_t>(token.size()); }
   int64_t documents() const { return static_cast<int64_t>(document_start.size()) - 1; }
 };

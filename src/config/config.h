@@ -30,6 +30,7 @@ enum class DataFormat : uint8_t {
   kPromptCompletion,
   kAlpaca,
   kChoices,
+  kClassify,
   kTokens
 };
 enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
@@ -39,6 +40,10 @@ enum class Answers : uint8_t { kAll, kLast, kEach };
 // How plain prompts and completions are written for a model with a chat template; auto: plain, with a note.
 enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
+// What is minimised: the nll of tokens; or the loss of a head of scores in place of the vocabulary head.
+enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
+// Of classify; auto: regression with one label, else one label of several.
+enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
 // load_config makes kQlora kLora with model.quantize.
 enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms };
 enum class GradientDType : uint8_t { kF32, kBF16 };
@@ -170,6 +175,9 @@ struct DataConfig {
 
 struct TrainConfig {
   Method method = Method::kFull;
+  ObjectiveChoice objective = ObjectiveChoice::kSft;
+  std::vector<std::string> labels;  // of classify: the classes' names, in the order of the head's rows
+  LabelProblem problem = LabelProblem::kAuto;
   // Names of the tensors that a full run trains (base/name_pattern.h); the others are frozen. Empty: all.
   std::vector<std::string> only;
   std::optional<double> epochs;        // passes over the data; exclusive with steps (neither: 1 epoch)
@@ -339,6 +347,10 @@ struct Config {
   LogConfig log;
 };
 
+// Whether a head of scores is trained.
+inline bool trains_scores(const Config& config) {
+  return config.train.objective != ObjectiveChoice::kSft;
+}
 // Of weights and activations.
 constexpr DType storage_type(ModelDType type) {
   switch (type) {

@@ -37,6 +37,7 @@ class Checks {
     data();
     schedule();
     groups();
+    scores();
     freezing();
     adapter();
     without_pairs();
@@ -153,9 +154,9 @@ class Checks {
                 " selects answers, and data.loss_on = \"all\" trains every token: leave one out");
     // As src/data/prepare/formats.py reads them.
     static constexpr std::string_view kColumns[] = {
-        "messages", "conversations",  "prompt",  "completion", "instruction", "input",
-        "output",   "system",         "history", "text",       "tools",       "input_ids",
-        "labels",   "attention_mask", "context", "endings",    "label"};
+        "messages", "conversations", "prompt", "completion", "instruction", "input",  "output",
+        "system",   "history",       "text",   "tools",      "input_ids",   "labels", "attention_mask",
+        "context",  "endings",       "label",  "chosen",     "rejected"};
     std::string known;
     for (const std::string_view column : kColumns) known += (known.empty() ? "" : ", ") + std::string(column);
     std::map<std::string, std::string> used;
@@ -191,6 +192,46 @@ class Checks {
           mistake.empty(), "optimizer.groups", "optimizer.groups",
           "optimizer.groups: match = " + value_text(group.match) + " is no regular expression: " + mistake);
     }
+  }
+
+  void scores() {
+    const TrainConfig& train = config_.train;
+    const bool classify = train.objective == ObjectiveChoice::kClassify;
+    const std::string objective = "train.objective = " + value_text(train.objective);
+    require(classify || train.labels.empty(), "train.labels", "train.objective",
+            "train.labels names the labels of train.objective = \"classify\", and " + objective +
+                " has none: leave one of them out");
+    require(classify || train.problem == LabelProblem::kAuto, "train.problem", "train.objective",
+            "train.problem is a matter of train.objective = \"classify\", and this is " + objective +
+                ": leave one of them out");
+    std::vector<std::string> names = train.labels;
+    std::ranges::sort(names);
+    require(std::ranges::adjacent_find(names) == names.end(), "train.labels", "train.labels",
+            "train.labels has a name twice");
+    require(train.labels.size() != 1 || train.problem != LabelProblem::kSingleLabel, "train.labels",
+            "train.problem",
+            "train.problem = \"single_label\" chooses one of several labels: name at least two");
+    const DataConfig& data = config_.data;
+    require(data.format != DataFormat::kClassify || classify, "data.format", "train.objective",
+            "data.format = \"classify\" has labels, and " + objective +
+                " trains on none: set train.objective = \"classify\"");
+    if (!trains_scores(config_)) return;
+    require(data.format == DataFormat::kAuto || data.format == DataFormat::kClassify, "data.format",
+            "train.objective",
+            "data.format = " + value_text(data.format) + " and " + objective +
+                ", which has rows of its own: leave data.format out");
+    require(data.too_long != TooLong::kSplit, "data.too_long", "train.objective",
+            "data.too_long = \"split\" makes several texts of one, and " + objective +
+                " scores a text as a whole: set \"cut\" or \"drop\"");
+    require(classify || data.too_long != TooLong::kCut, "data.too_long", "train.objective",
+            "data.too_long = \"cut\" would score answers without their ends, and " + objective +
+                " drops such pairs: leave data.too_long out");
+    const std::string answers =
+        " asks for answers, and " + objective + " trains a model that gives scores: leave one of them out";
+    require(train.sample_prompts.empty(), "train.sample_prompts", "train.objective",
+            "train.sample_prompts" + answers);
+    require(config_.eval.generate.data.empty(), "eval.generate.data", "train.objective",
+            "eval.generate.data" + answers);
   }
 
   void freezing() {

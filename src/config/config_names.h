@@ -59,7 +59,8 @@ struct EnumNames<DataFormat> {
       {DataFormat::kAuto, "auto"},       {DataFormat::kText, "text"},
       {DataFormat::kChat, "chat"},       {DataFormat::kShareGpt, "sharegpt"},
       {DataFormat::kAlpaca, "alpaca"},   {DataFormat::kPromptCompletion, "prompt-completion"},
-      {DataFormat::kChoices, "choices"}, {DataFormat::kTokens, "tokens"},
+      {DataFormat::kChoices, "choices"}, {DataFormat::kClassify, "classify"},
+      {DataFormat::kTokens, "tokens"},
   };
 };
 template <>
@@ -88,6 +89,19 @@ template <>
 struct EnumNames<Render> {
   static constexpr EnumName<Render> kAll[] = {
       {Render::kAuto, "auto"}, {Render::kPlain, "plain"}, {Render::kChat, "chat"}};
+};
+template <>
+struct EnumNames<ObjectiveChoice> {
+  static constexpr EnumName<ObjectiveChoice> kAll[] = {{ObjectiveChoice::kSft, "sft"},
+                                                       {ObjectiveChoice::kClassify, "classify"},
+                                                       {ObjectiveChoice::kReward, "reward"}};
+};
+template <>
+struct EnumNames<LabelProblem> {
+  static constexpr EnumName<LabelProblem> kAll[] = {{LabelProblem::kAuto, "auto"},
+                                                    {LabelProblem::kSingleLabel, "single_label"},
+                                                    {LabelProblem::kMultiLabel, "multi_label"},
+                                                    {LabelProblem::kRegression, "regression"}};
 };
 template <>
 struct EnumNames<Method> {

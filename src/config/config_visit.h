@@ -109,7 +109,8 @@ void visit_data(DataT& data, V& v) {
   v.key("data", "format", data.format,
         {kTokens,
          "format of the examples; auto: detected from their columns; choices: a context and endings, of "
-         "which the right one is trained and an evaluation gives the accuracy"});
+         "which the right one is trained and an evaluation gives the accuracy; classify: a text and its "
+         "label"});
   v.key("data", "columns", data.columns,
         {kTokens, "our column name = the name in the files, where they differ"});
   v.key("data", "chat_template", data.chat_template,
@@ -144,6 +145,25 @@ void visit_data(DataT& data, V& v) {
 }
 
 template <class TrainT, class V>
+void visit_objective(TrainT& train, V& v) {
+  using enum KeyTag;
+  v.key(
+      "train", "objective", train.objective,
+      {kState,
+       "what is minimised. sft: the loss of tokens; classify: that of a text's label; reward: that of pairs "
+       "of chosen and rejected answers. The last two train a head of scores in place of the vocabulary "
+       "head"});
+  v.key("train", "labels", train.labels,
+        {kState,
+         "with classify: the labels' names in the order of the head's rows; one: regression; []: those of "
+         "the model's id2label"});
+  v.key("train", "problem", train.problem,
+        {kState,
+         "with classify: whether a text has one of the labels, any of them, or a number for each; auto: a "
+         "number with one label, else one of them"});
+}
+
+template <class TrainT, class V>
 void visit_train(TrainT& train, V& v) {
   using enum KeyTag;
   v.table("train", "training method, length and batch size");
@@ -151,6 +171,7 @@ void visit_train(TrainT& train, V& v) {
         {kState,
          "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\"; "
          "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning)"});
+  visit_objective(train, v);
   v.key("train", "only", train.only,
         {kState,
          "full fine-tuning of the tensors with these names alone; the others are frozen: whole segments of a "

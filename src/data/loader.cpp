@@ -58,6 +58,24 @@ void warn_of_losses(const std::string& place, const PieceCounts& counts, int64_t
   }
 }
 
+// Parts a scored example, which begins at token `at` of the batch, into its documents: a second one begins
+// where the mask is 0. The last token that is not `pad` gets the document's target.
+void part_scored(const ExampleView& view, size_t at, int32_t pad, Batch& batch) {
+  const size_t end = batch.token.size();
+  for (size_t begin = at; begin < end;) {
+    size_t next = begin + 1;
+    while (next < end && view.trained[next - at] != 0) ++next;
+    if (begin > at) batch.document_start.push_back(static_cast<int32_t>(begin));
+    size_t last = next - 1;
+    while (last > begin && batch.token[last] == pad) --last;
+    for (size_t i = begin; i < next; ++i) {
+      batch.position[i] = static_cast<int32_t>(i - begin);
+      batch.target[i] = i == last ? 0 : -1;
+    }
+    begin = next;
+  }
+}
+
 }  // namespace
 
 Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, const LoaderOptions& options)
@@ -71,14 +89,19 @@ Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, co
   LM_CHECK(options.vocab >= 1, "vocabulary");
   LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
   if (options_.name.empty()) options_.name = train.name();
+  const auto labelled = [&](const DataSource& source, const std::vector<float>& labels) {
+    return !options.scored || std::ssize(labels) == source.examples() * options.scored->labels;
+  };
+  LM_CHECK(labelled(train, options.labels) &&
+               std::ranges::all_of(evals, [&](const EvalSource& e) { return labelled(*e.source, e.labels); }),
+           "a label for each example");
   const int64_t examples = train.examples();
   const int64_t held = evals.empty() ? held_out(examples, options.eval_fraction) : 0;
   const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
-  pieces_ = cut_pieces(
-      train, options.max_length, options.too_long,
-      [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_, options.text);
+  pieces_ = pieces_of(
+      train, [&](int64_t index) { return held == 0 || draw(index) >= held; }, options.text, train_counts_);
   check_targets(options_.name, train_counts_);
-  warn_of_losses(options_.name, train_counts_, options.max_length);
+  if (!options.scored) warn_of_losses(options_.name, train_counts_, options.max_length);
   if (pieces_in_epoch() == 0)
     refuse("data.weights leave not one example for an epoch", options_.name, "raise them");
   for (const EvalSource& from : evals) add_eval(from, [](int64_t) { return true; });
@@ -91,8 +114,7 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
   if (from.name.empty()) from.name = from.source->name();
   Eval eval{.from = std::move(from)};
   if (eval.from.groups.empty()) {
-    eval.pieces = cut_pieces(*eval.from.source, options_.max_length, options_.too_long, takes, eval.counts,
-                             eval.from.text);
+    eval.pieces = pieces_of(*eval.from.source, takes, eval.from.text, eval.counts);
   } else {
     eval.pieces = ending_pieces(*eval.from.source, options_.max_length, eval.counts);
     if (eval.counts.endless > 0) {
@@ -103,8 +125,22 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
   }
   check_targets(eval.from.name, eval.counts);
   // For eval data held out of the training examples the warning is logged only once.
-  if (eval.from.name != options_.name) warn_of_losses(eval.from.name, eval.counts, options_.max_length);
+  if (eval.from.name != options_.name && !options_.scored)
+    warn_of_losses(eval.from.name, eval.counts, options_.max_length);
   evals_.push_back(std::move(eval));
+}
+
+std::vector<Piece> Loader::pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
+                                     std::span<const ExampleRange> text, PieceCounts& counts) const {
+  if (!options_.scored)
+    return cut_pieces(source, options_.max_length, options_.too_long, takes, counts, text);
+  const bool drops = options_.scored->pairs || options_.too_long == TooLong::kDrop;
+  return whole_pieces(source, options_.max_length, drops, takes, counts);
+}
+
+const std::vector<float>& Loader::labels_of(const DataSource& source) const {
+  const auto eval = std::ranges::find_if(evals_, [&](const Eval& e) { return e.from.source == &source; });
+  return &source == &train_ || eval == evals_.end() ? options_.labels : eval->from.labels;
 }
 
 const std::string& Loader::name_of(const DataSource& source) const {
@@ -313,6 +349,10 @@ void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) 
     batch.position[at + i] = static_cast<int32_t>(i);
     batch.target[at + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
   }
+  if (!options_.scored) return;
+  part_scored(view, at, options_.scored->pad_token, batch);
+  const auto first = labels_of(source).begin() + piece.example * options_.scored->labels;
+  batch.label.insert(batch.label.end(), first, first + options_.scored->labels);
 }
 
 }  // namespace lm

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,13 @@
 
 namespace lm {
 
+// Of data whose examples are scored as a whole.
+struct ScoredData {
+  bool pairs = false;      // an example is a chosen text and a rejected one, two documents
+  int64_t labels = 0;      // numbers of an example in LoaderOptions::labels and EvalSource::labels
+  int32_t pad_token = -1;  // a document's scores are those of its last token that is not this one
+};
+
 // An evaluation set from its own file.
 struct EvalSource {
   const DataSource* source = nullptr;
@@ -26,6 +35,7 @@ struct EvalSource {
   std::string name = {};                 // for messages: the user's files; "": the source's name
   std::vector<ExampleRange> text = {};   // examples that are plain text
   std::vector<ChoiceGroup> groups = {};  // of the examples, where they are endings of rows of choices
+  std::vector<float> labels = {};        // of scored examples
 };
 
 struct LoaderOptions {
@@ -42,7 +52,9 @@ struct LoaderOptions {
   // Ranges of the training examples, in order, and how often the examples of each occur in an epoch; empty:
   // once. A fractional weight selects a different part in each epoch.
   std::vector<std::pair<ExampleRange, double>> weights = {};
-  std::string name = {};    // for messages: the user's files; "": the source's name
+  std::optional<ScoredData> scored = {};
+  std::vector<float> labels = {};  // of scored training examples
+  std::string name = {};           // for messages: the user's files; "": the source's name
   int rank = 0, world = 1;  // a step's sequences are divided among the ranks as equal, contiguous ranges
 };
 
@@ -114,6 +126,10 @@ class Loader {
   Batch assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
                  int64_t begin, int64_t end) const;
   void append(const DataSource& source, const Piece& piece, Batch& batch) const;
+  // The pieces of the examples that `takes` accepts.
+  std::vector<Piece> pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
+                               std::span<const ExampleRange> text, PieceCounts& counts) const;
+  const std::vector<float>& labels_of(const DataSource& source) const;
 
   const DataSource& train_;
   LoaderOptions options_;  // with a name

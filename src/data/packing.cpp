@@ -96,6 +96,32 @@ std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooL
   return pieces;
 }
 
+std::vector<Piece> whole_pieces(const DataSource& source, int64_t max_length, bool drops,
+                                const std::function<bool(int64_t)>& wanted, PieceCounts& counts) {
+  LM_CHECK(source.examples() < std::numeric_limits<int32_t>::max(), "too many examples for 32-bit indices");
+  std::vector<Piece> pieces;
+  for (int64_t index = 0; index < source.examples(); ++index) {
+    if (!wanted(index)) continue;
+    const int64_t length = source.length(index), used = std::min(length, max_length);
+    const bool longer = length > max_length;
+    ++counts.examples;
+    counts.source_tokens += length;
+    counts.too_long += longer ? 1 : 0;
+    if (length == 0 || (longer && drops)) {
+      ++counts.dropped;
+      counts.lost_tokens += length;
+      continue;
+    }
+    ++(longer ? counts.cut : counts.whole);
+    counts.lost_tokens += length - used;
+    counts.used_tokens += used;
+    counts.tokens += used;
+    ++counts.targets;
+    pieces.push_back({static_cast<int32_t>(index), static_cast<int32_t>(used), 0, 1});
+  }
+  return pieces;
+}
+
 std::vector<Piece> ending_pieces(const DataSource& source, int64_t max_length, PieceCounts& counts) {
   LM_CHECK(source.examples() < std::numeric_limits<int32_t>::max(), "too many examples for 32-bit indices");
   std::vector<Piece> pieces;

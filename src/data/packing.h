@@ -17,7 +17,7 @@ namespace lm {
 // A document of the model's input: a part of one example, at most max_length tokens.
 struct Piece {
   int32_t example;
-  int32_t length;   // tokens, >= 2
+  int32_t length;   // tokens, >= 2; of a text that is scored >= 1
   int64_t begin;    // first token of the part in its example
   int32_t targets;  // marked tokens that have a predecessor in this piece, > 0
 };
@@ -59,6 +59,11 @@ struct ExampleRange {
 std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
                               const std::function<bool(int64_t)>& wanted, PieceCounts& counts,
                               std::span<const ExampleRange> text = {});
+
+// One piece of each wanted example that is scored as a whole, which counts as one target; `drops`: none of a
+// longer example, else its first max_length tokens.
+std::vector<Piece> whole_pieces(const DataSource& source, int64_t max_length, bool drops,
+                                const std::function<bool(int64_t)>& wanted, PieceCounts& counts);
 
 // One piece of each example of an evaluation set of choices: its last max_length tokens, as
 // lm-evaluation-harness shortens a context. Counts an ending that is longer itself in `endless`.

@@ -56,15 +56,20 @@ std::string make_cache_dir(const std::string& wanted) {
 
 // The options on rows, in the form of prepare/'s request.
 Json row_options(const PrepareOptions& options) {
-  return {{"format", name_of(options.format)},
-          {"loss_on", name_of(options.loss_on)},
-          {"columns", options.columns},
-          {"bad_rows", name_of(options.bad_rows)},
-          {"max_rows", options.max_rows},
-          {"answers", name_of(options.answers)},
-          {"reasoning", name_of(options.reasoning)},
-          {"render", options.render == Render::kChat ? "chat" : "plain"},
-          {"score", options.score}};
+  Json out = {{"format", name_of(options.format)},
+              {"loss_on", name_of(options.loss_on)},
+              {"columns", options.columns},
+              {"bad_rows", name_of(options.bad_rows)},
+              {"max_rows", options.max_rows},
+              {"answers", name_of(options.answers)},
+              {"reasoning", name_of(options.reasoning)},
+              {"render", options.render == Render::kChat ? "chat" : "plain"},
+              {"score", options.score}};
+  if (options.objective == ObjectiveChoice::kSft) return out;
+  out["objective"] = name_of(options.objective);
+  out["labels"] = options.labels;
+  out["problem"] = name_of(options.problem);
+  return out;
 }
 
 bool exists(const fs::path& path) {
@@ -173,6 +178,14 @@ std::vector<ChoiceGroup> groups_of(const Json& rows, int64_t examples) {
   return groups;
 }
 
+// Of a summary: equally many numbers of each example, or none.
+std::vector<float> labels_of(const Json& summary, int64_t examples) {
+  std::vector<float> labels = summary.value("labels", Json::array()).get<std::vector<float>>();
+  if (!labels.empty() && (examples == 0 || std::ssize(labels) % examples != 0))
+    throw std::out_of_range("its number of labels");
+  return labels;
+}
+
 // `counts`: the number of files of each entry of PrepareOptions::files.
 Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size_t>& counts) {
   Prepared prepared{.path = file.name(),
@@ -196,6 +209,7 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
     prepared.plain_pairs = summary.at("pairs").get<int64_t>();
     prepared.choice_rows = summary.at("choices").get<int64_t>();
     prepared.groups = groups_of(summary.at("groups"), prepared.examples);
+    prepared.labels = labels_of(summary, prepared.examples);
     prepared.has_template = summary.at("template").get<bool>();
     const auto of_files = summary.at("files").get<std::vector<int64_t>>();
     size_t next = 0;

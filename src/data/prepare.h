@@ -30,6 +30,11 @@ struct PrepareOptions {
   int64_t max_rows = 0;  // the first of all files; 0: all. Evaluation sets ignore it
   Answers answers = Answers::kAll;
   Reasoning reasoning = Reasoning::kKeep;
+  // Of texts that are scored as a whole: train.objective, and with classify the labels' names and
+  // train.problem, "auto" resolved.
+  ObjectiveChoice objective = ObjectiveChoice::kSft;
+  std::vector<std::string> labels = {};
+  LabelProblem problem = LabelProblem::kAuto;
   bool score = false;       // every ending of rows of choices: prepare_evaluation sets it
   std::string model_dir;    // has tokenizer.json, tokenizer_config.json, chat_template.jinja
   std::string cache_dir;    // "" = ~/.cache/lmlaunch/tokens; created if missing
@@ -58,6 +63,7 @@ struct Prepared {
   int64_t plain_pairs = 0;                 // rows of a plain prompt and completion
   int64_t choice_rows = 0;                 // rows of choices, of which the right ending is an example
   std::vector<ChoiceGroup> groups = {};    // of an evaluation set of choices; else empty
+  std::vector<float> labels = {};          // of examples with labels: their class, or a number for each
   bool has_template = false;               // the model's, or the configured one
   // The template of the conversations in Jinja, if the model has none or another one is configured.
   std::string chat_template = {};

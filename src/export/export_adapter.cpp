@@ -29,11 +29,12 @@ const char* name_of(const AdapterSpec& spec) {
   return "";
 }
 
-std::string card(const AdapterSpec& spec, const std::string& base_model) {
+std::string card(const AdapterSpec& spec, const BaseModel& base) {
   const bool pairs = spec.kind == AdapterKind::kLora;
-  std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
-                    "\nlibrary_name: peft\npipeline_tag: text-generation\n" +
-                    (pairs ? "tags:\n- lora\n" : "") + "---\n\n";
+  std::string out =
+      "---\nbase_model: " + Json(base.name).dump(-1, ' ', true) +
+      "\nlibrary_name: peft\npipeline_tag: " + (base.scores ? "text-classification\n" : "text-generation\n") +
+      (pairs ? "tags:\n- lora\n" : "") + "---\n\n";
   out += std::string(name_of(spec)) + " adapter, " + (pairs ? fmt::format("r = {}, ", spec.r) : "") +
          "target modules:";
   for (const std::string& target : spec.targets) out += " " + target;
@@ -130,10 +131,9 @@ class OneForm {
   }
 
  private:
-  static constexpr std::string_view kPrefix = "base_model.model.", kA = ".lora_A.weight",
-                                    kB = ".lora_B.weight";
+  static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight";
   static bool is_a(const std::string& name) { return name.ends_with(kA); }
-  // DoRA's magnitudes have no rank, and stay.
+  // A magnitude or a head of scores has no rank, and stays.
   static bool of_pair(const std::string& name) { return is_a(name) || name.ends_with(kB); }
 
   // The largest rank and the largest scale, so that B becomes no larger.
@@ -164,9 +164,10 @@ class OneForm {
 Json common_config(const BaseModel& base) {
   Json config = {{"base_model_name_or_path", base.name},
                  {"inference_mode", true},
-                 {"modules_to_save", nullptr},
+                 // PEFT's two names of a head of scores.
+                 {"modules_to_save", base.scores ? Json({"classifier", "score"}) : Json(nullptr)},
                  {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
-                 {"task_type", "CAUSAL_LM"}};
+                 {"task_type", base.scores ? "SEQ_CLS" : "CAUSAL_LM"}};
   if (!base.architecture.empty())
     config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
   return config;
@@ -179,7 +180,8 @@ std::vector<std::string> modules_of(const AdapterSpec& spec, bool wrapped, const
   std::vector<std::string> paths;
   for (const BlockLayout& block : layout.blocks) {
     for (const Trainable& entry : block.trainables) {
-      if (!in_adapter(entry.role) || (role && entry.role != *role)) continue;
+      const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kHead;
+      if (beside || (role && entry.role != *role)) continue;
       const std::string& weight = block.tensors[entry.owner].parameter.parts[entry.part].name;
       const std::string path = weight.substr(0, weight.rfind('.'));
       if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
@@ -266,7 +268,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
   }
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
-  atomic_write_file(output.temporary() + "/README.md", card(as.spec(), base.name));
+  atomic_write_file(output.temporary() + "/README.md", card(as.spec(), base));
   if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary(), base.chat_template);
   output.commit();
 }

@@ -16,6 +16,7 @@ struct BaseModel {
   std::string chat_template = {};  // replaces the base model's; "": the base model's
   std::string architecture = {};   // "LlamaForCausalLM", to recognise a different model; "": omitted
   std::string revision = {};       // the commit of a hub model
+  bool scores = false;             // it has a head of scores, which is trained beside the adapter
   bool wrapped = false;            // the base is a text model inside another one (ModelSpec::wrapper)
 };
 

@@ -111,6 +111,23 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
   return changed || !found ? config.dump(2) + "\n" : text;
 }
 
+std::string config_for_scores(const std::string& text, const ModelSpec& spec, const std::string& place) {
+  Json config = read_config(text, place);
+  const ScoreHead& head = spec.score;
+  Json names = Json::object(), ids = Json::object();
+  for (size_t i = 0; i < head.labels.size(); ++i) {
+    names[std::to_string(i)] = head.labels[i];
+    ids[head.labels[i]] = i;
+  }
+  config["architectures"] = {spec.architecture};
+  config["id2label"] = names;
+  config["label2id"] = ids;
+  config["problem_type"] = problem_name(head.problem);
+  config.erase("num_labels");
+  if (head.pad_token >= 0) config["pad_token_id"] = head.pad_token;
+  return config.dump(2) + "\n";
+}
+
 std::string export_hash(const std::string& base_directory, const ModelLayout& layout,
                         const WeightSource& source, const ExportOptions& options) {
   const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
@@ -161,8 +178,9 @@ void copy_tokenizer_files(const std::string& from, const std::string& to, const 
 void export_model(const std::string& output, const std::string& base_directory, const ModelLayout& layout,
                   const WeightSource& source, const ExportOptions& options) {
   const std::string config_path = base_directory + "/config.json";
-  const std::string config =
+  std::string config =
       config_for_dtype(read_small_file(config_path, kMostConfigBytes), options.dtype, config_path);
+  if (options.scores != nullptr) config = config_for_scores(config, *options.scores, config_path);
   const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
   BaseFiles base = base_files(base_directory, layout, options);
   const std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout);

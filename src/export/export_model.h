@@ -13,11 +13,12 @@
 namespace lm {
 
 struct ExportOptions {
-  DType dtype = DType::kBF16;       // or fp32: the files' type
-  int64_t part_bytes = kPartBytes;  // a larger model is written in parts
-  bool replace = false;             // replace an existing directory, else refuse it
-  bool fresh = false;               // the weights began as random ones: nothing is the base's but its files
-  std::string chat_template = {};   // replaces the base model's; "": the base model's
+  DType dtype = DType::kBF16;         // or fp32: the files' type
+  int64_t part_bytes = kPartBytes;    // a larger model is written in parts
+  bool replace = false;               // replace an existing directory, else refuse it
+  bool fresh = false;                 // the weights began as random ones: nothing is the base's but its files
+  std::string chat_template = {};     // replaces the base model's; "": the base model's
+  const ModelSpec* scores = nullptr;  // not null: a model with a head of scores, which config.json describes
 };
 
 void export_model(const std::string& output, const std::string& base_directory, const ModelLayout& layout,
@@ -34,6 +35,9 @@ std::vector<TensorInfo> exported_tensors(const std::string& base_directory, cons
 // config.json's text for weights of `dtype`: unchanged if it has that dtype, else with its dtype keys
 // changed, a wrapper's text model included.
 std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place);
+
+// The same text for a model with a head of scores: its class, labels, problem and padding token.
+std::string config_for_scores(const std::string& text, const ModelSpec& spec, const std::string& place);
 
 // The bytes that copy_tokenizer_files will copy from there.
 int64_t tokenizer_bytes(const std::string& from);

@@ -250,6 +250,7 @@ constexpr LlamaCpp kAll[] = {kLlama,
 }  // namespace
 
 const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
+  if (spec.scores()) refuse_gguf("a head of scores of models of type \"" + spec.model_type + "\"", spec);
   const auto found =
       std::ranges::find_if(kAll, [&](const LlamaCpp& one) { return spec.model_type == one.model_type; });
   if (found == std::end(kAll)) refuse_gguf("models of type \"" + spec.model_type + "\"", spec);

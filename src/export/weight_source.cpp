@@ -59,10 +59,13 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
   LM_CHECK(dtype == DType::kF32 || dtype_size(dtype) == 2, dtype_name(dtype));
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
-      if (in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
+      // A head that is trained beside adapters is the merged model's, under its own name.
+      const bool head = place.parameter.role == TrainableRole::kHead && what == What::kModel;
+      if (!head && in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
       for (const ParameterPart& part : place.parameter.parts) {
-        tensors_.push_back({.name = part.name, .dtype = dtype, .shape = place.parameter.shape(part)});
-        parts_.emplace(part.name, Part{b, &place, &part});
+        const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.name;
+        tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.shape(part)});
+        parts_.emplace(name, Part{b, &place, &part});
       }
     }
   }

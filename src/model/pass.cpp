@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/score_head.h"
 
 namespace lm {
 
@@ -156,7 +157,10 @@ void Pass::head(int64_t block, int64_t micro) {
   const MicroBatch& m = at(micro);
   const View x = input(block, micro);
   const LossOptions options = loss_options(micro);
-  if (config_.two_phases) {
+  if (context_.spec.scores()) {
+    score_head(context_, head, m.device, {x, m.dx}, options,
+               [&](const View& scores) { memory_.weigh(micro, scores); });
+  } else if (config_.two_phases) {
     const ArenaFrame frame(context_.arena);
     HeadRows rows = head_begin(context_, head.norm, m.device, x, m.dx, options);
     head_matrix_forward(context_, head.weight, rows, sums_, options);
@@ -368,6 +372,10 @@ void ForwardPass::head(const Operation& operation) {
   const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk};
   const Head head = whole ? bind_head() : Head();
   if (!unit.segment()) rows_ = head_begin(context, whole ? head.norm : bind_norm(), batch_, x_, {}, options);
+  if (context.spec.scores()) {
+    if (rows_.targets.count > 0) losses_ = score_rows(context, head.weight, rows_);
+    return;
+  }
   if (whole) head_matrix_forward(context, head.weight, rows_, pass_.sums_, options);
   if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.sums_, options);
   const bool last = whole || unit.first_row + unit.rows == context.spec.vocab;

@@ -26,7 +26,8 @@ class PassMemory {
   // dx [T, H] of the embedding's output, and `inputs` of the rows from which layers' inputs are made, where
   // there are any; only called where the embedding is trained.
   virtual void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) = 0;
-  // Replaces each row's nll [R] by its weight in the loss; only called with StepConfig::two_phases.
+  // Replaces each row's nll [R] by its weight in the loss; only called with StepConfig::two_phases. Of a head
+  // of scores: replaces the rows' scores [R, labels] by the gradient of the step's loss.
   virtual void weigh(int64_t micro, const View& rows) = 0;
   // Of inputs that live off the device (StepConfig::inputs_off_device): memory for one of so many bytes
   // that is about to be made, and where one that was made is now.
@@ -135,7 +136,7 @@ class ForwardPass {
   // The head's operations, for the loss; whole or cut.
   void head(const Operation& operation);
   // The nll of each target row, [R] fp32 in the arena, once the last of the head's operations has computed
-  // them; before, and without targets, undefined.
+  // them; before, and without targets, undefined. Of a head of scores: these, [R, labels].
   const View& losses() const { return losses_; }
   // The same: 1 where the target is the argmax, else 0.
   const View& correct() const { return correct_; }

@@ -40,8 +40,10 @@ struct MissedProducts {
   }
 };
 
-// Whether the step multiplies by it. Rows of an embedding are only looked up, unless it is the head's matrix.
+// Whether the step multiplies all rows by it. Those of an embedding are only looked up, unless it is the
+// head's matrix; a head of scores has a row of each text.
 bool multiplies(const Parameter& parameter, const ModelSpec& spec) {
+  if (parameter.name == "head" && spec.scores()) return false;
   return parameter.kind == ParameterKind::kMatrix || (parameter.name == "embed" && spec.tied);
 }
 

@@ -113,7 +113,7 @@ std::string micro_batch_reason(const PlanInput& in) {
 int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
   if (in.device == DeviceType::kCpu) return kCpuRowChunk;
   const int64_t capacity = in.machine.gpus.front().memory_bytes;
-  const int64_t row = in.spec.vocab * static_cast<int64_t>(dtype_size(dtype));
+  const int64_t row = in.spec.head_rows() * static_cast<int64_t>(dtype_size(dtype));
   int64_t rows = kGpuRowChunk;
   while (capacity > 0 && rows > kLeastRowChunk && rows * row > capacity / kLogitsShare) rows /= 2;
   return rows;

@@ -42,6 +42,7 @@ bool updates_whole_tensors(const PlanInput& in) {
   return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
 }
 bool cuts_head(const PlanInput& in) {
+  if (in.spec.scores()) return false;
   return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
 }
 

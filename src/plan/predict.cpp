@@ -87,7 +87,7 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
   const TensorPlace* const matrix =
       spec.tied ? layout.blocks.front().find("embed") : layout.blocks.back().find("head");
   const double of_head = (trained < head ? 4 : 2) + (matrix == nullptr || matrix->frozen ? 0 : 2);
-  return flops + of_head * static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
+  return flops + of_head * static_cast<double>(spec.head_rows() * spec.hidden) * work.target_rows;
 }
 
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype, Products products) {

@@ -169,8 +169,10 @@ class Rehearsal {
 };
 
 // The last token of a document has no target: so many at most have one, and the head then gathers them.
-BatchShape fullest(const StepConfig& step, int64_t tokens, int64_t documents) {
-  return {tokens, std::max<int64_t>(tokens - 1, 1), documents, step.weighted};
+// A head of scores has a row of each document.
+BatchShape fullest(const ModelSpec& spec, const StepConfig& step, int64_t tokens, int64_t documents) {
+  const int64_t targets = spec.scores() ? std::min(documents, tokens) : std::max<int64_t>(tokens - 1, 1);
+  return {tokens, targets, documents, step.weighted};
 }
 
 // The arena of a group of micro-batches, in phases: the blocks' forward, the head, the blocks' backward, and
@@ -247,7 +249,7 @@ ArenaNeed need_of(const ModelSpec& spec, const StepConfig& step, int64_t tokens,
   need.bytes = std::max(*std::max_element(arena.peak.begin(), arena.peak.end()), arena.forward);
   need.saved = arena.saved;
   need.logits = std::min(step.arithmetic.rows(tokens), step.arithmetic.row_chunk) *
-                (step.cut_head() ? std::min(spec.vocab, kVocabularySegment) : spec.vocab) *
+                (step.cut_head() ? std::min(spec.vocab, kVocabularySegment) : spec.head_rows()) *
                 static_cast<int64_t>(dtype_size(step.arithmetic.dtype));
   return need;
 }
@@ -272,7 +274,8 @@ StepConfig dry_run_step(const StepConfig& step) {
 
 ArenaNeed arena_need_whole(const ModelParts& model, const StepConfig& step, int64_t tokens,
                            int64_t documents) {
-  return need_of(model.spec, step, tokens, rehearse_group(model, step, fullest(step, tokens, documents)));
+  return need_of(model.spec, step, tokens,
+                 rehearse_group(model, step, fullest(model.spec, step, tokens, documents)));
 }
 
 // What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all
@@ -281,7 +284,7 @@ ArenaNeed arena_need_whole(const ModelParts& model, const StepConfig& step, int6
 // would be if it did is the upper bound.
 ArenaNeed arena_need(const ModelParts& model, const StepConfig& step, int64_t tokens, int64_t documents) {
   constexpr int64_t kFew = 3, kMost = 24;
-  const BatchShape batch = fullest(step, tokens, documents);
+  const BatchShape batch = fullest(model.spec, step, tokens, documents);
   const auto of_group = [&](int64_t group) {
     return rehearse_group(model, of_group_size(step, group), batch);
   };
@@ -302,7 +305,7 @@ ArenaNeed arena_need(const ModelParts& model, const StepConfig& step, int64_t to
 
 int64_t arena_need_forward(const ModelParts& model, const StepConfig& step, int64_t tokens,
                            int64_t documents) {
-  Rehearsal rehearsal(model, step, fullest(step, tokens, documents));
+  Rehearsal rehearsal(model, step, fullest(model.spec, step, tokens, documents));
   return rehearsal.forward();
 }
 

@@ -344,8 +344,11 @@ bool all_memory(const Plan& plan, int64_t Tier::*limit) {
 }  // namespace
 
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
-  // A document has at least two tokens; without packing a sequence is one document.
-  return in.config.data.packing ? numerics.micro_batch * in.config.data.max_length / 2 : numerics.micro_batch;
+  // A document has at least two tokens, and one that is scored at least one; without packing a sequence is
+  // one document, or a pair of them.
+  const int64_t least = trains_scores(in.config) ? 1 : 2;
+  const int64_t of_sequence = in.config.train.objective == ObjectiveChoice::kReward ? 2 : 1;
+  return numerics.micro_batch * (in.config.data.packing ? in.config.data.max_length / least : of_sequence);
 }
 
 StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {

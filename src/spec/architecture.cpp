@@ -154,6 +154,7 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   found.field("hidden_size_per_layer_input", inputs.width, theirs.width);
   found.field("vocab_size_per_layer_input", inputs.vocab, theirs.vocab);
   if (inputs.width > 0) compare(inputs.norm, theirs.norm, "the norm of the layers' inputs", found);
+  found.field("num_labels", std::ssize(model.score.labels), std::ssize(other.score.labels));
   found.field("logit_scale", model.head.logit_scale, other.head.logit_scale);
   found.field("final_logit_softcapping", model.head.logit_cap, other.head.logit_cap);
   found.field("num_hidden_layers", model.layer_count(), other.layer_count());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -12,7 +13,7 @@ namespace lm {
 namespace {
 
 constexpr int64_t kMostHidden = int64_t{1} << 20, kMostFfn = int64_t{1} << 22, kMostLayers = 4096;
-constexpr int64_t kMostVocab = int64_t{1} << 24;
+constexpr int64_t kMostVocab = int64_t{1} << 24, kMostLabels = int64_t{1} << 16;
 
 // A file that holds the model inside another one names that one's class, or the model's.
 void check_architecture(const ConfigReader& file, const Family& family, bool wrapped) {
@@ -24,7 +25,8 @@ void check_architecture(const ConfigReader& file, const Family& family, bool wra
   }
   if (list->empty()) return;
   const std::string first = list->front().get<std::string>();
-  const bool known = first == family.architecture || (wrapped && first == family.wrapper_architecture);
+  const bool known = first == family.architecture || (wrapped && first == family.wrapper_architecture) ||
+                     (!wrapped && first == classifier_of(family.model_type));
   if (list->size() != 1 || !known) {
     const std::string one = wrapped ? family.wrapper_architecture : family.architecture;
     file.fail("architectures", "= \"" + first.substr(0, 100) + "\" is not supported: only " + one +
@@ -179,6 +181,50 @@ void read_dropouts(const ConfigReader& config, const Family& family, ModelSpec& 
     for (SublayerSpec& sublayer : layer.sublayers) sublayer.dropout = p;
 }
 
+// Label names as transformers assumes them where the file has none.
+std::vector<std::string> read_labels(const ConfigReader& config) {
+  const Json* const names = config.find("id2label");
+  if (names == nullptr) {
+    const int64_t count = config.size("num_labels", 2, kMostLabels);
+    std::vector<std::string> out;
+    for (int64_t i = 0; i < count; ++i) out.push_back(fmt::format("LABEL_{}", i));
+    return out;
+  }
+  if (!names->is_object() || names->empty() || std::ssize(*names) > kMostLabels)
+    config.fail("id2label", fmt::format("must be an object of 1 to {} names", kMostLabels));
+  std::vector<std::string> out;
+  for (size_t i = 0; i < names->size(); ++i) {
+    const auto name = names->find(std::to_string(i));
+    if (name == names->end() || !name->is_string())
+      config.fail("id2label", fmt::format("has no name for \"{}\": its keys count from 0", i));
+    out.push_back(name->get<std::string>());
+  }
+  return out;
+}
+
+ScoreProblem read_problem(const ConfigReader& config, size_t labels) {
+  const std::optional<std::string> word = config.text("problem_type");
+  if (!word) return labels == 1 ? ScoreProblem::kRegression : ScoreProblem::kSingleLabel;
+  for (const ScoreProblem problem :
+       {ScoreProblem::kSingleLabel, ScoreProblem::kMultiLabel, ScoreProblem::kRegression}) {
+    if (*word == problem_name(problem)) return problem;
+  }
+  config.fail("problem_type", "= \"" + word->substr(0, 100) + "\" is none that transformers knows");
+}
+
+// Whether the file is of transformers' class for sequence classification.
+bool is_classifier(const ConfigReader& file, const Family& family) {
+  const Json* const list = file.find("architectures");
+  return list != nullptr && list->is_array() && !list->empty() && list->front().is_string() &&
+         list->front().get<std::string>() == classifier_of(family.model_type);
+}
+
+void read_score_head(const ConfigReader& config, const std::string& place, ModelSpec& spec) {
+  ScoreHead head{.labels = read_labels(config), .pad_token = spec.pad_token};
+  head.problem = read_problem(config, head.labels.size());
+  set_score_head(spec, std::move(head), place);
+}
+
 }  // namespace
 
 ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
@@ -202,6 +248,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   read_dropouts(config, family, spec);
   if (family.read_ropes != nullptr) family.read_ropes(config, family, spec);
   read_tokens(config, family, spec);
+  if (!wrapped && is_classifier(file, family)) read_score_head(config, place, spec);
   return spec;
 }
 

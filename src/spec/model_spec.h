@@ -13,6 +13,7 @@
 #include "base/encoding_kind.h"
 #include "spec/layer_spec.h"
 #include "spec/name_map.h"
+#include "spec/score_head.h"
 
 namespace lm {
 
@@ -84,6 +85,7 @@ struct ModelSpec {
   std::vector<RopeSpec> ropes;  // that the layers' attention chooses from
   EmbeddingSpec embedding;
   HeadSpec head;
+  ScoreHead score;                // in place of the vocabulary head, which `head` and `tied` are of
   NormSpec final_norm;            // before the head
   bool tied = false;              // the head is the embedding's matrix
   int64_t pad_token = -1;         // its embedding row gets no gradient from the input side; -1: none
@@ -93,6 +95,9 @@ struct ModelSpec {
 
   // Tokens of the longest text that the model was made for, what scales its RoPE taken into account.
   int64_t longest_text() const;
+  bool scores() const { return !score.labels.empty(); }
+  // Of the matrix that the head multiplies by.
+  int64_t head_rows() const { return scores() ? static_cast<int64_t>(score.labels.size()) : vocab; }
   int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }  // L
   const LayerSpec& layer(int64_t i) const { return layers[static_cast<size_t>(i)]; }
 };

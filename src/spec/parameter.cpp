@@ -141,7 +141,7 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
                           int64_t columns) {
       const bool vector = role == TrainableRole::kMagnitude;
       Parameter made = single(ours + name, vector ? ParameterKind::kMagnitude : ParameterKind::kMatrix,
-                              "base_model.model." + hf + name + end, rows, columns);
+                              std::string(kAdapterPrefix) + hf + name + end, rows, columns);
       made.role = role;
       made.owner = hf + ".weight";
       return made;
@@ -163,7 +163,7 @@ std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& ad
     if (!adapter.adapts(i, hf)) continue;
     const bool input = module.feedforward();
     out.push_back(single(fmt::format("layers.{}.{}.ia3_l", i, module.name), ParameterKind::kMagnitude,
-                         "base_model.model." + hf + ".ia3_l", input ? module.columns : module.rows));
+                         std::string(kAdapterPrefix) + hf + ".ia3_l", input ? module.columns : module.rows));
     out.back().role = input ? TrainableRole::kInputScale : TrainableRole::kOutputScale;
     out.back().owner = hf + ".weight";
   }
@@ -183,7 +183,7 @@ std::vector<Parameter> replacements(const std::vector<Parameter>& base, const Ad
     copy.role = TrainableRole::kReplacement;
     copy.owner = name;
     copy.parts.front().name =
-        "base_model.model." + name.substr(0, end) + ".ln_tuning_layers" + name.substr(end);
+        std::string(kAdapterPrefix) + name.substr(0, end) + ".ln_tuning_layers" + name.substr(end);
   }
   return out;
 }
@@ -269,15 +269,22 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
     add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
   }
-  std::vector<Parameter> last;
+  std::vector<Parameter> last, trained;
+  // Beside adapters a head of scores is trained whole, and is in their files.
+  const bool beside = adapter != nullptr && spec.scores();
   if (!spec.tied) {
-    last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.vocab, spec.hidden));
+    (beside ? trained : last)
+        .push_back(single("head", ParameterKind::kMatrix,
+                          (beside ? std::string(kAdapterPrefix) : "") + weight(names.head), spec.head_rows(),
+                          spec.hidden));
+    if (beside) trained.back().role = TrainableRole::kHead;
   }
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
   std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
-  add("head", std::move(last), std::move(adapters), {});
+  std::ranges::move(adapters, std::back_inserter(trained));
+  add("head", std::move(last), std::move(trained), {});
   return blocks;
 }
 

@@ -14,6 +14,9 @@
 
 namespace lm {
 
+// What stands before a tensor's name in an adapter's file.
+inline constexpr std::string_view kAdapterPrefix = "base_model.model.";
+
 enum class ParameterKind : uint8_t {
   kEmbedding,  // of tokens, of positions, or of layers' inputs
   kMatrix,
@@ -119,12 +122,14 @@ struct BlockParameters {
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
 //                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
-//   block L + 1:    (head [V, H] unless tied), norm [H], norm_bias [H] where the norm has one
+//   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
+//   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
-// and <norm>_bias_tuned of each target norm, in the norm's own block.
+// and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
+// stays trained.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -33,10 +32,17 @@ StepWork work_of(const StepBatches& batches) {
 }
 
 NamedScores named_scores(const EvalResult& result) {
+  if (result.scored) return result.columns;
   NamedScores scores = {{"token_accuracy", result.token_accuracy}};
   if (!result.choices) return scores;
   for (const auto& score : named_scores(*result.choices)) scores.push_back(score);
   return scores;
+}
+
+std::string describe_scored(const EvalResult& result) {
+  std::string out = fmt::format("{:.4f} over {} examples", result.loss, result.target_tokens);
+  for (const auto& [name, value] : result.columns) out += fmt::format(", {} {:.4f}", name, value);
+  return out;
 }
 
 NamedScores named_scores(const AnswerScores& answers) {
@@ -112,7 +118,6 @@ void MetricsFile::write(const StepRow& row) {
   nlohmann::ordered_json json = {{"step", row.step},
                                  {"epoch", row.epoch},
                                  {"loss", row.loss},
-                                 {"token_accuracy", row.token_accuracy},
                                  {"grad_norm", row.grad_norm},
                                  {"lr", row.lr},
                                  {"target_tokens", row.target_tokens},
@@ -130,6 +135,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"from_device_bytes", row.from_device_bytes},
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
+  if (row.token_accuracy) json["token_accuracy"] = *row.token_accuracy;
   for (const auto& [name, value] : row.columns) json[name] = value;
   json["time"] = unix_seconds();
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
@@ -138,11 +144,13 @@ void MetricsFile::write(const StepRow& row) {
   if (row.overflow) json["overflow"] = true;
   write_line(json.dump());
   if (events_ == nullptr) return;
-  events_->write(row.step,
-                 std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
-                            Scalar{"train/token_accuracy", row.token_accuracy},
-                            Scalar{"train/learning_rate", row.lr}, Scalar{"train/epoch", row.epoch},
-                            Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
+  std::vector<Scalar> scalars = {{"train/loss", row.loss},
+                                 {"train/grad_norm", row.grad_norm},
+                                 {"train/learning_rate", row.lr},
+                                 {"train/epoch", row.epoch},
+                                 {"train/train_tokens_per_second", row.tokens_per_s}};
+  if (row.token_accuracy) scalars.push_back({"train/token_accuracy", *row.token_accuracy});
+  events_->write(row.step, scalars);
 }
 
 void MetricsFile::write_eval(int64_t step, const EvalResult& result, const std::string& set) {

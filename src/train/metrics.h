@@ -23,7 +23,8 @@ struct StepRow {
   int64_t step = 0;
   double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
-  double token_accuracy = 0;  // share of target tokens that are the argmax of their logits
+  // Share of target tokens that are the argmax of their logits; a head of scores has none.
+  std::optional<double> token_accuracy = {};
   NamedColumns columns = {};  // the objective's
   double grad_norm = 0;
   double lr = 0;
@@ -68,10 +69,16 @@ struct EvalResult {
   int64_t target_tokens = 0;
   std::optional<ChoiceScores> choices = {};  // of a set of choices
   AnswerScores answers = {};                 // recorded beside the loss of the first set
+  // Of a head of scores: the loss is the objective's, `target_tokens` counts examples, and these are its
+  // columns and figures. There is no token accuracy.
+  bool scored = false;
+  NamedColumns columns = {};
 };
 
-// {"token_accuracy", ...} and those of choices: as they are recorded beside the loss.
+// {"token_accuracy", ...} and those of choices, or a head's columns: as they are recorded beside the loss.
 NamedScores named_scores(const EvalResult& result);
+// Of a head of scores: "0.4312 over 200 examples, accuracy 0.8150, f1 0.8122".
+std::string describe_scored(const EvalResult& result);
 // {"generate_exact_match", ...}: likewise; they are of no set.
 NamedScores named_scores(const AnswerScores& answers);
 // "exact_match 0.2500, token_f1 0.4000 over 12 answers".

@@ -49,6 +49,8 @@ class Rank {
   ShardedOptimizer& optimizer() { return *optimizer_; }
   Gradients& gradients() { return *gradients_; }
   TrainStep& step() { return *step_; }
+  const Objective& objective() const { return setup_.objective; }
+  int64_t scores() const { return setup_.spec.scores() ? setup_.spec.head_rows() : 0; }  // of a document
   bool training() const { return optimizer_ != nullptr; }
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }

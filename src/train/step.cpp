@@ -413,12 +413,13 @@ LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
   zero_loss();
   if (targets != nullptr) *targets = {};
   const auto copy_rows = [&](const View& rows, std::vector<float>& to) {
-    to.resize(static_cast<size_t>(rows.rows));
+    to.resize(static_cast<size_t>(rows.elements()));
     copy_bytes(to.data(), rows.data, rows.bytes(), context_.stream);
   };
   walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
     pass.head(operation);
     if (targets == nullptr || !pass.losses().defined()) return;
+    if (context_.spec.scores()) return copy_rows(pass.losses(), targets->scores);
     copy_rows(pass.losses(), targets->nll);
     copy_rows(pass.correct(), targets->correct);
   });

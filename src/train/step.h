@@ -58,6 +58,7 @@ struct StepResult {
 // Of each target of a batch, in its order.
 struct TargetResults {
   std::vector<float> nll, correct;  // correct: 1 if the target is the argmax of its logits, else 0
+  std::vector<float> scores = {};   // of a head of scores, in place of these: [targets, labels]
 };
 
 class TrainStep : private PassMemory {
@@ -134,6 +135,7 @@ class TrainStep : private PassMemory {
   void begin_gradient(int64_t unit) override { gradients_->begin(unit); }
   void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) override;
   void weigh(int64_t micro, const View& rows) override;
+  void score(const Batch& batch, const View& rows);
   std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;
   std::byte* input(int64_t block, int64_t micro) override;
   const Unit& unit(const Operation& operation) const {

@@ -93,7 +93,7 @@ StepRow Trainer::step_once() {
   StepRow row;
   row.step = state_.step;
   row.loss = done.loss;
-  row.token_accuracy = done.token_accuracy;
+  if (rank_.scores() == 0) row.token_accuracy = done.token_accuracy;
   row.columns = done.columns;
   row.grad_norm = done.grad_norm;
   row.lr = lr;

@@ -15,7 +15,8 @@
 namespace lm {
 namespace {
 
-const std::string kPrefix = "base_model.model.", kEnd = ".lora_A.weight";
+constexpr int64_t kMostLabels = 1 << 16;
+const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
   refuse_adapter(key, what, place);
@@ -46,6 +47,14 @@ bool is_harmless(const std::string& key) {
 // fan_in_fan_out: the base stores W as [in, out], as GPT-2 does, or is unknown.
 bool stored_transposed(const ModelSpec* base) {
   return base == nullptr || std::ranges::any_of(base->names.modules, &ModuleName::transposed);
+}
+
+// PEFT's names of the head of a model for sequence classification, which it saves beside the adapter.
+bool is_score_head(const Json& config, const Json& modules) {
+  const auto task = config.find("task_type");
+  if (task == config.end() || *task != "SEQ_CLS" || !modules.is_array()) return false;
+  const auto names = [](const Json& name) { return name == "score" || name == "classifier"; };
+  return std::ranges::all_of(modules, names) && std::ranges::find(modules, Json("score")) != modules.end();
 }
 
 double number(const Json& config, const char* key, double missing, const std::string& place) {
@@ -139,12 +148,14 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
   for (const auto& [key, value] : config.items()) {
     const bool lora = kind == AdapterKind::kLora;
     if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
+    if (key == "modules_to_save" && is_score_head(config, value)) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
   const std::string task = text(config, "task_type", "CAUSAL_LM", place);
-  if (task != "CAUSAL_LM")
-    fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM", place);
+  if (task != "CAUSAL_LM" && task != "SEQ_CLS")
+    fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM and SEQ_CLS",
+         place);
   const std::string bias = text(config, "bias", "none", place);
   if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
   // These initialisations also changed the base weights, so the stored A and B do not fit the published base.
@@ -170,6 +181,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
     out.base_class = text(*mapping, "base_model_class", "", place);
   out.base_revision = text(config, "revision", "", place);
+  out.scores = text(config, "task_type", "CAUSAL_LM", place) == "SEQ_CLS";
   if (out.spec.kind != AdapterKind::kLora) {
     if (base != nullptr) read_without_pairs(config, directory, *base, out.spec);
     return out;
@@ -196,8 +208,17 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout, co
 
 void check_adapter(const std::string& directory, const ModelSpec& base) {
   const AdapterSpec spec = read_adapter_config(directory, &base).spec;
+  // A head of scores that the base does not have has as many rows as the adapter's file says.
+  ModelSpec with_head = base;
+  const ModelFiles files(directory, kAdapterWeights);
+  const auto head = files.find(kPrefix + "score.weight");
+  if (head && !base.scores() && head->entry->shape.size() == 2 && head->entry->shape[0] >= 1 &&
+      head->entry->shape[0] <= kMostLabels)
+    set_score_head(with_head,
+                   {.labels = std::vector<std::string>(static_cast<size_t>(head->entry->shape[0]))},
+                   directory);
   const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
-  load_adapter(directory, make_layout(base, &spec, DType::kF32), unread, {});
+  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {});
 }
 
 }  // namespace lm

@@ -17,6 +17,7 @@ struct AdapterConfig {
   std::string base_model;          // base_model_name_or_path, may be empty
   std::string base_class;          // "LlamaForCausalLM", from auto_mapping; may be empty
   std::string base_revision = {};  // on the hub; "": unknown
+  bool scores = false;             // task_type SEQ_CLS: a head of scores is trained beside it
 };
 
 // `base`: its base model, by which the modules, their ranks and alphas are resolved (weights/peft_modules.h);

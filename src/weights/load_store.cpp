@@ -115,11 +115,12 @@ void by_home(const WeightStore& store, const std::function<void(const std::funct
   }
 }
 
-void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store, bool adapter) {
+void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
+                      const std::function<bool(const Parameter&)>& wanted) {
   Filling filling(setup, store);
   for (size_t block = 0; block < setup.layout.blocks.size(); ++block) {
     for (const TensorPlace& place : setup.layout.blocks[block].tensors) {
-      if (in_adapter(place.parameter.role) != adapter) continue;
+      if (!wanted(place.parameter)) continue;
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
         if (store.units()[static_cast<size_t>(unit)].segment()) filling.close();  // one at a time
         filling.initialise(place, static_cast<uint64_t>(seed), filling.target(unit, place));
@@ -149,7 +150,7 @@ void load_weights(const LoadSetup& setup, const std::string& directory, WeightSt
 }
 
 void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store, false);
+  initialise_where(setup, seed, store, [](const Parameter& p) { return !in_adapter(p.role); });
 }
 
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
@@ -164,7 +165,26 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 }
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store, true);
+  initialise_where(setup, seed, store, [](const Parameter& p) { return in_adapter(p.role); });
+}
+
+void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store) {
+  initialise_where(setup, seed, store, [](const Parameter& p) { return p.name == "head"; });
+}
+
+void load_head(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
+  const auto block = std::ssize(setup.layout.blocks) - 1;
+  const TensorPlace& place = *setup.layout.blocks.back().find("head");
+  const ModelFiles files(directory);
+  Parameter stored = place.parameter;
+  stored.parts.front().name = setup.spec.names.head + std::string(".weight");
+  std::vector<float> values(static_cast<size_t>(stored.elements()));
+  elements_of(files, stored, 0, DType::kF32)(0, stored.elements(),
+                                             reinterpret_cast<std::byte*>(values.data()));
+  Filling filling(setup, store);
+  for (const int64_t unit : store.units_of(block, place))
+    filling.put(place.parameter, values, filling.target(unit, place));
+  filling.finish();
 }
 
 void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const AdapterBase& base,

@@ -25,6 +25,9 @@ void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store
 // The adapter's tensors, from a PEFT directory or fresh (magnitudes: 0).
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store);
+// A head of scores: fresh, or that of a base model's directory. Beside adapters `setup` has their type.
+void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store);
+void load_head(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 // Fresh adapters that begin with what the base is: with LoftQ they approximate its quantization error
 // (loftq.h), and DoRA's magnitudes are the lengths of the adapted rows (row_lengths.h). Reads, and quantizes,
 // the base once more: from `directory`, or, if it is "", as initialise_weights initialises it.

@@ -271,7 +271,8 @@ std::vector<std::string> unread_of_borrowers(const ModelSpec& spec) {
 
 AllowedExtra allowed_for(const ModelSpec& spec) {
   return [unread = unread_of_borrowers(spec), wrapped = !spec.wrapper.empty(), tied = spec.tied,
-          head = spec.names.head + std::string(".weight")](const ModelFiles::Tensor& tensor) {
+          head = spec.names.head + std::string(".weight"), scores = spec.scores(),
+          vocabulary_head = spec.score.unread + ".weight"](const ModelFiles::Tensor& tensor) {
     switch (tensor.use) {
       case TensorUse::kTower:
         return wrapped;
@@ -282,9 +283,17 @@ AllowedExtra allowed_for(const ModelSpec& spec) {
     }
     const auto begins = [&](const std::string& path) { return tensor.name.starts_with(path + "."); };
     if (std::ranges::any_of(unread, begins)) return true;
+    // The base's head of a run with adapters is trained, and loaded by itself (load_store.h).
+    if (scores && (tensor.name == head || tensor.name == vocabulary_head)) return true;
     // rotary_emb.inv_freq: in old files, unused.
     return tensor.name.ends_with(".rotary_emb.inv_freq") || (tied && tensor.name == head);
   };
+}
+
+// A head of scores that the files do not have begins with random values.
+void leave_fresh_head(const ModelFiles& files, const ModelSpec& spec, std::vector<LoadItem>& items) {
+  if (!spec.score.fresh || files.find(spec.names.head + std::string(".weight"))) return;
+  std::erase_if(items, [](const LoadItem& item) { return item.parameter->name == "head"; });
 }
 
 }  // namespace
@@ -299,7 +308,8 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
 
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options) {
-  const std::vector<LoadItem> items = items_of(layout, false, target);
+  std::vector<LoadItem> items = items_of(layout, false, target);
+  leave_fresh_head(files, spec, items);
   check(files, items, allowed_for(spec), kOfModel);
   // Checked once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
@@ -318,6 +328,7 @@ void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
     for (const Parameter& parameter : block.trainable) items.push_back({&parameter, {}});
     for (const Parameter& parameter : block.frozen) items.push_back({&parameter, {}});
   }
+  leave_fresh_head(files, spec, items);
   check(files, items, allowed_for(spec), kOfModel);
 }
 

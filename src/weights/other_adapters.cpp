@@ -13,7 +13,7 @@
 namespace lm {
 namespace {
 
-const std::string kPrefix = "base_model.model.";
+const std::string kPrefix(kAdapterPrefix);
 
 // A list of names, or an expression that the whole path matches.
 class Names {

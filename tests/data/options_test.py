@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import formats  # noqa: I001, of PREPARE
+import judged
 import kinds
 import prepare
 import text
@@ -452,3 +453,14 @@ def test_what_is_damaged_or_of_another_request_is_made_anew(run, tmp_path, damag
     data[100 if damaged == "" else -1] ^= 1
     open(path + damaged, "wb").write(data)
     assert TokenFileWriter(path, 1000, bytes(16)).went_on is None
+
+
+def test_labels_are_names_or_numbers():
+    names = ["bad", "good"]
+    assert [judged.label(value, names, "single_label", "") for value in ("good", 0, 1.0, "1", True)] == [[1], [0], [1], [1], [1]]
+    assert judged.label(["good"], names, "multi_label", "") == [0, 1] and judged.label("[1, 0]", names, "multi_label", "") == [1, 0]
+    assert judged.label("2.5", ["s"], "regression", "") == [2.5] and judged.label([1, 2], names, "regression", "") == [1, 2]
+    for value, problem in [("fair", "single_label"), (2, "single_label"), (-1, "single_label"), (None, "single_label"), ("good", "multi_label"),
+                           ([2], "multi_label"), ("x", "regression"), ([1], "regression"), (float("nan"), "regression")]:
+        with pytest.raises(InputError):
+            judged.label(value, names, problem, "")

@@ -107,7 +107,8 @@ def _refuse_preferences(row, place, columns):
         whole = isinstance(chosen, list) and not isinstance(decoded(row.get("prompt")), list)
         ours = "messages" if whole else "completion" if "prompt" in row else "text"
         raise InputError(PREFERENCES.format("columns chosen and rejected"), place,
-                         f'to train on the chosen answers, set data.columns = {{{ours} = "chosen"}}')
+                         f'to train a reward model on them, set train.objective = "reward"; to train on the chosen answers, set '
+                         f'data.columns = {{{ours} = "chosen"}}')
 
 
 def _refuse_labels(row, name, place):

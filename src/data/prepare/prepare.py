@@ -7,8 +7,8 @@ on the command line:
 (vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
 line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
 text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, choices: how many are
-choices of which the right ending is trained, groups: of scored rows of choices [right, characters of each ending] each, template: whether
-there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
+choices of which the right ending is trained, groups: of scored rows of choices [right, characters of each ending] each, template: labels: of
+texts that are scored as a whole the numbers of all labels, template: whether there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
 Progress goes to stderr. Reads only the given files and the model's. A request that was interrupted, by a killed process or SIGTERM,
 is resumed from files beside `out` (token_file.py)."""
 
@@ -38,6 +38,10 @@ def _start_worker():
 
 
 def _work(name, rows, want_sample):
+    if _model.options.objective:
+        import judged
+
+        return judged.chunk(_model, name, rows, want_sample)
     if _model.options.score:
         import scored
 
@@ -226,12 +230,16 @@ def prepare(request):
     from token_file import TokenFileWriter
     from tokenise import Counts
 
+    if objective := request.get("objective"):
+        import judged
+
+        request = {**request, "format": judged.FORMATS[objective], "loss_on": "all"}
     inputs = Inputs(request["files"])
     # Workers tokenise on one thread each; alone, the tokenizer uses all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if inputs.total_bytes < SMALL_BYTES else "false"
     _model = _load_model(request)
     writer = TokenFileWriter(request["out"], _model.vocab(), bytes.fromhex(request["key"]))
-    state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "groups": [],
+    state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "groups": [], "labels": [],
                                "files": [0] * len(inputs.files), "counts": {}}
     counts = Counts(**state["counts"])
     if writer.went_on:
@@ -240,6 +248,7 @@ def prepare(request):
     for end, chunk in _results(inputs, request, state["end"], counts.rows):
         _add_texts(state["texts"], writer.examples, chunk.texts)
         state["groups"] += chunk.groups
+        state["labels"] += chunk.labels
         if chunk.groups:
             scored.check_size(writer.examples + len(chunk.lengths), ", ".join(request["files"][:3]))
         writer.add(chunk.lengths, chunk.tokens, chunk.marks, chunk.counts.trained)
@@ -254,7 +263,7 @@ def prepare(request):
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
                "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date(), request, state["end"][0]), "sample": state["sample"] or [],
                "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts),
-               "pairs": counts.pairs, "choices": counts.choices, "groups": state["groups"], "template": _model.template is not None}
+               "pairs": counts.pairs, "choices": counts.choices, "groups": state["groups"], "labels": state["labels"], "template": _model.template is not None}
     writer.finish(summary)
     return summary
 
@@ -264,7 +273,7 @@ def main():
         with open(sys.argv[1], encoding="utf-8") if len(sys.argv) > 1 else sys.stdin as file:
             request = json.load(file)
         made = prepare(request)
-        print(json.dumps({key: made[key] for key in made if key != "groups"}))  # which may be megabytes
+        print(json.dumps({key: made[key] for key in made if key not in ("groups", "labels")}))  # which may be megabytes
         return 0
     except InputError as error:
         print(json.dumps(error.as_json()))

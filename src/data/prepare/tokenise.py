@@ -47,6 +47,9 @@ class Options:
     reasoning: str = "keep"
     render: str = "plain"   # "chat": plain prompts and completions become conversations
     detected: bool = False  # the format was not configured
+    objective: str = ""     # "classify" or "reward": examples that are scored as a whole (judged.py)
+    labels: list = field(default_factory=list)  # of classify: their names
+    problem: str = ""       # of classify: "single_label", "multi_label" or "regression"
     score: bool = False     # rows of choices: every ending, for an evaluation (scored.py)
     date: str = ""          # "2026-01-31", for chat templates that use it; "": today's
 
@@ -75,6 +78,7 @@ class Chunk:
     sample: list | None
     counts: "Counts"
     groups: list = field(default_factory=list)  # of scored rows (scored.py)
+    labels: list = field(default_factory=list)  # of judged ones (judged.py)
 
 
 @dataclass
