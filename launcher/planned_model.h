@@ -23,6 +23,7 @@ struct PlannedModel {
   std::optional<AdapterSpec> adapter;  // of any train.method but "full"
   ModelLayout layout;
 
+  int64_t virtual_tokens() const { return adapter ? adapter->virtual_tokens : 0; }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
   // Borrows both.
   PlanInputs inputs(const Config& config, DeviceType device) const {

@@ -109,7 +109,15 @@ struct EnumNames<Method> {
                                               {Method::kLora, "lora"},
                                               {Method::kQlora, "qlora"},
                                               {Method::kIa3, "ia3"},
-                                              {Method::kNorms, "norms"}};
+                                              {Method::kNorms, "norms"},
+                                              {Method::kPrefix, "prefix"},
+                                              {Method::kPrompt, "prompt"}};
+};
+template <>
+struct EnumNames<PromptStart> {
+  static constexpr EnumName<PromptStart> kAll[] = {{PromptStart::kNormal, "normal"},
+                                                   {PromptStart::kZero, "zero"},
+                                                   {PromptStart::kVocabulary, "vocabulary"}};
 };
 template <>
 struct EnumNames<GradientDType> {

@@ -139,7 +139,9 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
   if (type == "LORA") return AdapterKind::kLora;
   if (type == "IA3") return AdapterKind::kIa3;
   if (type == "LN_TUNING") return AdapterKind::kNorms;
-  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3 and LN_TUNING",
+  if (type == "PREFIX_TUNING") return AdapterKind::kPrefix;
+  if (type == "PROMPT_TUNING") return AdapterKind::kPrompt;
+  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING and PROMPT_TUNING",
        place);
 }
 
@@ -182,6 +184,11 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
     out.base_class = text(*mapping, "base_model_class", "", place);
   out.base_revision = text(config, "revision", "", place);
   out.scores = text(config, "task_type", "CAUSAL_LM", place) == "SEQ_CLS";
+  if (out.spec.kind == AdapterKind::kPrefix || out.spec.kind == AdapterKind::kPrompt) {
+    read_virtual_tokens(config, directory, base, out.spec);
+    if (out.scores) fail("task_type", "= \"SEQ_CLS\" is not supported beside virtual tokens", place);
+    return out;
+  }
   if (out.spec.kind != AdapterKind::kLora) {
     if (base != nullptr) read_without_pairs(config, directory, *base, out.spec);
     return out;
