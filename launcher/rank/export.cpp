@@ -55,10 +55,11 @@ void check_request(const CommandLine& line, const PlannedModel& model) {
   const bool lora = model.adapter.has_value();
   const bool merge = line.has("--merge"), adapter = line.has("--adapter");
   if (merge && model.virtual_tokens() > 0)
-    throw usage_error("--merge adds an adapter to the weights; " + line.positional[0] +
-                          " has virtual tokens, which are part of no weight",
-                      "leave --merge out: peft reads the adapter; vLLM and llama.cpp read neither a prefix nor "
-                      "a prompt");
+    throw usage_error(
+        "--merge adds an adapter to the weights; " + line.positional[0] +
+            " has virtual tokens, which are part of no weight",
+        "leave --merge out: peft reads the adapter; vLLM and llama.cpp read neither a prefix nor "
+        "a prompt");
   if (merge && !lora)
     throw usage_error("--merge adds an adapter to the weights; " + line.positional[0] + " has none",
                       "leave --merge out");

@@ -391,8 +391,7 @@ void start_head(const Job& job, const LoadSetup& setup, Rank& rank) {
 
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
-  const bool drawn = job.config.model.init == ModelInit::kRandom;
-  const std::string base = drawn ? "" : job.model.directory;
+  const std::string base = job.config.model.init == ModelInit::kRandom ? "" : job.model.directory;
   const AdapterSpec& adapter = *job.model.adapter;
   const bool loftq = job.config.lora.start == LoraStart::kLoftq;
   if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");

@@ -146,7 +146,8 @@ void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job
 void take_data(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
   job.chat_template = data.train.chat_template;
   files.keep_template(job);
-  const SampleLength length{job.config.data.max_length - job.model.virtual_tokens(), job.config.data.too_long};
+  const SampleLength length{job.config.data.max_length - job.model.virtual_tokens(),
+                            job.config.data.too_long};
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   log_line(data.loader->length_report());
   plan_for_rows(data, files, ranks, job);

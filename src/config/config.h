@@ -286,8 +286,8 @@ struct LoraConfig {
 // Virtual tokens before each document (prefix and prompt tuning).
 struct PromptConfig {
   int64_t length = 20;  // of data.max_length so many are theirs, in each document
-  // normal: N(0, 1), peft's default of both methods. zero: a prefix of zeros, which attention gives weight all
-  // the same. vocabulary: a prompt of embeddings of tokens drawn from the vocabulary.
+  // normal: N(0, 1), peft's default of both methods. zero: a prefix of zeros, which attention gives weight
+  // all the same. vocabulary: a prompt of embeddings of tokens drawn from the vocabulary.
   PromptStart start = PromptStart::kNormal;
   bool length_written = false;  // set by load_config
 };

@@ -324,6 +324,8 @@ class Checks {
     require(config_.train.objective == ObjectiveChoice::kSft, "train.method", "train.objective",
             here + " and train.objective = " + value_text(config_.train.objective) +
                 ": virtual tokens beside a head of scores are not implemented; set train.method = \"lora\"");
+    // A continued adapter brings its own number.
+    if (!config_.lora.init.empty() && !prompt.length_written) return;
     const int64_t length = config_.data.max_length;
     require(prompt.length + 2 <= length, "prompt.length", "data.max_length",
             fmt::format("prompt.length = {} leaves {} of data.max_length = {} tokens to a document, and it "

@@ -350,7 +350,8 @@ void visit_lora(LoraT& lora, V& v) {
 template <class PromptT, class V>
 void visit_prompt(PromptT& prompt, V& v) {
   using enum KeyTag;
-  v.table("prompt", "virtual tokens before each document; used with train.method = \"prefix\" and \"prompt\"");
+  v.table("prompt",
+          "virtual tokens before each document; used with train.method = \"prefix\" and \"prompt\"");
   v.key("prompt", "length", prompt.length,
         {kState,
          "number of virtual tokens; they are part of data.max_length, so that a document has room for the "

@@ -133,8 +133,7 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
 
 std::vector<Piece> Loader::pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
                                      std::span<const ExampleRange> text, PieceCounts& counts) const {
-  if (!options_.scored)
-    return cut_pieces(source, room(), options_.too_long, takes, counts, text);
+  if (!options_.scored) return cut_pieces(source, room(), options_.too_long, takes, counts, text);
   const bool drops = options_.scored->pairs || options_.too_long == TooLong::kDrop;
   return whole_pieces(source, room(), drops, takes, counts);
 }
@@ -161,7 +160,8 @@ const SequenceList& Loader::sequences_of(int64_t epoch) {
   if (planned_ == epoch) return plan_;
   const Permutation order(pieces_in_epoch(), options_.seed, epoch, ShufflePurpose::kEpoch);
   if (options_.weights.empty()) {
-    plan_ = pack_sequences(pieces_, order, options_.packing, options_.max_length, -1, options_.virtual_tokens);
+    plan_ =
+        pack_sequences(pieces_, order, options_.packing, options_.max_length, -1, options_.virtual_tokens);
   } else {
     const std::vector<int32_t> weighted = weighted_pieces(epoch);
     plan_ = pack_sequences(

@@ -66,7 +66,7 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
         const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.tensor();
         Parts& parts = parts_[name];
         if (parts.empty())
-          tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.shape(part)});
+          tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.file_shape(part)});
         LM_CHECK(parts.empty() || !part.file.empty(), name);
         parts.push_back({b, &place, &part});
       }

@@ -49,8 +49,8 @@ void take_virtual_gradient(const Context& context, const Param& values, const De
   if (!values.gradient.defined()) return;
   const ArenaFrame frame(context.arena);
   const int64_t rows = values.gradient.rows, columns = values.gradient.columns;
-  const View sum = context.tensor(rows, columns, DType::kF32), zeros = context.tensor(rows, columns, dx.dtype),
-             part = context.like(zeros);
+  const View sum = context.tensor(rows, columns, DType::kF32),
+             zeros = context.tensor(rows, columns, dx.dtype), part = context.like(zeros);
   context.kernels.zero(sum, context.stream);
   context.kernels.zero(zeros, context.stream);
   for (int64_t d = 0; d < batch.document_count; ++d) {

@@ -12,8 +12,8 @@ struct Prefix {
   Param rows;  // [n, 2 n_kv d]; undefined: the run has none
 };
 
-// Row i of `values`, times `factor`, replaces the i-th row of each document in x [T, columns]. Nothing if `values` is
-// undefined.
+// Row i of `values`, times `factor`, replaces the i-th row of each document in x [T, columns]. Nothing if
+// `values` is undefined.
 void put_virtual_rows(const Context& context, const Param& values, const DeviceBatch& batch, const View& x,
                       float factor = 1);
 

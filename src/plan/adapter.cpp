@@ -225,9 +225,10 @@ AdapterSpec with_virtual_tokens(const ModelSpec& model, const Config& config) {
 // A continued adapter brings its own number.
 void require_room(int64_t tokens, int64_t max_length) {
   if (tokens + 2 <= max_length) return;
-  throw lora_error(fmt::format("the adapter's {} virtual tokens leave {} of data.max_length = {} to a document",
-                               tokens, max_length - tokens, max_length),
-                   "raise data.max_length");
+  throw lora_error(
+      fmt::format("the adapter's {} virtual tokens leave {} of data.max_length = {} to a document", tokens,
+                  max_length - tokens, max_length),
+      "raise data.max_length");
 }
 
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {

@@ -54,22 +54,25 @@ struct Parameter {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
            kind == ParameterKind::kMagnitude;
   }
-  // Of that part, in the files.
+  // Of that part, as the files have it.
   std::vector<int64_t> shape(const ParameterPart& part) const {
-    if (!part.file.empty()) return {part.rows, part.file_columns};
     if (role == TrainableRole::kOutputScale) return {part.rows, 1};
     if (role == TrainableRole::kInputScale) return {1, part.rows};
     if (vector())
       return part.heads > 0 ? std::vector{part.heads, part.rows / part.heads} : std::vector{part.rows};
     return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
+  // Of the tensor of the files that has the part.
+  std::vector<int64_t> file_shape(const ParameterPart& part) const {
+    return part.file.empty() ? shape(part) : std::vector{part.rows, part.file_columns};
+  }
 };
 
 // What the tensors of an adapter are.
 enum class AdapterKind : uint8_t {
-  kLora,   // pairs of low rank beside linear layers, with DoRA also lengths of rows
-  kIa3,    // factors of linear layers' outputs, and of the inputs of an MLP's last layer
-  kNorms,  // LN tuning: copies of norms
+  kLora,    // pairs of low rank beside linear layers, with DoRA also lengths of rows
+  kIa3,     // factors of linear layers' outputs, and of the inputs of an MLP's last layer
+  kNorms,   // LN tuning: copies of norms
   kPrefix,  // keys and values of virtual tokens before each document, of every layer
   kPrompt,  // embeddings of such tokens
 };
@@ -117,8 +120,8 @@ struct LinearModule {
   // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
   bool feedforward() const { return matrix == "mlp.down"; }
 };
-// The attention whose keys and values those of every layer are like, in number and size: prefix tuning has one
-// size for all. Null where layers differ, borrow keys or have none.
+// The attention whose keys and values those of every layer are like, in number and size: prefix tuning has
+// one size for all. Null where layers differ, borrow keys or have none.
 const AttentionSpec* common_attention(const ModelSpec& spec);
 // Sizes of virtual tokens, as peft's adapter_config.json has them. All 0 where the model cannot have them.
 struct PromptShape {

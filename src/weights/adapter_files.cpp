@@ -141,7 +141,9 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
   if (type == "LN_TUNING") return AdapterKind::kNorms;
   if (type == "PREFIX_TUNING") return AdapterKind::kPrefix;
   if (type == "PROMPT_TUNING") return AdapterKind::kPrompt;
-  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING and PROMPT_TUNING",
+  fail("peft_type",
+       "= \"" + type.substr(0, 100) +
+           "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING and PROMPT_TUNING",
        place);
 }
 

@@ -99,7 +99,7 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
           continue;
         }
       }
-      const std::vector<int64_t> shape = item.parameter->shape(part);
+      const std::vector<int64_t> shape = item.parameter->file_shape(part);
       if (tensor->entry->shape != shape) {
         differences.add("shape: " + part.tensor() + " is " + shape_text(tensor->entry->shape) +
                         ", the model needs " + shape_text(shape));
