@@ -96,6 +96,9 @@ def test_a_resumed_run_has_the_same_bits(work, trained):
     lmlaunch(f"half_{trained}.toml", "train.steps=12", cwd=work)
     assert losses(work, f"half_{trained}") == losses(work, trained)
     assert torch.equal(weights(work, f"half_{trained}")["prompt_embeddings"], weights(work, trained)["prompt_embeddings"])
+    checkpoint = sorted((work / f"runs/half_{trained}/checkpoints").iterdir())[-1]
+    hashes = [json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"] for what in (checkpoint, f"runs/half_{trained}/model")]
+    assert hashes[0] == hashes[1]
 
 
 def test_where_state_lives_and_ranks_do_not_change_what_is_trained(work, trained):
