@@ -28,7 +28,7 @@ const char* name_of(const AdapterSpec& spec) {
     case AdapterKind::kPrefix:
       return "Prefix tuning";
     case AdapterKind::kPrompt:
-      return "Prompt tuning";
+      return spec.encoded ? "P-tuning" : "Prompt tuning";
   }
   return "";
 }
@@ -228,12 +228,14 @@ Json config_of_virtual_tokens(const AdapterSpec& spec, const BaseModel& base) {
                      {"num_layers", shape.layers},
                      {"num_transformer_submodules", 1},
                      {"num_virtual_tokens", spec.virtual_tokens},
-                     {"peft_type", prefix ? "PREFIX_TUNING" : "PROMPT_TUNING"},
+                     {"peft_type", prefix         ? "PREFIX_TUNING"
+                                   : spec.encoded ? "P_TUNING"
+                                                  : "PROMPT_TUNING"},
                      {"token_dim", shape.token_dim}});
   if (prefix) {
     config["encoder_hidden_size"] = shape.token_dim;
     config["prefix_projection"] = false;
-  } else {
+  } else if (!spec.encoded) {
     config["prompt_tuning_init"] = "RANDOM";
   }
   return config;

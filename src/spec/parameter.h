@@ -95,6 +95,7 @@ struct AdapterSpec {
   std::vector<std::pair<std::string, double>> alphas = {};
   AdapterKind kind = AdapterKind::kLora;
   int64_t virtual_tokens = 0;  // before each document; of prefix and prompt tuning
+  bool encoded = false;        // a prompt that an encoder has computed, whose weights are nowhere (P-tuning)
 
   bool operator==(const AdapterSpec&) const = default;
   // Of the module with this path.

@@ -16,6 +16,8 @@ namespace lm {
 namespace {
 
 constexpr int64_t kMostLabels = 1 << 16;
+// P-tuning: its file has the prompt, and not the encoder that has made it.
+constexpr const char* kEncodedPrompt = "P_TUNING";
 const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
@@ -140,10 +142,11 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
   if (type == "IA3") return AdapterKind::kIa3;
   if (type == "LN_TUNING") return AdapterKind::kNorms;
   if (type == "PREFIX_TUNING") return AdapterKind::kPrefix;
-  if (type == "PROMPT_TUNING") return AdapterKind::kPrompt;
+  if (type == "PROMPT_TUNING" || type == kEncodedPrompt) return AdapterKind::kPrompt;
   fail("peft_type",
        "= \"" + type.substr(0, 100) +
-           "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING and PROMPT_TUNING",
+           "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING, PROMPT_TUNING "
+           "and P_TUNING",
        place);
 }
 
@@ -188,6 +191,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   out.scores = text(config, "task_type", "CAUSAL_LM", place) == "SEQ_CLS";
   if (out.spec.kind == AdapterKind::kPrefix || out.spec.kind == AdapterKind::kPrompt) {
     read_virtual_tokens(config, directory, base, out.spec);
+    out.spec.encoded = text(config, "peft_type", "", place) == kEncodedPrompt;
     if (out.scores) fail("task_type", "= \"SEQ_CLS\" is not supported beside virtual tokens", place);
     return out;
   }

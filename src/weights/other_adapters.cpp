@@ -54,8 +54,10 @@ bool is_known_without_pairs(AdapterKind kind, const std::string& key) {
                                                  "num_attention_heads", "num_layers", "token_dim"};
   // How new values begin, and the size of a projection, which prefix_projection = false leaves out.
   static const std::set<std::string> kPrefix = {"encoder_hidden_size", "init_weights"};
-  static const std::set<std::string> kPrompt = {"prompt_tuning_init", "prompt_tuning_init_text",
-                                                "tokenizer_kwargs", "tokenizer_name_or_path"};
+  static const std::set<std::string> kPrompt = {"encoder_dropout",    "encoder_hidden_size",
+                                                "encoder_num_layers", "encoder_reparameterization_type",
+                                                "prompt_tuning_init", "prompt_tuning_init_text",
+                                                "tokenizer_kwargs",   "tokenizer_name_or_path"};
   const bool prefix = kind == AdapterKind::kPrefix, prompt = kind == AdapterKind::kPrompt;
   if ((prefix || prompt) && key != "target_modules")
     return kBoth.contains(key) || kVirtual.contains(key) || (prefix ? kPrefix : kPrompt).contains(key);

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 import torch
-from peft import PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from test_run import VOCAB, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses, rows
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -89,6 +89,20 @@ def test_pefts_adapter_is_trained_further(work, method, make):
     assert other.returncode == 10 and "prompt.length = 6 is written, and the adapter has 7" in other.stderr
     other = lmlaunch(f"further_{method}.toml", "run.dir=runs/other", "train.method=lora", cwd=work, check=False)
     assert other.returncode == 10 and f'set train.method = "{method}"' in other.stderr
+
+
+def test_an_adapter_of_p_tuning_is_used_and_not_trained(work):
+    torch.manual_seed(4)
+    model = get_peft_model(base_of(work), PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    model.save_pretrained(work / "encoded")
+    expected = loss_by_transformers(OfTheText(model), work)
+    evaluated = json.loads(lmlaunch("eval", "encoded", "data.eval=[\"eval.jsonl\"]", "model.dtype=fp32", "data.max_length=48", "--json", cwd=work).stdout)
+    assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    changes = settings("prompt", lora__init="encoded")
+    del changes["prompt__length"]
+    for command in ((), ("plan",)):
+        done = lmlaunch(*command, config(work, "encoded_further", **changes), cwd=work, check=False)
+        assert done.returncode == 10 and "not the encoder's weights" in done.stderr and "PROMPT_TUNING" in done.stderr
 
 
 def test_a_resumed_run_has_the_same_bits(work, trained):

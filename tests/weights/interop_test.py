@@ -332,7 +332,8 @@ OTHERS = {
     "an encoder and a decoder": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"num_transformer_submodules": 2}, "num_transformer_submodules"),
     "modules of a prompt": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"target_modules": ["q_proj"]}, "target_modules"),
     "a prompt for labels": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"task_type": "SEQ_CLS"}, "task_type"),
-    "an encoded prompt": (peft.PromptEncoderConfig, dict(num_virtual_tokens=4), {}, "P_TUNING"),
+    "an encoded prompt": (peft.PromptEncoderConfig, dict(num_virtual_tokens=4), {}, None),
+    "a prompt of several tasks": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"peft_type": "MULTITASK_PROMPT_TUNING"}, "MULTITASK_PROMPT_TUNING"),
 }
 
 

@@ -15,7 +15,7 @@ struct Attention {
   Norm q_norm, k_norm;  // [d], or joint or heads' own [n_h d] and [n_kv d]; undefined without head norms
   Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
-  Prefix prefix;        // undefined without prefix tuning
+  Prefix prefix = {};   // undefined without prefix tuning
 
   static constexpr bool kKeptWithAttention = true;
   struct Saved {
