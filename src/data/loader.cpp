@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -116,7 +117,7 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
   if (eval.from.groups.empty()) {
     eval.pieces = pieces_of(*eval.from.source, takes, eval.from.text, eval.counts);
   } else {
-    eval.pieces = ending_pieces(*eval.from.source, options_.max_length, eval.counts);
+    eval.pieces = ending_pieces(*eval.from.source, room(), eval.counts);
     if (eval.counts.endless > 0) {
       refuse(fmt::format("{} of {} endings are longer than data.max_length {} allows", eval.counts.endless,
                          eval.counts.examples, options_.max_length),
@@ -132,10 +133,9 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
 
 std::vector<Piece> Loader::pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
                                      std::span<const ExampleRange> text, PieceCounts& counts) const {
-  if (!options_.scored)
-    return cut_pieces(source, options_.max_length, options_.too_long, takes, counts, text);
+  if (!options_.scored) return cut_pieces(source, room(), options_.too_long, takes, counts, text);
   const bool drops = options_.scored->pairs || options_.too_long == TooLong::kDrop;
-  return whole_pieces(source, options_.max_length, drops, takes, counts);
+  return whole_pieces(source, room(), drops, takes, counts);
 }
 
 const std::vector<float>& Loader::labels_of(const DataSource& source) const {
@@ -160,12 +160,13 @@ const SequenceList& Loader::sequences_of(int64_t epoch) {
   if (planned_ == epoch) return plan_;
   const Permutation order(pieces_in_epoch(), options_.seed, epoch, ShufflePurpose::kEpoch);
   if (options_.weights.empty()) {
-    plan_ = pack_sequences(pieces_, order, options_.packing, options_.max_length);
+    plan_ =
+        pack_sequences(pieces_, order, options_.packing, options_.max_length, -1, options_.virtual_tokens);
   } else {
     const std::vector<int32_t> weighted = weighted_pieces(epoch);
     plan_ = pack_sequences(
         pieces_, [&](int64_t i) { return weighted[static_cast<size_t>(order(i))]; }, options_.packing,
-        options_.max_length, std::ssize(weighted));
+        options_.max_length, std::ssize(weighted), options_.virtual_tokens);
   }
   planned_ = epoch;
   return plan_;
@@ -215,9 +216,10 @@ EpochCounts Loader::counts_of(int64_t epoch) {
   EpochCounts counts{.sequences = list.sequences()};
   for (const int32_t index : list.order) {
     const Piece& piece = pieces_[static_cast<size_t>(index)];
-    counts.tokens += piece.length;
+    const int64_t length = piece.length + options_.virtual_tokens;
+    counts.tokens += length;
     counts.targets += piece.targets;
-    counts.squares += static_cast<double>(piece.length) * piece.length;
+    counts.squares += static_cast<double>(length) * static_cast<double>(length);
   }
   return counts;
 }
@@ -298,7 +300,8 @@ std::vector<EvalBatches> Loader::eval_sets() const {
   std::vector<EvalBatches> sets;
   for (const Eval& eval : evals_) {
     const SequenceList list = pack_sequences(
-        eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length);
+        eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length, -1,
+        options_.virtual_tokens);
     EvalBatches& out =
         sets.emplace_back(EvalBatches{.set = eval.from.set, .batches = {}, .groups = eval.from.groups});
     for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
@@ -315,7 +318,7 @@ Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& piece
   size_t tokens = 0;
   for (int64_t s = begin; s < end; ++s) {
     for (const int32_t piece : list.sequence(s))
-      tokens += static_cast<size_t>(pieces[static_cast<size_t>(piece)].length);
+      tokens += static_cast<size_t>(pieces[static_cast<size_t>(piece)].length + options_.virtual_tokens);
   }
   for (auto* column : {&batch.token, &batch.position, &batch.target, &batch.sample}) column->reserve(tokens);
   for (int64_t s = begin; s < end; ++s) {
@@ -341,18 +344,21 @@ void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) 
         name_of(source), "use the tokenizer that belongs to model.path");
   }
   batch.document_start.push_back(static_cast<int32_t>(at));
+  // Any token will do for the virtual ones.
+  const auto before = static_cast<size_t>(options_.virtual_tokens), first = at + before;
+  batch.token.insert(batch.token.end(), before, view.tokens.front());
   batch.token.insert(batch.token.end(), view.tokens.begin(), view.tokens.end());
-  batch.sample.insert(batch.sample.end(), n, piece.example);
-  batch.position.resize(at + n);
-  batch.target.resize(at + n);
-  for (size_t i = 0; i < n; ++i) {
-    batch.position[at + i] = static_cast<int32_t>(i);
-    batch.target[at + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
-  }
+  batch.sample.insert(batch.sample.end(), before + n, piece.example);
+  batch.position.resize(first + n);
+  std::iota(batch.position.begin() + static_cast<std::ptrdiff_t>(at), batch.position.end(), 0);
+  batch.target.resize(first + n, -1);
+  for (size_t i = 0; i < n; ++i)
+    batch.target[first + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
   if (!options_.scored) return;
+  LM_CHECK(before == 0, "a scored text has no virtual tokens");
   part_scored(view, at, options_.scored->pad_token, batch);
-  const auto first = labels_of(source).begin() + piece.example * options_.scored->labels;
-  batch.label.insert(batch.label.end(), first, first + options_.scored->labels);
+  const auto label = labels_of(source).begin() + piece.example * options_.scored->labels;
+  batch.label.insert(batch.label.end(), label, label + options_.scored->labels);
 }
 
 }  // namespace lm

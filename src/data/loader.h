@@ -41,6 +41,8 @@ struct EvalSource {
 struct LoaderOptions {
   int64_t seed = 42;
   int64_t max_length = 2048;  // tokens per sequence
+  // Of these, that stand before each document: rows of a batch whose tokens mean nothing.
+  int64_t virtual_tokens = 0;
   TooLong too_long = TooLong::kAuto;
   bool packing = false;
   int64_t global_batch = 8;  // sequences per step, over all ranks
@@ -66,7 +68,7 @@ struct LoaderPosition {
   int64_t fingerprint = 0;
 };
 
-// Sums over the sequences of an epoch.
+// Sums over the sequences of an epoch, virtual tokens included.
 struct EpochCounts {
   int64_t sequences = 0, tokens = 0, targets = 0;
   double squares = 0;  // of the documents' numbers of tokens
@@ -130,6 +132,8 @@ class Loader {
   std::vector<Piece> pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
                                std::span<const ExampleRange> text, PieceCounts& counts) const;
   const std::vector<float>& labels_of(const DataSource& source) const;
+
+  int64_t room() const { return options_.max_length - options_.virtual_tokens; }  // of a document
 
   const DataSource& train_;
   LoaderOptions options_;  // with a name
