@@ -269,6 +269,10 @@ struct LoraConfig {
   ModuleValues<int64_t> ranks;       // in place of r, by module
   ModuleValues<double> alphas;       // in place of alpha, by module
   bool rslora = false;
+  // Modules of the model that are trained whole beside the adapters: embed_tokens (the token embedding),
+  // lm_head, norms, or ends of such modules' paths. In model.dtype, with master weights as in full
+  // fine-tuning: an embedding of [V, H] in bf16 takes 16 V H bytes with AdamW.
+  std::vector<std::string> also;
   // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
   // frozen weights and the outputs of adapted layers as saved activations.
   bool dora = false;

@@ -12,6 +12,7 @@
 #include "config/config_text.h"
 #include "plan/name_hint.h"
 #include "spec/adapter_sites.h"
+#include "spec/whole_modules.h"
 
 namespace lm {
 namespace {
@@ -101,6 +102,36 @@ std::vector<AdapterSite> chosen_sites(const ModelSpec& model, const LoraConfig& 
                    "exclude less, or name other layers");
 }
 
+// The modules that lora.also names, as AdapterSpec::also has them.
+std::vector<std::string> chosen_whole(const ModelSpec& model, const std::vector<std::string>& also) {
+  const std::vector<WholeModule> modules = whole_modules(model);
+  std::vector<bool> chosen(modules.size());
+  for (const std::string& name : also) {
+    // The two are one tensor, which users of other programs name by both.
+    const bool tied = model.tied && (name == kAlsoHead || name == model.names.head);
+    const std::string_view wanted = tied ? kAlsoEmbedding : std::string_view(name);
+    bool some = false;
+    for (size_t m = 0; m < modules.size(); ++m) {
+      if (wanted != modules[m].word && !names_module(wanted, modules[m].path)) continue;
+      chosen[m] = some = true;
+    }
+    if (some) continue;
+    std::vector<std::string> paths;
+    for (const WholeModule& module : modules) paths.push_back(module.path);
+    if (model.scores() && name == kAlsoHead)
+      throw lora_error("lora.also: the model has a head of scores in place of \"lm_head\"",
+                       "leave it out: a head of scores is trained whole beside every adapter");
+    throw lora_error(fmt::format("lora.also: {} is no embedding, head or norm of the model{}",
+                                 value_text(name), name_hint(name, paths)),
+                     "use \"embed_tokens\", \"lm_head\", \"norms\" or the end of such a module's path; linear "
+                     "layers of the blocks get adapters, by lora.targets");
+  }
+  std::vector<std::string> out;
+  for (size_t m = 0; m < modules.size(); ++m)
+    if (chosen[m]) out.push_back(modules[m].path);
+  return out;
+}
+
 // Sets `field` of each site by the first of these patterns that matches.
 template <class T>
 void set_by_pattern(const char* key, const ModuleValues<T>& values, const std::vector<AdapterModule>& modules,
@@ -135,8 +166,8 @@ bool alike(const std::vector<std::pair<std::string, double>>& a,
 }
 
 // `lora` with `given`'s values of the keys of these modules that are not written.
-LoraConfig asked_of(const LoraConfig& lora, const AdapterSpec& given) {
-  LoraConfig out = resolved_lora(lora, given);
+LoraConfig asked_of(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& given) {
+  LoraConfig out = resolved_lora(model, lora, given);
   if (written(lora, "targets")) out.targets = lora.targets;
   if (written(lora, "exclude")) out.exclude = lora.exclude;
   if (written(lora, "layers")) out.layers = lora.layers;
@@ -213,6 +244,14 @@ Error continued_otherwise(std::string what, const std::string& directory, std::s
                                .kept = "nothing was started or written"});
 }
 
+// What is trained has one type, and the products of embedding and head are made in the model's.
+void require_type_of_model(const Config& config, const AdapterSpec& adapter) {
+  if (adapter.also.empty() || !has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
+  throw lora_error("lora.also trains modules of the model in model.dtype = " + value_text(config.model.dtype) +
+                       ", and lora.dtype = \"fp32\" is written",
+                   "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
+}
+
 }  // namespace
 
 Method method_of(AdapterKind kind) {
@@ -228,8 +267,10 @@ Method method_of(AdapterKind kind) {
 }
 
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
-  return kind_of(config.train.method) == AdapterKind::kLora ? configured_adapter(model, config.lora)
-                                                            : without_pairs(model, config);
+  if (kind_of(config.train.method) != AdapterKind::kLora) return without_pairs(model, config);
+  AdapterSpec out = configured_adapter(model, config.lora);
+  require_type_of_model(config, out);
+  return out;
 }
 
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
@@ -239,7 +280,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
     throw continued_otherwise("train.method = " + value_text(config.train.method) +
                                   " is written, and the adapter is one of train.method = " + there,
                               directory, "set train.method = " + there);
-  if (given.kind == AdapterKind::kLora) return continued_adapter(model, config.lora, given, directory);
+  if (given.kind == AdapterKind::kLora) {
+    require_type_of_model(config, given);
+    return continued_adapter(model, config.lora, given, directory);
+  }
   if (!written(config.lora, "targets")) return given;
   if (const AdapterSpec asked = without_pairs(model, config); asked.targets != given.targets)
     throw continued_otherwise("lora.targets = " + value_text(asked.targets) +
@@ -260,6 +304,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
   set_by_pattern("lora.alphas", lora.alphas, modules, &AdapterSite::alpha, sites);
   set_sites(modules, sites, out);
+  out.also = chosen_whole(model, lora.also);
   return out;
 }
 
@@ -283,7 +328,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     else
       out.alpha = lora.alpha;
   }
-  const LoraConfig keys = asked_of(lora, out);
+  const LoraConfig keys = asked_of(model, lora, out);
   LoraConfig modules_alone = keys;
   modules_alone.ranks = {};
   modules_alone.alphas = {};
@@ -302,6 +347,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     differs("lora.alphas = " + value_text(lora.alphas),
             "alpha = " + value_text(out.alpha) + " and alphas " + value_text(values_of(out.alphas)));
   }
+  if (written(lora, "also") && chosen_whole(model, lora.also) != given.also)
+    differs("lora.also = " + value_text(lora.also),
+            given.also.empty() ? "no modules that are trained whole"
+                               : "also " + value_text(shortest_also(model, given.also)));
   if (written(lora, "dora") && lora.dora != given.dora)
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
@@ -310,9 +359,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
                             "leave these keys out, or leave out lora.init to train a fresh adapter");
 }
 
-LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
+LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& adapter) {
   LoraConfig out = lora;
   out.targets = adapter.targets;
+  out.also = shortest_also(model, adapter.also);
   if (adapter.kind != AdapterKind::kLora) return out;
   out.r = adapter.r;
   out.alpha = adapter.alpha;

@@ -34,7 +34,7 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
       return false;
   }
   return false;

@@ -203,6 +203,27 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
   return {};
 }
 
+// Beside an adapter: the base's matrices that are trained whole, the adapter, and then what has no decay, the
+// base's vectors that are trained. The others are frozen. A head of scores is always trained.
+void split_base(const ModelSpec& spec, const AdapterSpec& adapter, std::vector<Parameter>&& base,
+                std::vector<Parameter>&& adapters, BlockParameters& block) {
+  std::vector<Parameter> vectors;
+  for (Parameter& parameter : base) {
+    std::string& name = parameter.parts.front().name;
+    const bool whole = (spec.scores() && parameter.name == "head") ||
+                       (parameter.parts.size() == 1 && adapter.trains_whole(name));
+    if (!whole) {
+      block.frozen.push_back(std::move(parameter));
+      continue;
+    }
+    parameter.role = TrainableRole::kWhole;
+    name = std::string(kAdapterPrefix) + name;
+    (parameter.vector() ? vectors : block.trainable).push_back(std::move(parameter));
+  }
+  std::ranges::move(adapters, std::back_inserter(block.trainable));
+  std::ranges::move(vectors, std::back_inserter(block.trainable));
+}
+
 }  // namespace
 
 std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
@@ -247,12 +268,16 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   std::vector<BlockParameters> blocks;
   const NameMap& names = spec.names;
   const auto weight = [](const char* path) { return path + std::string(".weight"); };
-  // The base model's tensors are trained or, beside adapters, frozen; buffers always are.
+  // The base model's tensors are trained or, beside adapters, frozen but for those that are trained whole;
+  // buffers always are frozen.
   auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters,
                  std::vector<Parameter> buffers) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
-    block.trainable = adapter ? std::move(adapters) : std::move(base);
-    if (adapter) block.frozen = std::move(base);
+    if (adapter == nullptr) {
+      block.trainable = std::move(base);
+    } else {
+      split_base(spec, *adapter, std::move(base), std::move(adapters), block);
+    }
     std::ranges::move(buffers, std::back_inserter(block.frozen));
     blocks.push_back(std::move(block));
   };
@@ -269,22 +294,15 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
     add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
   }
-  std::vector<Parameter> last, trained;
-  // Beside adapters a head of scores is trained whole, and is in their files.
-  const bool beside = adapter != nullptr && spec.scores();
-  if (!spec.tied) {
-    (beside ? trained : last)
-        .push_back(single("head", ParameterKind::kMatrix,
-                          (beside ? std::string(kAdapterPrefix) : "") + weight(names.head), spec.head_rows(),
-                          spec.hidden));
-    if (beside) trained.back().role = TrainableRole::kHead;
-  }
+  std::vector<Parameter> last;
+  if (!spec.tied)
+    last.push_back(
+        single("head", ParameterKind::kMatrix, weight(names.head), spec.head_rows(), spec.hidden));
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
   std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
-  std::ranges::move(adapters, std::back_inserter(trained));
-  add("head", std::move(last), std::move(trained), {});
+  add("head", std::move(last), std::move(adapters), {});
   return blocks;
 }
 

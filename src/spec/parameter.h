@@ -81,8 +81,12 @@ struct AdapterSpec {
   std::vector<std::pair<std::string, int64_t>> ranks = {};
   std::vector<std::pair<std::string, double>> alphas = {};
   AdapterKind kind = AdapterKind::kLora;
+  // Paths of modules that are trained whole beside it (spec/whole_modules.h), in the order of whole_modules.
+  std::vector<std::string> also = {};
 
   bool operator==(const AdapterSpec&) const = default;
+  // Whether the tensor of the base's files with this name is trained whole.
+  bool trains_whole(std::string_view tensor) const;
   // Of the module with this path.
   bool adapts(int64_t layer, std::string_view path) const;
   int64_t rank_of(std::string_view path) const;
@@ -129,7 +133,7 @@ struct BlockParameters {
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
-// stays trained.
+// stays trained, and so do the tensors of the modules in AdapterSpec::also: vectors behind the adapter's.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

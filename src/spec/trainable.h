@@ -18,7 +18,8 @@ enum class TrainableRole : uint8_t {
   kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
-  kHead,         // a head of scores, trained whole beside adapters and in their files
+  kWhole,        // a tensor of the model that is trained beside adapters, and in their files: a head of scores
+                 // and what lora.also names
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -32,7 +33,7 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
       return true;
   }
   return false;

@@ -10,6 +10,7 @@
 #include "weights/adapter_files.h"
 #include "weights/other_adapters.h"
 #include "weights/peft_modules.h"
+#include "weights/saved_modules.h"
 #include "weights/tensor_names.h"
 
 namespace lm {
@@ -148,7 +149,8 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
   for (const auto& [key, value] : config.items()) {
     const bool lora = kind == AdapterKind::kLora;
     if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
-    if (key == "modules_to_save" && is_score_head(config, value)) continue;
+    // Read with the base by read_saved_modules; without pairs only a head of scores is saved.
+    if (key == "modules_to_save" && (lora || is_score_head(config, value))) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
@@ -197,7 +199,9 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
   out.spec.rslora = flag(config, "use_rslora", place);
   out.spec.dora = flag(config, "use_dora", place);
-  if (base != nullptr) read_modules(config, directory, contents, *base, out.spec);
+  if (base == nullptr) return out;
+  read_modules(config, directory, contents, *base, out.spec);
+  out.spec.also = read_saved_modules(config, *base, place);
   return out;
 }
 
@@ -218,7 +222,7 @@ void check_adapter(const std::string& directory, const ModelSpec& base) {
                    {.labels = std::vector<std::string>(static_cast<size_t>(head->entry->shape[0]))},
                    directory);
   const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
-  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {});
+  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {.base = &with_head});
 }
 
 }  // namespace lm

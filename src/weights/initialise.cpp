@@ -62,7 +62,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
       return 1;
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
     case TrainableRole::kWeight:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
       break;
   }
   switch (parameter.kind) {

@@ -169,6 +169,9 @@ class DrawKeys {
   }
   std::string value(const std::vector<double>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<std::string>&, const KeyInfo& info) {
+    if (std::string_view(info.help).starts_with("modules trained whole"))
+      return draw_.of<std::string>(
+          {"[\"embed_tokens\"]", "[\"lm_head\", \"norms\"]", "[\"embed_tokens\", \"lm_head\", \"norms\"]"});
     const bool directories = std::string_view(info.help).starts_with("directories");
     return directories ? "[\"swap\"]" : std::string_view(info.help).starts_with("answered") ? "[\"Hi\"]" : "";
   }

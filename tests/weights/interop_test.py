@@ -203,7 +203,9 @@ ADAPTERS = {
     "bias_all": (dict(target_modules=NAMES, bias="all"), "bias"),
     "bias_lora_only": (dict(target_modules=NAMES, bias="lora_only"), "bias"),
     "lora_bias": (dict(target_modules=NAMES, lora_bias=True), "lora_bias"),
-    "modules_to_save": (dict(target_modules=NAMES, modules_to_save=["lm_head"]), "modules_to_save"),
+    "modules_to_save": dict(target_modules=NAMES, modules_to_save=["embed_tokens", "lm_head", "norm"]),
+    "the_last_norm_alone": dict(target_modules=NAMES, modules_to_save=["model.norm"]),
+    "linear_layers_to_save": (dict(target_modules=NAMES, modules_to_save=["up_proj"]), "modules_to_save"),
     "trainable_tokens": (dict(target_modules=NAMES, trainable_token_indices=[1, 2]), "trainable_token_indices"),
     "embedding": (dict(target_modules=["embed_tokens", "q_proj"]), "target"),
     "head": (dict(target_modules=["lm_head", "q_proj"]), "target"),
@@ -259,7 +261,7 @@ class Foreign:
             torch.manual_seed(1)
             model = peft.get_peft_model(self.fresh(), peft.LoraConfig(**{**dict(r=4, lora_alpha=6, task_type="CAUSAL_LM"), **arguments}))
             for name, p in model.named_parameters():
-                if "lora_" in name:
+                if "lora_" in name or "modules_to_save" in name:
                     torch.nn.init.normal_(p, std=0.1)
             out = self.directory / str(len(self.made))
             model.save_pretrained(out)

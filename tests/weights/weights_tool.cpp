@@ -149,8 +149,8 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
   Memory memory;
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
-               {.threads = 2});
-  write_adapter(out, config.spec, {config.base_model, ""}, layout,
+               {.threads = 2, .base = &spec, .base_directory = base});
+  write_adapter(out, config.spec, {.name = config.base_model, .directory = "", .spec = &spec}, layout,
                 [&](size_t, const TensorPlace& place, int64_t) {
                   return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
                 },
