@@ -39,6 +39,7 @@ void take_decided(const LoraConfig& recorded, LoraConfig& asked) {
   if (open("targets")) asked.targets = recorded.targets;
   if (open("layers")) asked.layers = recorded.layers;
   if (open("also")) asked.also = recorded.also;
+  if (open("tokens")) asked.tokens = recorded.tokens;
   if (open("ranks")) asked.ranks = recorded.ranks;
   if (open("alphas")) asked.alphas = recorded.alphas;
 }

@@ -397,6 +397,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
     initialise_adapter(setup, seed, rank.weights());
   }
   start_whole_tensors(setup, seed, base, rank.weights());
+  start_token_rows(setup, seed, base, adapter.tokens, rank.weights());
 }
 
 }  // namespace

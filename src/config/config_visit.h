@@ -336,6 +336,10 @@ void visit_lora(LoraT& lora, V& v) {
         {kState,
          "modules trained whole beside the adapters: embed_tokens, lm_head, norms, or ends of their paths; a "
          "tied lm_head is the embedding"});
+  v.key("lora", "tokens", lora.tokens,
+        {kState,
+         "tokens, by text or number, whose rows of the embedding (and of a tied head) are trained beside the "
+         "adapters"});
   v.key("lora", "dora", lora.dora,
         {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
   v.key("lora", "b_lr_ratio", lora.b_lr_ratio,

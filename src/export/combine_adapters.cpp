@@ -43,9 +43,9 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
     refuse("this is a DoRA adapter, whose magnitudes fit no other adapter beside it", adapter.directory,
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +
                adapter.directory + " --merge -o DIR");
-  if (!spec.also.empty())
-    refuse("this adapter has modules of the model that were trained whole (modules_to_save), which cannot be "
-           "added to another adapter's",
+  if (!spec.also.empty() || !spec.tokens.empty())
+    refuse("this adapter has tensors of the model itself (modules_to_save or trainable_token_indices), which "
+           "cannot be added to another adapter's",
            adapter.directory,
            "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
                adapter.directory + " --merge -o DIR");

@@ -40,6 +40,7 @@ std::string card(const AdapterSpec& spec, const BaseModel& base) {
          "target modules:";
   for (const std::string& target : spec.targets) out += " " + target;
   if (!spec.also.empty()) out += fmt::format("; {} modules of the model are trained whole", spec.also.size());
+  if (!spec.tokens.empty()) out += fmt::format("; rows of {} tokens are trained", spec.tokens.size());
   return out + ".\n";
 }
 
@@ -189,7 +190,8 @@ std::vector<std::string> modules_of(const AdapterSpec& spec, bool wrapped, const
   std::vector<std::string> paths;
   for (const BlockLayout& block : layout.blocks) {
     for (const Trainable& entry : block.trainables) {
-      const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kWhole;
+      const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kWhole ||
+                          entry.role == TrainableRole::kTokenRows;
       if (beside || (role && entry.role != *role)) continue;
       const std::string& weight = block.tensors[entry.owner].parameter.parts[entry.part].name;
       const std::string path = weight.substr(0, weight.rfind('.'));
@@ -246,6 +248,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                      {"r", spec.r},
                      {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
                      {"target_modules", targets},
+                     {"trainable_token_indices", spec.tokens.empty() ? Json(nullptr) : Json(spec.tokens)},
                      {"use_dora", spec.dora},
                      {"use_rslora", spec.rslora}});
   // As an integer if it is one: PEFT declares lora_alpha as int.

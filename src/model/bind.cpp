@@ -121,6 +121,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       final_norm_(spec.final_norm),
       input_norm_spec_(spec.embedding.inputs.norm),
       embedding_(find(layout.blocks.front(), "embed")),
+      tokens_(find(layout.blocks.front(), "embed.tokens")),
       positions_(find(layout.blocks.front(), "positions")),
       input_table_(find(layout.blocks.front(), "inputs.table")),
       input_projection_(find(layout.blocks.front(), "inputs.projection")),
@@ -152,6 +153,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
           sublayer.mixer);
     }
   }
+  if (adapter != nullptr) runs_ = row_runs(adapter->tokens);
   if (adapter != nullptr) dropout_ = static_cast<float>(adapter->dropout);
 }
 
@@ -214,7 +216,8 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
           {bind(input_table_, memory, options),
            {bind(input_projection_, memory, options), {}, {}},
            bind(input_norm_spec_, input_norm_, memory, options)},
-          embedding_dropout(options)};
+          embedding_dropout(options),
+          {bind(tokens_, memory, options), runs_}};
 }
 
 DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {
@@ -252,9 +255,9 @@ Norm ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& opti
   return bind(final_norm_, norm_, memory, options);
 }
 
-Head ModelBinding::head(const BlockMemory& memory, const Param& tied_embedding,
-                        const BindOptions& options) const {
-  return {final_norm(memory, options), head_.rows == 0 ? tied_embedding : bind(head_, memory, options)};
+Head ModelBinding::head(const BlockMemory& memory, const Embedding& tied, const BindOptions& options) const {
+  if (head_.rows == 0) return {final_norm(memory, options), tied.table, tied.tokens};
+  return {final_norm(memory, options), bind(head_, memory, options)};
 }
 
 HeadSegment ModelBinding::segment(const Unit& unit, const BlockMemory& memory,

@@ -64,11 +64,13 @@ int64_t segment_rows(int64_t vocab, int64_t first) {
   return std::min(kVocabularySegment, vocab - first);
 }
 
-HeadSegment segment_of(const Param& weight, int64_t first) {
-  const int64_t rows = segment_rows(weight.weight.rows, first);
-  return {.weight = {weight.weight.row_range(first, rows),
-                     weight.gradient.defined() ? weight.gradient.row_range(first, rows) : View()},
-          .first_row = first};
+HeadSegment segment_of(const Head& head, int64_t first) {
+  const auto& [weight, gradient, encoding, parts] = head.weight;
+  const int64_t rows = segment_rows(weight.rows, first);
+  return {.weight = {weight.row_range(first, rows),
+                     gradient.defined() ? gradient.row_range(first, rows) : View()},
+          .first_row = first,
+          .tokens = head.tokens};
 }
 
 // Some rows against the vocabulary. Rows of x behind the first `rows` are zero, and so are their logits and
@@ -136,6 +138,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                    context.stream);
   if (segment.weight.gradient.defined())
     add_weight_gradient(context, segment.weight.gradient, logits, chunk.x, first);
+  add_token_gradients(context, segment.tokens, logits, segment.first_row, chunk.x, first);
   if (!chunk.dx_sum.defined()) return;
   context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = part}, context.stream);
   context.kernels.accumulate({.to = chunk.dx_sum.data,
@@ -159,16 +162,17 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
 }
 
 // One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
-void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk, LossSums* sums, float scale,
+void fused_chunk(const Context& context, const Head& head, const Chunk& chunk, LossSums* sums, float scale,
                  bool first) {
   std::vector<View> logits;  // per segment
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    logits.push_back(segment_forward(context, segment_of(weight, row), chunk));
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    logits.push_back(segment_forward(context, segment_of(head, row), chunk));
   add_loss(context, chunk, sums);
-  if (!chunk.dx_sum.defined() && !weight.gradient.defined()) return;
+  const bool matrix = head.weight.gradient.defined() || head.tokens.rows.gradient.defined();
+  if (!chunk.dx_sum.defined() && !matrix) return;
   const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
   for (size_t s = 0; s < logits.size(); ++s) {
-    const HeadSegment segment = segment_of(weight, static_cast<int64_t>(s) * kVocabularySegment);
+    const HeadSegment segment = segment_of(head, static_cast<int64_t>(s) * kVocabularySegment);
     segment_backward(context, segment, chunk, logits[s], part, scale, first);
   }
 }
@@ -249,7 +253,10 @@ void head_segment_forward(const Context& context, const HeadSegment& segment, co
 
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options) {
-  if (rows.targets.count == 0 && options.first) zero_gradient(context, segment.weight);
+  if (rows.targets.count == 0 && options.first) {
+    zero_gradient(context, segment.weight);
+    zero_gradient(context, segment.tokens.rows);
+  }
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
     // Once more; of the statistics there is nothing left to learn.
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
@@ -259,16 +266,16 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
   });
 }
 
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
+void head_matrix_forward(const Context& context, const Head& head, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options) {
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    head_segment_forward(context, segment_of(weight, row), rows, sums, options);
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    head_segment_forward(context, segment_of(head, row), rows, sums, options);
 }
 
-void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
+void head_matrix_backward(const Context& context, const Head& head, const HeadRows& rows,
                           const LossOptions& options) {
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    head_segment_backward(context, segment_of(weight, row), rows, options);
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    head_segment_backward(context, segment_of(head, row), rows, options);
 }
 
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
@@ -292,9 +299,12 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
                const View& dx, LossSums* sums, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
   const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options);
-  if (rows.targets.count == 0 && options.first) zero_gradient(context, head.weight);
+  if (rows.targets.count == 0 && options.first) {
+    zero_gradient(context, head.weight);
+    zero_gradient(context, head.tokens.rows);
+  }
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
-    fused_chunk(context, head.weight, chunk, sums, options.scale, options.first && row == 0);
+    fused_chunk(context, head, chunk, sums, options.scale, options.first && row == 0);
   });
   head_finish(context, head.norm, x, rows, dx, options);
 }
@@ -326,7 +336,7 @@ void head_logits(const Context& context, const Head& head, const View& x, const 
   const ArenaFrame frame(context.arena);
   const View normed = head_normed(context, head.norm, x);
   for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
-    head_segment_logits(context, segment_of(head.weight, row), normed, logits);
+    head_segment_logits(context, segment_of(head, row), normed, logits);
 }
 
 }  // namespace lm

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "model/norm.h"
+#include "model/token_rows.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -21,12 +22,14 @@ namespace lm {
 struct Head {
   Norm norm;     // [H]
   Param weight;  // [V, H]; the embedding's matrix when tied
+  TokenRows tokens = {};  // of that matrix, which has them already
 };
 
 // Rows [first_row, first_row + weight's rows) of the matrix.
 struct HeadSegment {
   Param weight;  // [S, H]
   int64_t first_row = 0;
+  TokenRows tokens = {};  // of the whole matrix
 };
 
 struct LossOptions {
@@ -66,11 +69,11 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 
-// All segments of a whole matrix. If the rows have no dx_sum, backward makes the gradient of the matrix
-// alone.
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
+// All segments of a whole matrix; the head's norm is unused. If the rows have no dx_sum, backward makes the
+// gradient of the matrix alone.
+void head_matrix_forward(const Context& context, const Head& head, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options);
-void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
+void head_matrix_backward(const Context& context, const Head& head, const HeadRows& rows,
                           const LossOptions& options);
 
 // All of it with the weights of the batch, fused: adds to *sums, `dx` [T, H] becomes the

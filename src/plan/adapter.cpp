@@ -363,6 +363,9 @@ LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const A
   LoraConfig out = lora;
   out.targets = adapter.targets;
   out.also = shortest_also(model, adapter.also);
+  // By number where another adapter names them; what is written stays.
+  if (lora.tokens.empty())
+    for (const int64_t token : adapter.tokens) out.tokens.push_back({.text = "", .id = token});
   if (adapter.kind != AdapterKind::kLora) return out;
   out.r = adapter.r;
   out.alpha = adapter.alpha;

@@ -35,6 +35,7 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
     case TrainableRole::kWhole:
+    case TrainableRole::kTokenRows:
       return false;
   }
   return false;

@@ -203,6 +203,18 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
   return {};
 }
 
+// The rows of lora.tokens.
+std::vector<Parameter> token_rows(const ModelSpec& spec, const AdapterSpec* adapter) {
+  if (adapter == nullptr || adapter->tokens.empty()) return {};
+  Parameter rows =
+      single("embed.tokens", ParameterKind::kEmbedding,
+             std::string(kAdapterPrefix) + spec.names.embedding + ".token_adapter.trainable_tokens_delta",
+             std::ssize(adapter->tokens), spec.hidden);
+  rows.role = TrainableRole::kTokenRows;
+  rows.owner = spec.names.embedding + std::string(".weight");
+  return {rows};
+}
+
 // Beside an adapter: the base's matrices that are trained whole, the adapter, and then what has no decay, the
 // base's vectors that are trained. The others are frozen. A head of scores is always trained.
 void split_base(const ModelSpec& spec, const AdapterSpec& adapter, std::vector<Parameter>&& base,
@@ -288,7 +300,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
                            spec.embedding.positions, spec.hidden));
   }
   add_inputs(spec, first);
-  add("embedding", std::move(first), {}, {});
+  add("embedding", std::move(first), token_rows(spec, adapter), {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     std::vector<Parameter> base = layer_parameters(spec, i);
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);

@@ -83,6 +83,9 @@ struct AdapterSpec {
   AdapterKind kind = AdapterKind::kLora;
   // Paths of modules that are trained whole beside it (spec/whole_modules.h), in the order of whole_modules.
   std::vector<std::string> also = {};
+  // Tokens whose rows of the embedding (and of a tied head) are trained, in the order of their rows in the
+  // files.
+  std::vector<int64_t> tokens = {};
 
   bool operator==(const AdapterSpec&) const = default;
   // Whether the tensor of the base's files with this name is trained whole.
@@ -133,7 +136,8 @@ struct BlockParameters {
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
-// stays trained, and so do the tensors of the modules in AdapterSpec::also: vectors behind the adapter's.
+// stays trained, and so do the tensors of the modules in AdapterSpec::also: vectors behind the adapter's. Of
+// AdapterSpec::tokens block 0 has embed.tokens [tokens, H].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

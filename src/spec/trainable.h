@@ -20,6 +20,7 @@ enum class TrainableRole : uint8_t {
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kWhole,        // a tensor of the model that is trained beside adapters, and in their files: a head of scores
                  // and what lora.also names
+  kTokenRows,    // rows of the embedding, which are used in place of its own
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -34,6 +35,7 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
     case TrainableRole::kWhole:
+    case TrainableRole::kTokenRows:
       return true;
   }
   return false;

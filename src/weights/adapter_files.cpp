@@ -149,8 +149,9 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
   for (const auto& [key, value] : config.items()) {
     const bool lora = kind == AdapterKind::kLora;
     if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
-    // Read with the base by read_saved_modules; without pairs only a head of scores is saved.
+    // Read with the base (saved_modules.h); without pairs only a head of scores is saved.
     if (key == "modules_to_save" && (lora || is_score_head(config, value))) continue;
+    if (key == "trainable_token_indices" && lora) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
@@ -202,6 +203,10 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   if (base == nullptr) return out;
   read_modules(config, directory, contents, *base, out.spec);
   out.spec.also = read_saved_modules(config, *base, place);
+  out.spec.tokens = read_token_indices(config, *base, place);
+  const bool whole = std::ranges::find(out.spec.also, base->names.embedding) != out.spec.also.end();
+  if (whole && !out.spec.tokens.empty())
+    fail("trainable_token_indices", "are rows of the embedding that modules_to_save has as a whole", place);
   return out;
 }
 

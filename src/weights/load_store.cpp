@@ -174,7 +174,7 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
   initialise_where(setup, seed, store, [](const Parameter& p) {
-    return in_adapter(p.role) && p.role != TrainableRole::kWhole;
+    return in_adapter(p.role) && p.role != TrainableRole::kWhole && p.role != TrainableRole::kTokenRows;
   });
 }
 
@@ -196,6 +196,26 @@ void start_whole_tensors(const LoadSetup& setup, int64_t seed, const std::string
     load_whole_tensors(files, setup.spec, setup.layout, filling.targets(wanted), filling.options());
     filling.close();
   });
+  filling.finish();
+}
+
+void start_token_rows(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                      std::span<const int64_t> tokens, WeightStore& store) {
+  const BlockLayout& block = setup.layout.blocks.front();
+  const TensorPlace* const rows = block.find("embed.tokens");
+  if (rows == nullptr) return;
+  const TensorPlace& table = *block.find("embed");
+  std::optional<ModelFiles> files;
+  if (!directory.empty()) files.emplace(directory);
+  const MatrixElements elements = files ? elements_of(*files, table.parameter, 0, DType::kF32)
+                                        : drawn(table, 0, static_cast<uint64_t>(seed), DType::kF32);
+  const int64_t columns = table.parameter.columns;
+  std::vector<float> values(static_cast<size_t>(rows->parameter.elements()));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    elements(tokens[i] * columns, columns,
+             reinterpret_cast<std::byte*>(values.data() + static_cast<int64_t>(i) * columns));
+  Filling filling(setup, store);
+  filling.put(rows->parameter, values, filling.target(0, *rows));
   filling.finish();
 }
 

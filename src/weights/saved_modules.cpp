@@ -1,6 +1,8 @@
 #include "weights/saved_modules.h"
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -35,7 +37,41 @@ std::vector<std::string> entries_of(const Json& config, const std::string& place
   return out;
 }
 
+constexpr const char* kTokens = "trainable_token_indices";
+
+std::vector<int64_t> indices_of(const Json& list, const ModelSpec& base, const std::string& place) {
+  if (!list.is_array()) refuse_adapter(kTokens, "must be a list of tokens", place);
+  std::vector<int64_t> out;
+  std::set<int64_t> known;
+  for (const Json& token : list) {
+    const int64_t id = token.is_number_integer() ? token.get<int64_t>() : -1;
+    if (id < 0 || id >= base.vocab)
+      refuse_adapter(kTokens, fmt::format("must be integers in 0 .. {}", base.vocab - 1), place);
+    if (!known.insert(id).second) refuse_adapter(kTokens, fmt::format("has {} twice", id), place);
+    out.push_back(id);
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<int64_t> read_token_indices(const Json& config, const ModelSpec& base, const std::string& place) {
+  const auto it = config.find(kTokens);
+  if (it == config.end() || it->is_null()) return {};
+  if (!it->is_object()) return indices_of(*it, base, place);
+  std::optional<std::vector<int64_t>> of_embedding, of_head;
+  for (const auto& [name, list] : it->items()) {
+    const bool embedding = names_module(name, base.names.embedding),
+               head = base.tied && names_module(name, base.names.head);
+    if (!embedding && !head)
+      refuse_adapter(kTokens, "of \"" + name.substr(0, 100) + "\" are not supported, only those of the embedding",
+                     place);
+    (embedding ? of_embedding : of_head) = indices_of(list, base, place);
+  }
+  if (of_head && of_head != of_embedding)
+    refuse_adapter(kTokens, "are others of the head than of the embedding that it is tied to", place);
+  return of_embedding.value_or(std::vector<int64_t>());
+}
 
 std::vector<std::string> read_saved_modules(const Json& config, const ModelSpec& base,
                                             const std::string& place) {
@@ -96,8 +132,8 @@ SavedModules saved_modules(const ModelSpec& base, const std::vector<std::string>
   }
   if (base.tied && is_chosen(base.names.embedding)) {
     out.ensures_tying = std::string_view(base.names.embedding).ends_with("embed_tokens");
-    out.copies_head = !out.ensures_tying;
-    if (out.copies_head) entries.insert(base.names.head);
+    out.copies_head = true;
+    if (!out.ensures_tying) entries.insert(base.names.head);
   }
   out.entries.assign(entries.begin(), entries.end());
   return out;

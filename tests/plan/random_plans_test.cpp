@@ -161,6 +161,7 @@ class DrawKeys {
   template <class E>
   requires std::is_enum_v<E> std::string value(const std::vector<E>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
+  std::string value(const std::vector<TokenName>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<int64_t>&, const KeyInfo&) { return ""; }
   template <class T>

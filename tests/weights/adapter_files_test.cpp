@@ -163,7 +163,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
                                                 {"layers_to_transform", {-1}},
                                                 {"layers_pattern", "layers"},
                                                 {"fan_in_fan_out", true},
-                                                {"trainable_token_indices", {1}},
+                                                {"trainable_token_indices", {33}},
                                                 {"exclude_modules", "(?i)Q_PROJ"},
                                                 {"exclude_modules", {"q_proj", 1}},
                                                 {"something_new", {{"x", 1}}},

@@ -206,7 +206,8 @@ ADAPTERS = {
     "modules_to_save": dict(target_modules=NAMES, modules_to_save=["embed_tokens", "lm_head", "norm"]),
     "the_last_norm_alone": dict(target_modules=NAMES, modules_to_save=["model.norm"]),
     "linear_layers_to_save": (dict(target_modules=NAMES, modules_to_save=["up_proj"]), "modules_to_save"),
-    "trainable_tokens": (dict(target_modules=NAMES, trainable_token_indices=[1, 2]), "trainable_token_indices"),
+    "trainable_tokens": dict(target_modules=NAMES, trainable_token_indices=[1, 2, 7]),
+    "trainable_tokens_of_a_head": (dict(target_modules=NAMES, trainable_token_indices={"lm_head": [1, 2]}), "trainable_token_indices"),
     "embedding": (dict(target_modules=["embed_tokens", "q_proj"]), "target"),
     "head": (dict(target_modules=["lm_head", "q_proj"]), "target"),
     "pissa": (dict(target_modules=NAMES, init_lora_weights="pissa"), "init_lora_weights"),
@@ -261,7 +262,7 @@ class Foreign:
             torch.manual_seed(1)
             model = peft.get_peft_model(self.fresh(), peft.LoraConfig(**{**dict(r=4, lora_alpha=6, task_type="CAUSAL_LM"), **arguments}))
             for name, p in model.named_parameters():
-                if "lora_" in name or "modules_to_save" in name:
+                if "lora_" in name or "modules_to_save" in name or "tokens_delta" in name:
                     torch.nn.init.normal_(p, std=0.1)
             out = self.directory / str(len(self.made))
             model.save_pretrained(out)
