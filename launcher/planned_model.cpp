@@ -52,9 +52,9 @@ void set_tokens(const Config& config, const ModelSpec& model, const std::string&
 
 AdapterSpec make_adapter(const ModelSpec& model, const Config& config, const std::string& directory) {
   const std::string& init = config.lora.init;
-  AdapterSpec out =
-      init.empty() ? configured_adapter(model, config)
-                   : continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
+  AdapterSpec out = init.empty()
+                        ? configured_adapter(model, config)
+                        : continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
   set_tokens(config, model, directory, out);
   return out;
 }

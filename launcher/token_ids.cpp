@@ -91,8 +91,8 @@ std::vector<int64_t> token_ids(const std::vector<TokenName>& names, const ModelS
     if (name.id < 0 && !vocabulary) vocabulary.emplace(directory);
     const int64_t id = name.id < 0 ? vocabulary->id_of(name.text) : name.id;
     if (id < 0 || id >= model.vocab)
-      throw tokens_error(fmt::format("{} is token {}, and the model's embedding has {} rows", value_text(name),
-                                     id, model.vocab),
+      throw tokens_error(fmt::format("{} is token {}, and the model's embedding has {} rows",
+                                     value_text(name), id, model.vocab),
                          "", "name tokens below that number");
     if (std::find(out.begin(), out.end(), id) != out.end())
       throw tokens_error(fmt::format("{} is token {}, which is named twice", value_text(name), id), "",

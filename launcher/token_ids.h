@@ -1,5 +1,5 @@
-// The numbers of the tokens that lora.tokens names. Reads the model's tokenizer.json where one is named by its
-// text. Throws Error(10) for a token that the tokenizer or the model does not have.
+// The numbers of the tokens that lora.tokens names. Reads the model's tokenizer.json where one is named by
+// its text. Throws Error(10) for a token that the tokenizer or the model does not have.
 #pragma once
 
 #include <string>

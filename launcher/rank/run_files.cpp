@@ -107,9 +107,10 @@ std::vector<std::vector<float>> gather_masters(const Job& job, Rank& rank) {
   Staging staging(job.stream);
   for (int64_t u = 0; u < std::ssize(rank.weights().units()); ++u) {
     const Unit& unit = rank.weights().units()[static_cast<size_t>(u)];
-    const std::vector<Trainable>& trained = job.model.layout.blocks[static_cast<size_t>(unit.block)].trainables;
-    const bool wanted = std::ranges::any_of(
-        trained, [](const Trainable& entry) { return exports_masters(entry.role); });
+    const std::vector<Trainable>& trained =
+        job.model.layout.blocks[static_cast<size_t>(unit.block)].trainables;
+    const bool wanted =
+        std::ranges::any_of(trained, [](const Trainable& entry) { return exports_masters(entry.role); });
     if (unit.elements == 0 || !wanted) continue;
     std::vector<float>& block = out[static_cast<size_t>(unit.block)];
     block.resize(static_cast<size_t>(unit.elements));

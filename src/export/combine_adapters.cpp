@@ -44,11 +44,12 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +
                adapter.directory + " --merge -o DIR");
   if (!spec.also.empty() || !spec.tokens.empty())
-    refuse("this adapter has tensors of the model itself (modules_to_save or trainable_token_indices), which "
-           "cannot be added to another adapter's",
-           adapter.directory,
-           "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
-               adapter.directory + " --merge -o DIR");
+    refuse(
+        "this adapter has tensors of the model itself (modules_to_save or trainable_token_indices), which "
+        "cannot be added to another adapter's",
+        adapter.directory,
+        "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
+            adapter.directory + " --merge -o DIR");
   return spec;
 }
 

@@ -20,8 +20,8 @@
 namespace lm {
 
 struct Head {
-  Norm norm;     // [H]
-  Param weight;  // [V, H]; the embedding's matrix when tied
+  Norm norm;              // [H]
+  Param weight;           // [V, H]; the embedding's matrix when tied
   TokenRows tokens = {};  // of that matrix, which has them already
 };
 

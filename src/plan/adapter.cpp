@@ -121,10 +121,11 @@ std::vector<std::string> chosen_whole(const ModelSpec& model, const std::vector<
     if (model.scores() && name == kAlsoHead)
       throw lora_error("lora.also: the model has a head of scores in place of \"lm_head\"",
                        "leave it out: a head of scores is trained whole beside every adapter");
-    throw lora_error(fmt::format("lora.also: {} is no embedding, head or norm of the model{}",
-                                 value_text(name), name_hint(name, paths)),
-                     "use \"embed_tokens\", \"lm_head\", \"norms\" or the end of such a module's path; linear "
-                     "layers of the blocks get adapters, by lora.targets");
+    throw lora_error(
+        fmt::format("lora.also: {} is no embedding, head or norm of the model{}", value_text(name),
+                    name_hint(name, paths)),
+        "use \"embed_tokens\", \"lm_head\", \"norms\" or the end of such a module's path; linear "
+        "layers of the blocks get adapters, by lora.targets");
   }
   std::vector<std::string> out;
   for (size_t m = 0; m < modules.size(); ++m)
@@ -247,8 +248,8 @@ Error continued_otherwise(std::string what, const std::string& directory, std::s
 // What is trained has one type, and the products of embedding and head are made in the model's.
 void require_type_of_model(const Config& config, const AdapterSpec& adapter) {
   if (adapter.also.empty() || !has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
-  throw lora_error("lora.also trains modules of the model in model.dtype = " + value_text(config.model.dtype) +
-                       ", and lora.dtype = \"fp32\" is written",
+  throw lora_error("lora.also trains modules of the model in model.dtype = " +
+                       value_text(config.model.dtype) + ", and lora.dtype = \"fp32\" is written",
                    "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
 }
 

@@ -308,8 +308,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   }
   std::vector<Parameter> last;
   if (!spec.tied)
-    last.push_back(
-        single("head", ParameterKind::kMatrix, weight(names.head), spec.head_rows(), spec.hidden));
+    last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.head_rows(), spec.hidden));
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);

@@ -18,9 +18,9 @@ enum class TrainableRole : uint8_t {
   kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
-  kWhole,        // a tensor of the model that is trained beside adapters, and in their files: a head of scores
-                 // and what lora.also names
-  kTokenRows,    // rows of the embedding, which are used in place of its own
+  kWhole,      // a tensor of the model that is trained beside adapters, and in their files: a head of scores
+               // and what lora.also names
+  kTokenRows,  // rows of the embedding, which are used in place of its own
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.

@@ -22,10 +22,10 @@ std::vector<std::string> shortest_also(const ModelSpec& spec, const std::vector<
   std::vector<std::string> out;
   for (const WholeModule& module : modules) {
     if (!chosen(module)) continue;
-    const bool all = !module.word.empty() &&
-                     std::all_of(modules.begin(), modules.end(), [&](const WholeModule& other) {
-                       return other.word != module.word || chosen(other);
-                     });
+    const bool all =
+        !module.word.empty() && std::all_of(modules.begin(), modules.end(), [&](const WholeModule& other) {
+          return other.word != module.word || chosen(other);
+        });
     const std::string name = all ? std::string(module.word) : module.path;
     if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
   }

@@ -61,8 +61,7 @@ std::vector<BaseCopy> base_copies(const ModelFiles& adapter, const ModelSpec& ba
   const std::string prefix(kAdapterPrefix), embedding = base.names.embedding, head = base.names.head;
   const std::string trained = prefix + embedding + ".weight";
   std::vector<BaseCopy> out;
-  const auto add = [&](const std::string& path, const std::string& of_adapter,
-                       const std::string& of_base) {
+  const auto add = [&](const std::string& path, const std::string& of_adapter, const std::string& of_base) {
     for (const char* const end : kEnds) {
       const std::string name = prefix + path + end;
       if (adapter.find(name) && !own(name)) out.push_back({name, of_adapter, of_base + ".weight"});
@@ -81,8 +80,9 @@ void require_equal(const ModelFiles& adapter, const std::vector<BaseCopy>& copie
   for (const BaseCopy& copy : copies) {
     if (!copy.of_adapter.empty()) {
       if (equal(adapter, copy.name, adapter, copy.of_adapter)) continue;
-      fail(adapter, copy.name + " and " + copy.of_adapter +
-                        " differ, and the model's head is tied to its embedding: PEFT has trained two matrices");
+      fail(adapter,
+           copy.name + " and " + copy.of_adapter +
+               " differ, and the model's head is tied to its embedding: PEFT has trained two matrices");
     }
     if (directory.empty()) continue;
     if (!base) base = std::make_unique<ModelFiles>(directory);

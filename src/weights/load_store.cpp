@@ -162,8 +162,8 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
   options.base = &setup.spec;
   options.base_directory = setup.base;
   const auto is_segment = [&](int64_t unit) { return store.units()[static_cast<size_t>(unit)].segment(); };
-  load_adapter(
-      directory, setup.layout, filling.targets([&](int64_t unit) { return !is_segment(unit); }), options);
+  load_adapter(directory, setup.layout, filling.targets([&](int64_t unit) { return !is_segment(unit); }),
+               options);
   options.base_directory.clear();  // compared already
   for (int64_t u = 0; u < std::ssize(store.units()); ++u) {
     if (!is_segment(u) || store.units()[static_cast<size_t>(u)].elements == 0) continue;

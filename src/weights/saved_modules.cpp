@@ -64,7 +64,8 @@ std::vector<int64_t> read_token_indices(const Json& config, const ModelSpec& bas
     const bool embedding = names_module(name, base.names.embedding),
                head = base.tied && names_module(name, base.names.head);
     if (!embedding && !head)
-      refuse_adapter(kTokens, "of \"" + name.substr(0, 100) + "\" are not supported, only those of the embedding",
+      refuse_adapter(kTokens,
+                     "of \"" + name.substr(0, 100) + "\" are not supported, only those of the embedding",
                      place);
     (embedding ? of_embedding : of_head) = indices_of(list, base, place);
   }
@@ -84,9 +85,8 @@ std::vector<std::string> read_saved_modules(const Json& config, const ModelSpec&
   for (const std::string& entry : entries_of(config, place)) {
     if (scores && (entry == "score" || entry == "classifier")) continue;
     const std::string shown = "= [\"" + entry.substr(0, 100) + "\"] is not supported: ";
-    const bool of_linear = std::any_of(linear.begin(), linear.end(), [&](const AdapterModule& module) {
-      return ends(module.path, entry);
-    });
+    const bool of_linear = std::any_of(linear.begin(), linear.end(),
+                                       [&](const AdapterModule& module) { return ends(module.path, entry); });
     if (of_linear) refuse_adapter(kKey, shown + "it names a linear layer of the blocks", place);
     bool known = base.tied && ends(base.names.head, entry);
     tied_head = tied_head || known;

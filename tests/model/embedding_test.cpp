@@ -163,7 +163,8 @@ TEST(Embedding, ChosenRowsHaveTheTablesGradientAndReplaceItsRows) {
   const auto runs = row_runs(tokens);
   ASSERT_EQ(runs.size(), 2U);
   EXPECT_TRUE(runs[0].row == 5 && runs[0].count == 2 && runs[1].row == 2 && runs[1].first == 2);
-  const at::Tensor whole = at::zeros({kVocab, kHidden}, at::kFloat), rows = at::zeros({3, kHidden}, at::kFloat);
+  const at::Tensor whole = at::zeros({kVocab, kHidden}, at::kFloat),
+                   rows = at::zeros({3, kHidden}, at::kFloat);
   EmbeddingGradient table(f.spec, updated_rows(f.spec, 36, 16), 16, DeviceType::kCpu),
       chosen(f.spec, {.chosen = 3}, 16, DeviceType::kCpu, tokens);
   f.step(table, whole, {});

@@ -201,8 +201,9 @@ TEST(Adapters, ModulesTrainedWholeAreWordsOrEndsOfPaths) {
     continued_adapter(model(), lora("also = [\"norms\"]"), norms, "there");
     ADD_FAILURE() << "other modules";
   } catch (const Error& error) {
-    EXPECT_TRUE(has(error.report(), "lora.also = [\"norms\"] is written, and the adapter has also "
-                                    "[\"embed_tokens\", \"norms\"]"))
+    EXPECT_TRUE(has(error.report(),
+                    "lora.also = [\"norms\"] is written, and the adapter has also "
+                    "[\"embed_tokens\", \"norms\"]"))
         << error.report();
   }
 }

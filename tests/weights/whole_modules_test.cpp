@@ -1,7 +1,7 @@
 // Adapters beside which modules of the model are trained whole (PEFT's modules_to_save), and copies of the
 // base's matrices in their files.
-#include "export/export_adapter.h"
 #include "spec/whole_modules.h"
+#include "export/export_adapter.h"
 #include "tests/weights/support.h"
 #include "weights/adapter_files.h"
 
@@ -75,11 +75,11 @@ TEST(WholeModules, PeftsEntriesAreEndsOfPathsWithoutAPoint) {
   json config = json::parse(test::read_text(path));
   config["modules_to_save"] = {"norm", "head"};
   test::write_text(path, config.dump());
-  EXPECT_EQ(read_adapter_config(directory / "out", &base).spec.also,
-            (std::vector<std::string>{"model.layers.0.input_layernorm",
-                                      "model.layers.0.post_attention_layernorm",
-                                      "model.layers.1.input_layernorm",
-                                      "model.layers.1.post_attention_layernorm", "model.norm", "lm_head"}));
+  EXPECT_EQ(
+      read_adapter_config(directory / "out", &base).spec.also,
+      (std::vector<std::string>{"model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm",
+                                "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm",
+                                "model.norm", "lm_head"}));
 }
 
 TEST(WholeModules, OfATiedModelBothUsesAreTrainedOrNone) {
@@ -179,10 +179,10 @@ TEST(WholeModules, AreNamedByWordsWhereAllOfThemAreChosen) {
   EXPECT_EQ(all.back(), "lm_head");
   EXPECT_EQ(shortest_also(base, all), (Names{"embed_tokens", "norms", "lm_head"}));
   all.erase(all.begin() + 1);
-  EXPECT_EQ(shortest_also(base, all),
-            (Names{"embed_tokens", "model.layers.0.post_attention_layernorm",
-                   "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm",
-                   "lm_head"}));
+  EXPECT_EQ(
+      shortest_also(base, all),
+      (Names{"embed_tokens", "model.layers.0.post_attention_layernorm", "model.layers.1.input_layernorm",
+             "model.layers.1.post_attention_layernorm", "model.norm", "lm_head"}));
   EXPECT_EQ(whole_modules(tiny_spec(true)).back().path, "model.norm");
 }
 
