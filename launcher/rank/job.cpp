@@ -391,6 +391,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   if (adapter.kind == AdapterKind::kNorms) {
     copy_replaced(setup, seed, base, rank.weights());
   } else if (loftq || adapter.dora) {
+    initialise_adapter(setup, seed, rank.weights());  // the head's, which is not quantized
     initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
                          adapter, rank.weights());
   } else {

@@ -184,7 +184,7 @@ CombinedAdapter::CombinedAdapter(const ModelSpec& base, std::span<const Weighted
     read.push_back(read_pairs(base, adapter, spec, asked.threads));
   }
   const CombineOptions options = with_rank(asked, read);
-  const std::vector<AdapterModule> modules = adapter_modules(base);
+  const std::vector<AdapterModule> modules = lora_modules(base);
   std::vector<AdapterSite> sites;
   for (size_t m = 0; m < modules.size(); ++m) {
     const Together pairs = pairs_of(read, modules[m].path);

@@ -65,19 +65,24 @@ std::string one_of(const Values& values, const Text& text) {
 
 // PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
 // have modules of these names, too; layers are part of it then.
-Json target_modules(const AdapterSpec& spec, bool wrapped) {
+Json target_modules(const AdapterSpec& spec, const BaseModel& base) {
   std::vector<std::string> targets = spec.targets;
   std::ranges::sort(targets);
-  if (!wrapped) return targets;
+  if (!base.wrapped) return targets;
+  // The head is beside the text model.
+  const std::string head = base.spec == nullptr ? "" : base.spec->names.head;
+  const bool adapts_head = std::erase(targets, head) > 0;
   const auto is_path = [&](const std::string& name) { return wrapped_name(name) != name; };
   if (std::ranges::all_of(targets, is_path)) {
     for (std::string& name : targets) name = wrapped_name(name);
+    if (adapts_head) targets.push_back(head);
     return targets;
   }
   const std::string layers = spec.layers.empty() ? "" : one_of(spec.layers, [](int64_t layer) {
                                                           return std::to_string(layer);
                                                         }) + "\\..*\\.";
-  return R"(.*\blanguage_model\..*\.)" + layers + one_of(targets, escaped);
+  return R"(.*\blanguage_model\..*\.)" + layers + one_of(targets, escaped) +
+         (adapts_head ? "|" + escaped(head) : "");
 }
 
 template <class T>
@@ -233,7 +238,7 @@ std::string adapter_tensor(const std::string& module) {
 Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout,
                const SavedModules& saved) {
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
-  const Json targets = target_modules(spec, base.wrapped);
+  const Json targets = target_modules(spec, base);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
   Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},

@@ -126,6 +126,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       input_table_(find(layout.blocks.front(), "inputs.table")),
       input_projection_(find(layout.blocks.front(), "inputs.projection")),
       head_(find(layout.blocks.back(), "head")),
+      head_a_(find(layout.blocks.back(), "head.lora_A")),
+      head_b_(find(layout.blocks.back(), "head.lora_B")),
       norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")},
       input_norm_{find(layout.blocks.front(), "inputs.norm"), {}} {
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
@@ -154,6 +156,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
     }
   }
   if (adapter != nullptr) runs_ = row_runs(adapter->tokens);
+  if (head_a_.rows > 0) head_scale_ = static_cast<float>(adapter->scale_of(spec.names.head));
   if (adapter != nullptr) dropout_ = static_cast<float>(adapter->dropout);
 }
 
@@ -257,7 +260,10 @@ Norm ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& opti
 
 Head ModelBinding::head(const BlockMemory& memory, const Embedding& tied, const BindOptions& options) const {
   if (head_.rows == 0) return {final_norm(memory, options), tied.table, tied.tokens};
-  return {final_norm(memory, options), bind(head_, memory, options)};
+  return {final_norm(memory, options),
+          bind(head_, memory, options),
+          {},
+          {bind(head_a_, memory, options), bind(head_b_, memory, options), head_scale_}};
 }
 
 HeadSegment ModelBinding::segment(const Unit& unit, const BlockMemory& memory,

@@ -106,6 +106,8 @@ class ModelBinding {
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
   Place embedding_, tokens_, positions_, input_table_, input_projection_, head_;
+  Place head_a_, head_b_;  // of an adapter of the head
+  float head_scale_ = 1;
   std::vector<RowRun> runs_;  // of tokens_
   NormPlace norm_, input_norm_;
   std::vector<LayerPlace> layers_;

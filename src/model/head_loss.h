@@ -19,17 +19,26 @@
 
 namespace lm {
 
+// LoRA on an untied head: logits = x Wᵀ + s (x Aᵀ) Bᵀ. Undefined: there is none.
+struct HeadAdapter {
+  Param a, b;  // [r, H], [V, r]
+  float scale = 1;
+  bool defined() const { return a.weight.defined(); }
+};
+
 struct Head {
   Norm norm;              // [H]
   Param weight;           // [V, H]; the embedding's matrix when tied
   TokenRows tokens = {};  // of that matrix, which has them already
+  HeadAdapter adapter = {};
 };
 
 // Rows [first_row, first_row + weight's rows) of the matrix.
 struct HeadSegment {
   Param weight;  // [S, H]
   int64_t first_row = 0;
-  TokenRows tokens = {};  // of the whole matrix
+  TokenRows tokens = {};     // of the whole matrix
+  HeadAdapter adapter = {};  // of a whole head's segment: with these rows of B
 };
 
 struct LossOptions {
@@ -55,7 +64,8 @@ struct HeadRows {
   View rstd;    // [R] fp32
   // [R] fp32; nll and correct (1 or 0) are complete after the last segment's forward.
   View max, sum, target_logit, nll, correct;
-  View dx_sum;  // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
+  View dx_sum;         // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
+  View dreduced = {};  // [R', r] fp32, of an adapter whose gradient is under way: that of s x Aᵀ
 };
 // `dx` [T, H] undefined: evaluation, or its gradient is not wanted.
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,

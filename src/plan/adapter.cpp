@@ -35,9 +35,10 @@ class ModulePattern {
   explicit ModulePattern(const std::string& text) : text_(text) {
     if (text.starts_with(NamePattern::kRegex)) regex_.emplace(text);
   }
-  bool matches(const std::string& path) const {
-    if (regex_) return regex_->matches(path);
-    return text_ == "all-linear" || names_module(text_, path);
+  bool matches(const AdapterModule& module) const {
+    if (regex_) return regex_->matches(module.path);
+    // As peft has it, "all-linear" leaves the head out.
+    return (text_ == "all-linear" && module.layer != kNoLayer) || names_module(text_, module.path);
   }
   bool is_regex() const { return regex_.has_value(); }
 
@@ -64,7 +65,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      if (!pattern.matches(modules[m].path)) continue;
+      if (!pattern.matches(modules[m])) continue;
       out[m] = some = true;
     }
     if (some) continue;
@@ -142,7 +143,7 @@ void set_by_pattern(const char* key, const ModuleValues<T>& values, const std::v
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t s = 0; s < sites.size(); ++s) {
-      if (!pattern.matches(modules[sites[s].module].path)) continue;
+      if (!pattern.matches(modules[sites[s].module])) continue;
       some = true;
       if (!done[s]) sites[s].*field = value;
       done[s] = true;
@@ -224,7 +225,7 @@ AdapterSpec without_pairs(const ModelSpec& model, const Config& config) {
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      if (!pattern.matches(modules[m].path)) continue;
+      if (!pattern.matches(modules[m])) continue;
       chosen[m] = some = true;
     }
     if (!some || (norms && name == "all-linear"))
@@ -237,6 +238,10 @@ AdapterSpec without_pairs(const ModelSpec& model, const Config& config) {
   return out;
 }
 
+bool adapts_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  return !model.tied && !model.scores() && adapter.adapts(kNoLayer, model.names.head);
+}
+
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
   return Error(Exit::kConfig, {.area = "CONF-20",
                                .what = "the adapter of lora.init is continued as it is: " + std::move(what),
@@ -246,11 +251,29 @@ Error continued_otherwise(std::string what, const std::string& directory, std::s
 }
 
 // What is trained has one type, and the products of embedding and head are made in the model's.
-void require_type_of_model(const Config& config, const AdapterSpec& adapter) {
-  if (adapter.also.empty() || !has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
-  throw lora_error("lora.also trains modules of the model in model.dtype = " +
-                       value_text(config.model.dtype) + ", and lora.dtype = \"fp32\" is written",
+void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter) {
+  const bool head = adapts_head(model, adapter);
+  if (!has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
+  if (adapter.also.empty() && !head) return;
+  throw lora_error(std::string(head ? "an adapter of the head is" : "lora.also trains modules of the model") +
+                       " in model.dtype = " + value_text(config.model.dtype) +
+                       ", and lora.dtype = \"fp32\" is written",
                    "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
+}
+
+// What an adapter of the head does not have.
+void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  if (!adapts_head(model, adapter)) return;
+  const std::string name = model.names.head,
+                    head = "lora.targets has the head, " + value_text(name) + ", and ";
+  if (adapter.dora)
+    throw lora_error(head + "lora.dora = true: its rows' lengths are not trained",
+                     "leave the head out of lora.targets, or lora.dora out");
+  if (adapter.dropout > 0)
+    throw lora_error(head + "lora.dropout: its adapter has none",
+                     "leave the head out of lora.targets, or set lora.dropout = 0");
+  if (adapter.trains_whole(name + ".weight"))
+    throw lora_error(head + "lora.also trains it whole", "leave it out of one of the two");
 }
 
 }  // namespace
@@ -270,7 +293,8 @@ Method method_of(AdapterKind kind) {
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
   if (kind_of(config.train.method) != AdapterKind::kLora) return without_pairs(model, config);
   AdapterSpec out = configured_adapter(model, config.lora);
-  require_type_of_model(config, out);
+  require_type_of_model(model, config, out);
+  require_plain_head(model, out);
   return out;
 }
 
@@ -282,8 +306,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
                                   " is written, and the adapter is one of train.method = " + there,
                               directory, "set train.method = " + there);
   if (given.kind == AdapterKind::kLora) {
-    require_type_of_model(config, given);
-    return continued_adapter(model, config.lora, given, directory);
+    require_type_of_model(model, config, given);
+    AdapterSpec out = continued_adapter(model, config.lora, given, directory);
+    require_plain_head(model, out);
+    return out;
   }
   if (!written(config.lora, "targets")) return given;
   if (const AdapterSpec asked = without_pairs(model, config); asked.targets != given.targets)
@@ -300,7 +326,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .dora = lora.dora,
                   .dropout = lora.dropout,
                   .targets = {}};
-  const std::vector<AdapterModule> modules = adapter_modules(model);
+  const std::vector<AdapterModule> modules = lora_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
   set_by_pattern("lora.alphas", lora.alphas, modules, &AdapterSite::alpha, sites);
@@ -315,7 +341,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
   const auto differs = [&](const std::string& asked, const std::string& there) {
     what += (what.empty() ? "" : "; ") + asked + " is written, and the adapter has " + there;
   };
-  const std::vector<AdapterModule> modules = adapter_modules(model);
+  const std::vector<AdapterModule> modules = lora_modules(model);
   if (written(lora, "r") && lora.r != given.r)
     differs("lora.r = " + value_text(lora.r), "r = " + value_text(given.r));
   // An adapter may be stored with another alpha and without rslora, as its equal.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "spec/adapter_sites.h"
 
 namespace lm {
 namespace {
@@ -155,6 +156,22 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   return out;
 }
 
+// LoRA's of an untied head.
+std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const std::string path = spec.names.head;
+  if (spec.tied || spec.scores() || !adapter.adapts(kNoLayer, path)) return {};
+  const int64_t rank = adapter.rank_of(path);
+  std::vector<Parameter> out = {
+      single("head.lora_A", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_A.weight",
+             rank, spec.hidden),
+      single("head.lora_B", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_B.weight",
+             spec.vocab, rank)};
+  out[0].role = TrainableRole::kLoraA;
+  out[1].role = TrainableRole::kLoraB;
+  for (Parameter& one : out) one.owner = path + ".weight";
+  return out;
+}
+
 // IA3's, of the targets in layer `i`.
 std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
@@ -188,13 +205,13 @@ std::vector<Parameter> replacements(const std::vector<Parameter>& base, const Ad
   return out;
 }
 
-// What an adapter has in a block with these parameters; `layer` < 0: none of the transformer's.
+// What an adapter has in a block with these parameters; kNoLayer: the head's.
 std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
                                       const std::vector<Parameter>& base) {
   if (adapter == nullptr) return {};
   switch (adapter->kind) {
     case AdapterKind::kLora:
-      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer);
+      return layer == kNoLayer ? head_adapters(spec, *adapter) : layer_adapters(spec, *adapter, layer);
     case AdapterKind::kIa3:
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:
@@ -312,7 +329,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
-  std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
+  std::vector<Parameter> adapters = block_adapters(spec, adapter, kNoLayer, last);
   add("head", std::move(last), std::move(adapters), {});
   return blocks;
 }
@@ -340,7 +357,8 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
     fail("target \"" + target.substr(0, 100) +
-         (vocabulary ? "\" is not supported: adapters on the vocabulary matrices are not implemented"
+         (vocabulary ? "\" is not supported: an embedding, and a head that is tied to it, get no adapter "
+                       "(lora.also and lora.tokens train them)"
                      : "\" is not a linear layer of the model"));
   }
   std::vector<std::string> out;

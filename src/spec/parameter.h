@@ -137,7 +137,8 @@ struct BlockParameters {
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
 // stays trained, and so do the tensors of the modules in AdapterSpec::also: vectors behind the adapter's. Of
-// AdapterSpec::tokens block 0 has embed.tokens [tokens, H].
+// AdapterSpec::tokens block 0 has embed.tokens [tokens, H]. Of an adapted head the last block has head.lora_A
+// [r, H] and head.lora_B [V, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

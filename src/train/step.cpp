@@ -226,9 +226,8 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View
 
 void TrainStep::add_rows() {
   if (weights_.units().front().elements == 0) return;
-  // A tied embedding's gradient, or that of its chosen rows, is begun by the head; an untied one, and those
-  // of positions and of the table of layers' inputs, consist of the step's rows alone. What projects such
-  // inputs has its gradient already.
+  // A tied embedding's gradient, or its chosen rows', is begun by the head; others consist of the step's rows
+  // alone. What projects layers' inputs has its gradient already.
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
   if (rows_alone) gradients_->zero(0);
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};

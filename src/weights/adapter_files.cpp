@@ -120,7 +120,7 @@ void read_modules(const Json& config, const std::string& directory, const std::s
   std::optional<ModelFiles> files;
   if (choice.needs_paths()) files.emplace(directory, kAdapterWeights);
   const ModelFiles* const from = files ? &*files : nullptr;
-  PeftModules of{.modules = adapter_modules(base), .paths = {}};
+  PeftModules of{.modules = lora_modules(base), .paths = {}};
   of.paths = paths_in_file(of.modules, from, !base.wrapper.empty());
   try {
     choice.require_known(of, base.names);

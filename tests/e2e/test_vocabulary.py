@@ -29,6 +29,7 @@ CASES = {
     "untied_tokens": ("untied", dict(trainable_token_indices=TOKENS, modules_to_save=["lm_head"])),
     "scaled_tokens": ("scaled", dict(trainable_token_indices=TOKENS, modules_to_save=["norm"])),
 }
+CASES["untied_head"] = ("untied", dict(target_modules=["q_proj", "lm_head"]))
 LORA = dict(train__method="lora", lora__r=4, lora__alpha=8, lora__targets=TARGETS)
 
 
@@ -54,7 +55,7 @@ def base(work, name):
 def adapted(work, case):
     """A model with a random adapter, which is saved."""
     name, arguments = CASES[case]
-    made = peft.get_peft_model(base(work, name), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=TARGETS, **copy.deepcopy(arguments)))
+    made = peft.get_peft_model(base(work, name), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **{"target_modules": TARGETS, **copy.deepcopy(arguments)}))
     generator = torch.Generator().manual_seed(5)
     for key, parameter in made.named_parameters():
         if parameter.requires_grad:
@@ -116,6 +117,7 @@ def test_pefts_adapter_is_trained_further_as_by_peft_and_given_back(work, case):
     assert [row["loss"] for row in steps] == pytest.approx(found, rel=1e-4)
     reference.eval().save_pretrained(work / f"{case}_theirs")
     ours, theirs = (load_file(path / "adapter_model.safetensors") for path in (work / f"runs/{case}_run/model", work / f"{case}_theirs"))
+    theirs.pop("base_model.model.lm_head.base_layer.weight", None)  # the base's
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         assert (ours[key] - value).norm() <= 1e-4 * value.norm(), key
@@ -163,18 +165,18 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("model, keys", [("tied", dict(lora__also=["embed_tokens", "norms"])), ("untied", dict(lora__also=["embed_tokens", "lm_head"])),
-                                         ("tied", dict(lora__tokens=TOKENS)), ("untied", dict(lora__tokens=TOKENS[:3], lora__also=["norms"]))])
+                                         ("untied", dict(lora__targets=["q_proj", "lm_head"])), ("tied", dict(lora__tokens=TOKENS)), ("untied", dict(lora__tokens=TOKENS[:3], lora__also=["norms"]))])
 def test_where_state_lives_does_not_change_a_bit_and_ranks_agree(work, model, keys):
     (work / "swap").mkdir(exist_ok=True)
     name = f"place_{model}_{'_'.join(keys)}"
     runs = {}
     for way, changes in {"here": {}, **ELSEWHERE}.items():
-        lmlaunch(config(work, f"{name}_{way}", **settings(model, model__dtype="bf16", **LORA, **keys, **changes)), cwd=work)
+        lmlaunch(config(work, f"{name}_{way}", **settings(model, model__dtype="bf16", **{**LORA, **keys}, **changes)), cwd=work)
         runs[way] = (losses(work, f"{name}_{way}"), json.loads(lmlaunch("verify", f"runs/{name}_{way}/model", "--json", cwd=work).stdout)["weights_hash"])
     assert runs["on_disk"] == runs["here"] and runs["in_backward"] == runs["here"]
     one, two = {}, {}
     for ranks, out in ((1, one), (2, two)):
-        lmlaunch("--ranks", ranks, config(work, f"{name}_{ranks}", **settings(model, train__micro_batch=1, **LORA, **keys)), cwd=work)
+        lmlaunch("--ranks", ranks, config(work, f"{name}_{ranks}", **settings(model, train__micro_batch=1, **{**LORA, **keys})), cwd=work)
         out["losses"] = [loss for loss, *_ in losses(work, f"{name}_{ranks}")]
         out["tensors"] = load_file(work / f"runs/{name}_{ranks}/model/adapter_model.safetensors")
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-6)
@@ -223,6 +225,10 @@ def test_what_does_not_fit_is_refused_by_name(work):
             (again("r5", 'lora.also=["embed_tokens"]', "lora.tokens=[5]"), 10, "trains the whole embedding, and these rows of it"),
             (again("r6", 'lora.also=["norms"]', "model.dtype=bf16", "lora.dtype=fp32"), 10, "leave lora.dtype out"),
             (again("r7", 'lora.also=["norms"]', "train.method=ia3"), 10, "lora.also is LoRA's"),
+            (again("r10", "model.path=tied", 'lora.targets=["lm_head"]'), 10, "a head that is tied to it"),
+            (again("r11", 'lora.targets=["lm_head"]', "lora.dropout=0.1"), 10, "its adapter has none"),
+            (again("r12", 'lora.targets=["lm_head"]', "lora.dora=true"), 10, "its rows' lengths are not trained"),
+            (again("r13", 'lora.targets=["lm_head"]', 'lora.also=["lm_head"]'), 10, "lora.also trains it whole"),
             (again("r8", "model.path=tied", "lora.init=tied_whole", 'lora.also=["norms"]'), 10, "and the adapter has also"),
             (again("r9", "model.path=tied", "lora.init=tied_whole", "lora.tokens=[5]"), 10, "leave lora.tokens out"),
             (("merge", "tied_whole", "tied_whole", "-o", "both"), 11, "cannot be added to another adapter's"),

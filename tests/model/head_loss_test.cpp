@@ -487,10 +487,10 @@ TEST(HeadLoss, ChosenRowsHaveTheMatrixsGradient) {
   const std::vector<int64_t> tokens = {8190, 8191, 8192, 8193, 5, 19999};
   for (const std::vector<int>& targets : {std::vector{3, 1}, std::vector{0, 2}, std::vector{0, 0}}) {
     HeadRun all({.dtype = DType::kF32, .targets = targets}), some({.dtype = DType::kF32, .targets = targets});
-    some.head_.weight_gradient = {}, some.head_.runs = row_runs(tokens);
+    some.head_.weight_gradient = at::Tensor(), some.head_.runs = row_runs(tokens);
     some.head_.rows = some.head_.rows_gradient = at::full({6, kHidden}, 7, at::kFloat);  // is overwritten
     all.whole(), targets[0] == 0 ? some.whole() : some.in_two_phases(nullptr);
-    const at::Tensor want = all.head_.weight_gradient.index({at::tensor(tokens)});
+    const at::Tensor want = all.head_.weight_gradient.index_select(0, at::tensor(tokens));
     EXPECT_LE((some.head_.rows_gradient - want).norm().item<float>(), 1e-6F * want.norm().item<float>());
     for (size_t m = 0; m < targets.size(); ++m) EXPECT_TRUE(at::equal(all.dx_[m], some.dx_[m])) << m;
   }

@@ -42,6 +42,14 @@ ROWS = {
     "gpt2": ("gpt2_odd_own_width", dict(target_modules=["c_attn"], trainable_token_indices=[0, 1, 2])),
 }
 
+# An untied head as a target; peft writes the base's matrix into the file, too.
+HEADS = {
+    "alone": ("qwen3_untied", dict(target_modules=["lm_head"])),
+    "beside_layers": ("llama_every_head_its_own_keys_odd_sizes", dict(target_modules=[*LINEAR, "lm_head"], use_rslora=True)),
+    "its_own_rank": ("qwen2_untied", dict(target_modules=[*LINEAR, "lm_head"], rank_pattern={"lm_head": 6}, alpha_pattern={"lm_head": 3},
+                                          modules_to_save=["embed_tokens"])),
+}
+
 
 def file_name(parameter):
     """The name that peft gives a parameter of the adapter "default" in its files."""
@@ -134,6 +142,23 @@ def test_rows_of_tokens_train_as_with_peft(tmp_path, name, recompute):
     assert set(ours["gradients"]) == set(load_file(tmp_path / "adapter/adapter_model.safetensors"))
     assert sum("trainable_tokens_delta" in tensor for tensor in ours["gradients"]) == 1
     check_run(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name,dtype,micro_batches", [("alone", "fp32", 1), ("beside_layers", "fp32", 2), ("its_own_rank", "fp32", 1), ("beside_layers", "bf16", 1)])
+def test_an_adapter_of_the_head_trains_as_with_peft(tmp_path, name, dtype, micro_batches):
+    base, arguments = HEADS[name]
+    ours, theirs = trained(base, tmp_path, arguments, dtype=dtype, micro_batches=micro_batches)
+    saved = set(load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    assert saved - set(ours["gradients"]) == {"base_model.model.lm_head.base_layer.weight"} and set(ours["gradients"]) <= saved
+    check_run(ours, theirs, dtype)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tied_head_gets_no_adapter(tmp_path):
+    adapted("gemma", tmp_path / "tied", dict(target_modules=["q_proj", "lm_head"]))
+    with pytest.raises(AssertionError, match="a head that is tied to it"):
+        tool.run(tmp_path / "tied/base", reference.random_documents(128), tmp_path / "run", adapter=tmp_path / "tied/adapter")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -208,6 +208,25 @@ TEST(Adapters, ModulesTrainedWholeAreWordsOrEndsOfPaths) {
   }
 }
 
+TEST(Adapters, AnUntiedHeadIsATargetByItsNameAlone) {
+  using Names = std::vector<std::string>;
+  const std::string head = "lm_head";
+  EXPECT_FALSE(chosen("").adapts(kNoLayer, head));
+  const AdapterSpec some =
+      chosen("targets = [\"q_proj\", \"lm_head\"]\nlayers = [0, 2]\nranks = {lm_head = 2}");
+  EXPECT_EQ(some.targets, (Names{"q_proj", head}));
+  EXPECT_EQ(some.layers, (std::vector<int64_t>{0, 2}));
+  EXPECT_TRUE(some.adapts(kNoLayer, head));
+  EXPECT_EQ(some.rank_of(head), 2);
+  const auto blocks = list_parameters(model(), &some);
+  EXPECT_EQ(blocks.back().trainable.size(), 2U);
+  EXPECT_EQ(blocks.back().trainable[1].parts[0].name, "base_model.model.lm_head.lora_B.weight");
+  EXPECT_EQ(blocks.back().trainable[1].columns, 2);
+  ModelSpec tied = model();
+  tied.tied = true;
+  EXPECT_THROW(configured_adapter(tied, lora("targets = [\"lm_head\"]")), Error);
+}
+
 TEST(Adapters, ModulesTrainedWholeHaveTheModelsType) {
   Config config = parse_config(
       "model.path = \"m\"\nmodel.dtype = \"bf16\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = "
