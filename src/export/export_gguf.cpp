@@ -49,8 +49,7 @@ class Tensors {
       : spec_(spec), arch_(arch), type_(type) {
     for (size_t b = 0; b < layout.blocks.size(); ++b) {
       for (const TensorPlace& place : layout.blocks[b].tensors) {
-        const TrainableRole role = place.parameter.role;
-        if (!in_adapter(role) || role == TrainableRole::kWhole) add(b, place);
+        if (!adapts(place.parameter.role)) add(b, place);
       }
     }
     if (!spec.tied || !arch.needs_head) return;

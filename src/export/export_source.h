@@ -19,11 +19,10 @@ namespace lm {
 using MasterReader = std::function<void(int64_t block, const TensorPlace& place, const std::byte* weights,
                                         float* out, Staging& staging)>;
 
-// Whether a trained tensor is exported from its fp32 masters, if there is a reader of them: adapters are
-// small, and masters more precise than working weights. What is trained whole is exported as full fine-tuning
-// does.
+// Whether a trained tensor is exported from its fp32 masters, if there is a reader of them: adapters are small,
+// and masters more precise than working weights. What is trained whole is exported as full fine-tuning does.
 constexpr bool exports_masters(TrainableRole role) {
-  return in_adapter(role) && role != TrainableRole::kWhole;
+  return adapts(role);
 }
 
 // A rank's weights as host memory.

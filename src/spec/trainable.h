@@ -41,6 +41,11 @@ constexpr bool in_adapter(TrainableRole role) {
   return false;
 }
 
+// Whether tensors of this role change another tensor of the model; else they are tensors of it.
+constexpr bool adapts(TrainableRole role) {
+  return in_adapter(role) && role != TrainableRole::kWhole;
+}
+
 struct Trainable {
   size_t tensor = 0;  // its place in BlockLayout::tensors
   TrainableRole role = TrainableRole::kWeight;

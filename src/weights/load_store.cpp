@@ -174,7 +174,7 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
   initialise_where(setup, seed, store, [](const Parameter& p) {
-    return in_adapter(p.role) && p.role != TrainableRole::kWhole && p.role != TrainableRole::kTokenRows;
+    return adapts(p.role) && p.role != TrainableRole::kTokenRows;
   });
 }
 

@@ -78,6 +78,7 @@ std::vector<std::string> read_saved_modules(const Json& config, const ModelSpec&
                                             const std::string& place) {
   const auto task = config.find("task_type");
   const bool scores = task != config.end() && *task == "SEQ_CLS";
+  const bool tied = base.tied && !scores;  // a head of scores is a matrix of its own
   const std::vector<WholeModule> modules = whole_modules(base);
   const std::vector<AdapterModule> linear = adapter_modules(base);
   std::vector<bool> chosen(modules.size());
@@ -88,7 +89,7 @@ std::vector<std::string> read_saved_modules(const Json& config, const ModelSpec&
     const bool of_linear = std::any_of(linear.begin(), linear.end(),
                                        [&](const AdapterModule& module) { return ends(module.path, entry); });
     if (of_linear) refuse_adapter(kKey, shown + "it names a linear layer of the blocks", place);
-    bool known = base.tied && ends(base.names.head, entry);
+    bool known = tied && ends(base.names.head, entry);
     tied_head = tied_head || known;
     for (size_t m = 0; m < modules.size(); ++m) {
       if (!ends(modules[m].path, entry)) continue;
@@ -98,12 +99,12 @@ std::vector<std::string> read_saved_modules(const Json& config, const ModelSpec&
   }
   // The embedding comes first.
   const bool ensured = is_true(config, "ensure_weight_tying");
-  if (base.tied && tied_head && !chosen.front() && !ensured)
+  if (tied && tied_head && !chosen.front() && !ensured)
     refuse_adapter(kKey,
                    "has the head without the embedding that it is tied to, and ensure_weight_tying is not "
                    "true: PEFT has trained a head of its own",
                    place);
-  if (base.tied && chosen.front() && !tied_head && !ensured)
+  if (tied && chosen.front() && !tied_head && !ensured)
     refuse_adapter(kKey,
                    "has the embedding without the head that is tied to it, and ensure_weight_tying is not "
                    "true: in PEFT the head is still the base model's",
