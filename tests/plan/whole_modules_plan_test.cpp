@@ -1,6 +1,7 @@
 // The memory of modules that are trained whole beside an adapter (lora.also).
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
 #include "plan/plan.h"
 #include "shapes.h"
 
@@ -32,6 +33,35 @@ TEST(WholeModulesPlan, ATrainedEmbeddingHasNoFrozenCopyAndFullFineTuningsState) 
   EXPECT_EQ(class_bytes(both, "embedding rows"), 16384LL * 576 * 4);
   EXPECT_EQ(class_bytes(lora, "embedding rows"), 0);
   EXPECT_GT(both.peak.host, lora.peak.host + table * 10);
+}
+
+TEST(WholeModulesPlan, RowsOfTokensCostTheirOwnState) {
+  Case plain = with_also(smollm2_135m(), {}), rows = with_also(smollm2_135m(), {});
+  rows.lora.tokens = {7, 8, 49151};
+  const ModelLayout before = plain.layout(&plain.lora), after = rows.layout(&rows.lora);
+  EXPECT_EQ(after.trainable_elements, before.trainable_elements + 3 * 576);
+  EXPECT_EQ(after.frozen_elements, before.frozen_elements);
+  const TensorPlace* const place = after.blocks.front().find("embed.tokens");
+  ASSERT_NE(place, nullptr);
+  EXPECT_EQ(after.blocks.front().beside(*after.blocks.front().find("embed"), 0, TrainableRole::kTokenRows),
+            place);
+  const Plan plan = rows.plan();
+  EXPECT_EQ(class_bytes(plan, "embedding rows"), 3 * 576 * 4);
+  EXPECT_EQ(class_bytes(plan, "first moment"), after.flat_elements * 4);
+  EXPECT_LT(plan.peak.host, plain.plan().peak.host + 4 * kMiB);
+}
+
+TEST(WholeModulesPlan, AnAdapterOfTheHeadKeepsItWhole) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  c.config.train.method = Method::kLora;
+  c.config.offload.weights = OffloadHome::kHost;
+  EXPECT_GT(c.plan().placement.head_segments(), 0);
+  c.lora.targets.emplace_back("lm_head");
+  const ModelLayout layout = c.layout(&c.lora);
+  EXPECT_TRUE(layout.blocks.back().trains("head.lora_B"));
+  const Plan plan = c.plan();
+  EXPECT_EQ(plan.placement.head_segments(), 0);
+  EXPECT_TRUE(plan.fits);
 }
 
 TEST(WholeModulesPlan, AnUntiedHeadIsTrainedInSegmentsBesideOffloadedLayers) {
