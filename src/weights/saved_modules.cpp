@@ -15,6 +15,7 @@ namespace lm {
 namespace {
 
 constexpr const char* kKey = "modules_to_save";
+constexpr size_t kMostEntries = 1000;  // each is compared with every module
 
 bool ends(const std::string& path, const std::string& entry) {
   return path.ends_with(entry) || wrapped_name(path).ends_with(entry);
@@ -30,6 +31,8 @@ std::vector<std::string> entries_of(const Json& config, const std::string& place
   const auto it = config.find(kKey);
   if (it == config.end() || it->is_null()) return out;
   if (!it->is_array()) refuse_adapter(kKey, "must be a list of module names", place);
+  if (it->size() > kMostEntries)
+    refuse_adapter(kKey, fmt::format("has more than {} entries", kMostEntries), place);
   for (const Json& entry : *it) {
     if (!entry.is_string() || entry == "") refuse_adapter(kKey, "must be a list of module names", place);
     out.push_back(entry.get<std::string>());

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from test_run import VOCAB, config, expect_resumed_bits, filled, lmlaunch, losses, loss_by_transformers, rows
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen3Config
 
 warnings.filterwarnings("ignore", module="peft")
 COUNT, STEPS, LR = 6, 5, 1e-3
@@ -156,6 +156,21 @@ def test_fresh_adapters_begin_as_the_base_and_train_what_is_named(work):
             trained_rows = tensors["base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"]
             moved = (trained_rows - weights["model.embed_tokens.weight"][ids]).abs().max(1).values
             assert (moved > 0)[-1] == (name == "rows")  # an untied pad token is looked up without a gradient
+
+
+def test_a_tied_embedding_of_another_name_is_two_equal_copies_for_peft(work):
+    """peft shares an embedding with its head where it is called embed_tokens alone."""
+    torch.manual_seed(4)
+    sizes = dict(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=1, eos_token_id=2)
+    AutoModelForCausalLM.from_config(GPT2Config(**sizes)).save_pretrained(work / "gpt2")
+    changes = dict(train__method="lora", optimizer__lr=1e-2, lora__also=["embed_tokens", "ln_f"])
+    lmlaunch(config(work, "copies", **settings("gpt2", **changes)), cwd=work)
+    saved = json.loads((work / "runs/copies/model/adapter_config.json").read_text())
+    assert saved["modules_to_save"] == ["lm_head", "ln_f", "wte"] and saved["ensure_weight_tying"] is False
+    last = [row["eval_loss"] for row in rows(work, "copies") if "eval_loss" in row][-1]
+    assert loss_by_transformers(peft.PeftModel.from_pretrained(base(work, "gpt2"), work / "runs/copies/model"), work) == pytest.approx(last, rel=1e-5)
+    lmlaunch(config(work, "copies_more", **settings("gpt2", train__method="lora", lora__init="runs/copies/model")), cwd=work)
+    assert [row["eval_loss"] for row in rows(work, "copies_more") if "eval_loss" in row][0] == pytest.approx(last, rel=1e-6)
 
 
 ELSEWHERE = {
