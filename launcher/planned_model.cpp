@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "launcher/model_place.h"
 #include "launcher/score_model.h"
+#include "launcher/token_ids.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
@@ -19,10 +21,42 @@
 namespace lm {
 namespace {
 
-AdapterSpec make_adapter(const ModelSpec& model, const Config& config) {
+Error tokens_error(std::string what, const std::string& place, std::string next) {
+  return Error(Exit::kConfig, {.area = "CONF-20",
+                               .what = "lora.tokens: " + std::move(what),
+                               .place = place,
+                               .next = std::move(next),
+                               .kept = "nothing was started or written"});
+}
+
+// Sets the tokens of an adapter, which has its own if it is continued.
+void set_tokens(const Config& config, const ModelSpec& model, const std::string& directory,
+                AdapterSpec& adapter) {
+  const LoraConfig& lora = config.lora;
+  const bool written = std::ranges::find(lora.written, "tokens") != lora.written.end();
+  const bool continued = !lora.init.empty();
+  if (!lora.tokens.empty() || (written && continued)) {
+    const std::vector<int64_t> asked = token_ids(lora.tokens, model, directory);
+    if (continued && asked != adapter.tokens)
+      throw tokens_error(fmt::format("the adapter of lora.init is continued as it is: these are not the {} "
+                                     "tokens whose rows it has",
+                                     adapter.tokens.size()),
+                         lora.init, "leave lora.tokens out");
+    adapter.tokens = asked;
+  }
+  const bool whole = std::ranges::find(adapter.also, model.names.embedding) != adapter.also.end();
+  if (whole && !adapter.tokens.empty())
+    throw tokens_error("lora.also trains the whole embedding, and these rows of it", "",
+                       "leave lora.tokens out, or \"embed_tokens\" out of lora.also");
+}
+
+AdapterSpec make_adapter(const ModelSpec& model, const Config& config, const std::string& directory) {
   const std::string& init = config.lora.init;
-  if (init.empty()) return configured_adapter(model, config);
-  return continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
+  AdapterSpec out = init.empty()
+                        ? configured_adapter(model, config)
+                        : continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
+  set_tokens(config, model, directory, out);
+  return out;
 }
 
 // LoftQ needs the original weights: files with quantized weights do not tell the quantization error.
@@ -143,7 +177,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   require_positions(config, out.spec);
   settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
-  if (trains_adapter(config)) out.adapter = make_adapter(out.spec, config);
+  if (trains_adapter(config)) out.adapter = make_adapter(out.spec, config, out.directory);
   const DType dtype = storage_type(config.model.dtype);
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),

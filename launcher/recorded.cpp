@@ -23,7 +23,7 @@ constexpr std::string_view kAutoMark = "# auto: ";
 // Settings that do not fit the model stay as they are: planning the run reports them.
 LoraConfig spelt_out(const ModelSpec& model, const Config& config) {
   try {
-    return resolved_lora(config.lora, configured_adapter(model, config));
+    return resolved_lora(model, config.lora, configured_adapter(model, config));
   } catch (const Error&) {
     return config.lora;
   }
@@ -38,6 +38,8 @@ void take_decided(const LoraConfig& recorded, LoraConfig& asked) {
   if (open("alpha")) asked.alpha = recorded.alpha;
   if (open("targets")) asked.targets = recorded.targets;
   if (open("layers")) asked.layers = recorded.layers;
+  if (open("also")) asked.also = recorded.also;
+  if (open("tokens")) asked.tokens = recorded.tokens;
   if (open("ranks")) asked.ranks = recorded.ranks;
   if (open("alphas")) asked.alphas = recorded.alphas;
 }

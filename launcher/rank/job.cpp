@@ -381,14 +381,6 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
     initialise_head(setup, job.config.run.seed, rank.weights());
 }
 
-// A head of scores that the base has is trained further from its values.
-void start_head(const Job& job, const LoadSetup& setup, Rank& rank) {
-  if (!job.model.spec.scores()) return;
-  initialise_head(setup, job.config.run.seed, rank.weights());
-  if (!job.model.spec.score.fresh && job.config.model.init != ModelInit::kRandom)
-    load_head(setup, job.model.directory, rank.weights());
-}
-
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
   const std::string base = job.config.model.init == ModelInit::kRandom ? "" : job.model.directory;
@@ -400,12 +392,14 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   } else if (adapter.kind == AdapterKind::kNorms) {
     copy_replaced(setup, seed, base, rank.weights());
   } else if (loftq || adapter.dora) {
+    initialise_adapter(setup, seed, rank.weights());  // the head's, which is not quantized
     initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
                          adapter, rank.weights());
   } else {
     initialise_adapter(setup, seed, rank.weights());
   }
-  start_head(job, setup, rank);
+  start_whole_tensors(setup, seed, base, rank.weights());
+  start_token_rows(setup, seed, base, adapter.tokens, rank.weights());
 }
 
 }  // namespace
@@ -415,6 +409,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
                         job.plan.numerics.threads};
   LoadSetup adapters = setup;
   adapters.dtype = job.plan.numerics.trained_dtype();
+  if (job.config.model.init != ModelInit::kRandom) adapters.base = job.model.directory;
   const bool lora = job.model.adapter.has_value();
   const bool checkpoint = !trained.empty() && fs::exists(fs::path(trained) / kManifestName);
   if (checkpoint) {

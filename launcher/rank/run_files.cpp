@@ -32,7 +32,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.train.recompute = job.plan.recompute();
   config.train.update = job.plan.placement.in_backward() ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
-  if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
+  if (job.model.adapter) config.lora = resolved_lora(job.model.spec, config.lora, *job.model.adapter);
   if (job.model.adapter) config.lora.dtype = adapter_type(config);
   if (job.model.virtual_tokens() > 0) config.prompt.length = job.model.virtual_tokens();
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
@@ -102,18 +102,22 @@ std::unique_ptr<EventFile> RunFiles::events(const LogConfig& log) const {
 
 namespace {
 
-// fp32 master weights of everything that is trained, by block; each rank has its shards.
+// fp32 master weights of what is exported from them, by block; each rank has its shards.
 std::vector<std::vector<float>> gather_masters(const Job& job, Rank& rank) {
   std::vector<std::vector<float>> out(job.model.layout.blocks.size());
   Staging staging(job.stream);
   for (int64_t u = 0; u < std::ssize(rank.weights().units()); ++u) {
     const Unit& unit = rank.weights().units()[static_cast<size_t>(u)];
-    if (unit.elements == 0) continue;
+    const std::vector<Trainable>& trained =
+        job.model.layout.blocks[static_cast<size_t>(unit.block)].trainables;
+    const bool wanted =
+        std::ranges::any_of(trained, [](const Trainable& entry) { return exports_masters(entry.role); });
+    if (unit.elements == 0 || !wanted) continue;
     std::vector<float>& block = out[static_cast<size_t>(unit.block)];
     block.resize(static_cast<size_t>(unit.elements));
     const OpenUnit open = rank.weights().open(u, false);
     for (const TensorPlace& place : job.model.layout.blocks[static_cast<size_t>(unit.block)].tensors) {
-      if (!place.frozen)
+      if (!place.frozen && exports_masters(place.parameter.role))
         rank.optimizer().read_master(unit.block, place, open.trainable(), block.data() + place.offset,
                                      staging);
     }
@@ -191,8 +195,7 @@ BaseModel base_of_adapter(const std::string& path, const std::string& directory,
                  .revision = "",
                  .scores = spec.scores(),
                  .wrapped = !spec.wrapper.empty(),
-                 .prefix = prompt_shape(spec, AdapterKind::kPrefix),
-                 .prompt = prompt_shape(spec, AdapterKind::kPrompt)};
+                 .spec = &spec};
   if (const auto hub = name_of_snapshot(directory)) {
     base.name = hub->repository();
     base.revision = hub->revision;

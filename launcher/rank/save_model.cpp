@@ -91,6 +91,10 @@ int64_t model_bytes(const Job& job) {
   int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
   for (const TensorInfo& tensor : tensors)
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
+  // The copy of a tied head (weights/saved_modules.h).
+  const ModelSpec& spec = job.model.spec;
+  if (lora && spec.tied && job.model.adapter->trains_whole(spec.names.embedding + std::string(".weight")))
+    bytes += spec.vocab * spec.hidden * static_cast<int64_t>(sizeof(float));
   return bytes;
 }
 

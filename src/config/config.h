@@ -256,6 +256,13 @@ struct ModuleValues {
   bool empty() const { return all.empty(); }
 };
 
+// A token of the tokenizer, by its text or by its number.
+struct TokenName {
+  std::string text;
+  int64_t id = -1;  // of one that is named by its number; else -1
+  bool operator==(const TokenName&) const = default;
+};
+
 struct LoraConfig {
   int64_t r = 8;
   double alpha = 16.0;   // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
@@ -271,6 +278,13 @@ struct LoraConfig {
   ModuleValues<int64_t> ranks;       // in place of r, by module
   ModuleValues<double> alphas;       // in place of alpha, by module
   bool rslora = false;
+  // Modules of the model that are trained whole beside the adapters: embed_tokens (the token embedding),
+  // lm_head, norms, or ends of such modules' paths. In model.dtype, with master weights as in full
+  // fine-tuning: an embedding of [V, H] in bf16 takes 16 V H bytes with AdamW.
+  std::vector<std::string> also;
+  // Tokens whose rows of the embedding (and of a tied head) are trained beside the adapters, such as markers
+  // of a chat that the base has not learnt: some rows' state in place of the embedding's.
+  std::vector<TokenName> tokens;
   // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
   // frozen weights and the outputs of adapted layers as saved activations.
   bool dora = false;

@@ -295,6 +295,8 @@ class Checks {
     refuse("lora.ranks", !lora.ranks.all.empty());
     refuse("lora.alphas", !lora.alphas.all.empty());
     refuse("lora.rslora", lora.rslora);
+    refuse("lora.also", !lora.also.empty());
+    refuse("lora.tokens", !lora.tokens.empty());
     refuse("lora.dora", lora.dora);
     refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
     refuse("lora.start", lora.start != fresh.start);

@@ -60,6 +60,9 @@ std::string value_text(const ModuleValues<T>& values) {
     out += (out.size() > 1 ? ", " : "") + quote(name) + " = " + value_text(value);
   return out + "}";
 }
+inline std::string value_text(const TokenName& token) {
+  return token.id < 0 ? quote(token.text) : std::to_string(token.id);
+}
 std::string value_text(const EvalSets& sets);
 std::string value_text(const OptimizerGroup& group);
 template <class E>
@@ -110,6 +113,9 @@ inline std::string expected_text(const std::string*, const KeyInfo& info) {
 }
 inline std::string expected_text(const std::vector<std::string>*, const KeyInfo& info) {
   return std::string("a list of ") + (info.required ? "one or more " : "") + "strings";
+}
+inline std::string expected_text(const std::vector<TokenName>*, const KeyInfo&) {
+  return "a list of strings and of integers of at least 0";
 }
 inline std::string expected_text(const std::vector<int64_t>*, const KeyInfo& info) {
   return "a list of integers, each" + range_text(info.range);

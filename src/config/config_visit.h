@@ -333,6 +333,14 @@ void visit_lora(LoraT& lora, V& v) {
         {kNumerics, "values in place of lora.alpha, by names as in lora.targets; the first match decides",
          kPositive});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
+  v.key("lora", "also", lora.also,
+        {kState,
+         "modules trained whole beside the adapters: embed_tokens, lm_head, norms, or ends of their paths; a "
+         "tied lm_head is the embedding"});
+  v.key("lora", "tokens", lora.tokens,
+        {kState,
+         "tokens, by text or number, whose rows of the embedding (and of a tied head) are trained beside the "
+         "adapters"});
   v.key("lora", "dora", lora.dora,
         {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
   v.key("lora", "b_lr_ratio", lora.b_lr_ratio,

@@ -190,6 +190,12 @@ inline bool read(const Entry& entry, OptimizerGroup& field, const KeyInfo&) {
   field = std::move(group);
   return !field.match.empty();
 }
+inline bool read(const Entry& entry, TokenName& field, const KeyInfo& info) {
+  KeyInfo number = info;
+  number.range = {.low = 0, .high = 1e9};
+  if (read(entry, field.id, number)) return true;
+  return entry.node->is_string() && read(entry, field.text, info);
+}
 template <class T>
 bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   std::vector<T> values;

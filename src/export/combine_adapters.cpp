@@ -46,6 +46,13 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
     refuse("this is a DoRA adapter, whose magnitudes fit no other adapter beside it", adapter.directory,
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +
                adapter.directory + " --merge -o DIR");
+  if (!spec.also.empty() || !spec.tokens.empty())
+    refuse(
+        "this adapter has tensors of the model itself (modules_to_save or trainable_token_indices), which "
+        "cannot be added to another adapter's",
+        adapter.directory,
+        "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
+            adapter.directory + " --merge -o DIR");
   return spec;
 }
 
@@ -180,7 +187,7 @@ CombinedAdapter::CombinedAdapter(const ModelSpec& base, std::span<const Weighted
     read.push_back(read_pairs(base, adapter, spec, asked.threads));
   }
   const CombineOptions options = with_rank(asked, read);
-  const std::vector<AdapterModule> modules = adapter_modules(base);
+  const std::vector<AdapterModule> modules = lora_modules(base);
   std::vector<AdapterSite> sites;
   for (size_t m = 0; m < modules.size(); ++m) {
     const Together pairs = pairs_of(read, modules[m].path);

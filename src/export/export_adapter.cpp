@@ -13,6 +13,7 @@
 #include "export/export_model.h"
 #include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
+#include "weights/saved_modules.h"
 
 namespace lm {
 namespace {
@@ -44,6 +45,8 @@ std::string card(const AdapterSpec& spec, const BaseModel& base) {
   out += std::string(name_of(spec)) + " adapter, " + (pairs ? fmt::format("r = {}, ", spec.r) : "") +
          "target modules:";
   for (const std::string& target : spec.targets) out += " " + target;
+  if (!spec.also.empty()) out += fmt::format("; {} modules of the model are trained whole", spec.also.size());
+  if (!spec.tokens.empty()) out += fmt::format("; rows of {} tokens are trained", spec.tokens.size());
   return out + ".\n";
 }
 
@@ -68,19 +71,24 @@ std::string one_of(const Values& values, const Text& text) {
 
 // PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
 // have modules of these names, too; layers are part of it then.
-Json target_modules(const AdapterSpec& spec, bool wrapped) {
+Json target_modules(const AdapterSpec& spec, const BaseModel& base) {
   std::vector<std::string> targets = spec.targets;
   std::ranges::sort(targets);
-  if (!wrapped) return targets;
+  if (!base.wrapped) return targets;
+  // The head is beside the text model.
+  const std::string head = base.spec == nullptr ? "" : base.spec->names.head;
+  const bool adapts_head = std::erase(targets, head) > 0;
   const auto is_path = [&](const std::string& name) { return wrapped_name(name) != name; };
   if (std::ranges::all_of(targets, is_path)) {
     for (std::string& name : targets) name = wrapped_name(name);
+    if (adapts_head) targets.push_back(head);
     return targets;
   }
   const std::string layers = spec.layers.empty() ? "" : one_of(spec.layers, [](int64_t layer) {
                                                           return std::to_string(layer);
                                                         }) + "\\..*\\.";
-  return R"(.*\blanguage_model\..*\.)" + layers + one_of(targets, escaped);
+  return R"(.*\blanguage_model\..*\.)" + layers + one_of(targets, escaped) +
+         (adapts_head ? "|" + escaped(head) : "");
 }
 
 template <class T>
@@ -115,14 +123,14 @@ class OneForm {
   }
 
   const AdapterSpec& spec() const { return to_; }  // as it is written
-  bool changes() const { return changes_; }
+  // Whether a tensor is written otherwise than it is.
+  bool changes(const TensorInfo& tensor) const { return changes_ && of_pair(tensor.name); }
   // The shape that a tensor is written with.
   void resize(TensorInfo& tensor) const {
     if (changes_ && of_pair(tensor.name)) tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r;
   }
-  // Its values: `tensor` has the written shape, `values` the module's own.
+  // The values of one that changes: `tensor` has the written shape, `values` the module's own.
   std::vector<float> filled(const TensorInfo& tensor, const std::vector<float>& values) const {
-    if (!of_pair(tensor.name)) return values;
     std::vector<float> out(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
     if (is_a(tensor.name)) {
       std::copy(values.begin(), values.end(), out.begin());
@@ -139,7 +147,7 @@ class OneForm {
  private:
   static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight";
   static bool is_a(const std::string& name) { return name.ends_with(kA); }
-  // A magnitude or a head of scores has no rank, and stays.
+  // A magnitude, or what is trained whole, has no rank, and stays.
   static bool of_pair(const std::string& name) { return is_a(name) || name.ends_with(kB); }
 
   // The largest rank and the largest scale, so that B becomes no larger.
@@ -166,12 +174,19 @@ class OneForm {
   bool changes_ = false;
 };
 
+// PEFT's modules_to_save.
+Json saved_entries(const BaseModel& base, const SavedModules& saved) {
+  std::vector<std::string> out = saved.entries;
+  // PEFT's two names of a head of scores.
+  if (base.scores) out.insert(out.end(), {"classifier", "score"});
+  return out.empty() ? Json(nullptr) : Json(out);
+}
+
 // The keys of every kind.
-Json common_config(const BaseModel& base) {
+Json common_config(const BaseModel& base, const SavedModules& saved = {}) {
   Json config = {{"base_model_name_or_path", base.name},
                  {"inference_mode", true},
-                 // PEFT's two names of a head of scores.
-                 {"modules_to_save", base.scores ? Json({"classifier", "score"}) : Json(nullptr)},
+                 {"modules_to_save", saved_entries(base, saved)},
                  {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
                  {"task_type", base.scores ? "SEQ_CLS" : "CAUSAL_LM"}};
   if (!base.architecture.empty())
@@ -186,7 +201,8 @@ std::vector<std::string> modules_of(const AdapterSpec& spec, bool wrapped, const
   std::vector<std::string> paths;
   for (const BlockLayout& block : layout.blocks) {
     for (const Trainable& entry : block.trainables) {
-      const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kHead;
+      const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kWhole ||
+                          entry.role == TrainableRole::kTokenRows;
       if (beside || (role && entry.role != *role)) continue;
       const std::string& weight = block.tensors[entry.owner].parameter.parts[entry.part].name;
       const std::string path = weight.substr(0, weight.rfind('.'));
@@ -222,8 +238,8 @@ Json config_without_pairs(const AdapterSpec& spec, const BaseModel& base, const 
 // adapter_config.json of prefix or prompt tuning.
 Json config_of_virtual_tokens(const AdapterSpec& spec, const BaseModel& base) {
   const bool prefix = spec.kind == AdapterKind::kPrefix;
-  const PromptShape& shape = prefix ? base.prefix : base.prompt;
-  Json config = common_config(base);
+  const PromptShape shape = prompt_shape(*base.spec, spec.kind);
+  Json config = common_config(base, {});
   config.update(Json{{"num_attention_heads", shape.heads},
                      {"num_layers", shape.layers},
                      {"num_transformer_submodules", 1},
@@ -241,15 +257,22 @@ Json config_of_virtual_tokens(const AdapterSpec& spec, const BaseModel& base) {
   return config;
 }
 
+// What an adapter's file calls the weight of a module that is trained whole.
+std::string adapter_tensor(const std::string& module) {
+  return std::string(kAdapterPrefix) + module + ".weight";
+}
+
 // adapter_config.json of the adapter as it is written.
-Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout) {
+Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout,
+               const SavedModules& saved) {
   if (spec.virtual_tokens > 0) return config_of_virtual_tokens(spec, base);
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
-  const Json targets = target_modules(spec, base.wrapped);
+  const Json targets = target_modules(spec, base);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
-  Json config = common_config(base);
+  Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
                      {"bias", "none"},
+                     {"ensure_weight_tying", saved.ensures_tying},
                      {"fan_in_fan_out", fan_in_fan_out(layout)},
                      {"init_lora_weights", true},
                      {"layers_pattern", nullptr},
@@ -259,6 +282,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                      {"r", spec.r},
                      {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
                      {"target_modules", targets},
+                     {"trainable_token_indices", spec.tokens.empty() ? Json(nullptr) : Json(spec.tokens)},
                      {"use_dora", spec.dora},
                      {"use_rslora", spec.rslora}});
   // As an integer if it is one: PEFT declares lora_alpha as int.
@@ -275,23 +299,33 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, const AdapterForm& form) {
   const OneForm as(spec, layout, form.patterns);
-  const Json config = config_of(as.spec(), base, layout);
+  LM_CHECK(spec.also.empty() || base.spec != nullptr, "the base of modules that are trained whole");
+  const SavedModules saved = spec.also.empty() ? SavedModules() : saved_modules(*base.spec, spec.also);
+  const Json config = config_of(as.spec(), base, layout, saved);
   NewDirectory output(directory, form.replace);
   const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
   std::vector<TensorInfo> infos = tensors.tensors();
+  const std::string of_embedding = saved.copies_head ? adapter_tensor(base.spec->names.embedding) : "",
+                    of_head = saved.copies_head ? adapter_tensor(base.spec->names.head) : "";
+  if (saved.copies_head) {
+    infos.push_back(*std::ranges::find(infos, of_embedding, &TensorInfo::name));
+    infos.back().name = of_head;
+  }
   for (TensorInfo& info : infos) {
     as.resize(info);
     if (base.wrapped) info.name = wrapped_name(info.name);
   }
   SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, std::move(infos));
   for (const TensorInfo& tensor : writer.order()) {
+    const bool changes = as.changes(tensor);
     std::vector<float> values;  // of a tensor that is written otherwise than it is
-    tensors.fill(canonical_name(tensor.name).text, [&](std::span<const std::byte> bytes) {
-      if (!as.changes()) return writer.write(tensor.name, bytes);
+    const std::string name = canonical_name(tensor.name).text;
+    tensors.fill(name == of_head ? of_embedding : name, [&](std::span<const std::byte> bytes) {
+      if (!changes) return writer.write(tensor.name, bytes);
       const auto* const begin = reinterpret_cast<const float*>(bytes.data());
       values.insert(values.end(), begin, begin + bytes.size() / sizeof(float));
     });
-    if (!as.changes()) continue;
+    if (!changes) continue;
     const std::vector<float> filled = as.filled(tensor, values);
     writer.write(tensor.name, std::as_bytes(std::span(filled)));
   }

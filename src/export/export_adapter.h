@@ -12,13 +12,13 @@ namespace lm {
 // The base model of an adapter: its name in adapter_config.json, and the directory of its tokenizer files.
 struct BaseModel {
   std::string name;
-  std::string directory;           // "": the adapter gets no tokenizer files
-  std::string chat_template = {};  // replaces the base model's; "": the base model's
-  std::string architecture = {};   // "LlamaForCausalLM", to recognise a different model; "": omitted
-  std::string revision = {};       // the commit of a hub model
-  bool scores = false;             // it has a head of scores, which is trained beside the adapter
-  bool wrapped = false;            // the base is a text model inside another one (ModelSpec::wrapper)
-  PromptShape prefix = {}, prompt = {};
+  std::string directory;            // "": the adapter gets no tokenizer files
+  std::string chat_template = {};   // replaces the base model's; "": the base model's
+  std::string architecture = {};    // "LlamaForCausalLM", to recognise a different model; "": omitted
+  std::string revision = {};        // the commit of a hub model
+  bool scores = false;              // it has a head of scores, which is trained beside the adapter
+  bool wrapped = false;             // the base is a text model inside another one (ModelSpec::wrapper)
+  const ModelSpec* spec = nullptr;  // needed for virtual tokens and modules trained whole; borrowed
 };
 
 struct AdapterForm {

@@ -49,7 +49,7 @@ class Tensors {
       : spec_(spec), arch_(arch), type_(type) {
     for (size_t b = 0; b < layout.blocks.size(); ++b) {
       for (const TensorPlace& place : layout.blocks[b].tensors) {
-        if (!in_adapter(place.parameter.role)) add(b, place);
+        if (!adapts(place.parameter.role)) add(b, place);
       }
     }
     if (!spec.tied || !arch.needs_head) return;

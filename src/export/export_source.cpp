@@ -36,7 +36,7 @@ bool has_adapter(const ModelLayout& layout) {
 WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
   const auto b = static_cast<int64_t>(block);
   const Unit& unit = open(b, place, row);
-  if (in_adapter(place.parameter.role) && masters_) {
+  if (exports_masters(place.parameter.role) && masters_) {
     floats_.resize(static_cast<size_t>(place.parameter.elements()));
     masters_(b, place, open_->trainable(), floats_.data(), staging_);
     if (dtype_ == DType::kBF16) settle_ties(floats_);  // loading it in bf16 gives the trained weights
@@ -84,7 +84,8 @@ void FileSource::read_adapter() {
   const auto target = [&](size_t block, const TensorPlace& place) {
     return LoadTarget{adapter_[block].data() + place.offset * kFloat, DType::kF32};
   };
-  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads});
+  load_adapter(setup_.adapter, setup_.layout, target,
+               {.threads = setup_.threads, .base = &setup_.spec, .base_directory = setup_.model});
 }
 
 WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row) {

@@ -19,8 +19,14 @@ namespace lm {
 using MasterReader = std::function<void(int64_t block, const TensorPlace& place, const std::byte* weights,
                                         float* out, Staging& staging)>;
 
-// A rank's weights as host memory. An adapter is exported from its fp32 masters if there is a reader of them;
-// they are more precise than the working weights.
+// Whether a trained tensor is exported from its fp32 masters, if there is a reader of them: adapters are
+// small, and masters more precise than working weights. What is trained whole is exported as full fine-tuning
+// does.
+constexpr bool exports_masters(TrainableRole role) {
+  return adapts(role);
+}
+
+// A rank's weights as host memory.
 class StoreSource {
  public:
   StoreSource(WeightStore& store, DType dtype, StreamView stream, MasterReader masters = {})

@@ -60,7 +60,7 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
       // A head that is trained beside adapters is the merged model's, under its own name.
-      const bool head = place.parameter.role == TrainableRole::kHead && what == What::kModel;
+      const bool head = place.parameter.role == TrainableRole::kWhole && what == What::kModel;
       if (!head && in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
       for (const ParameterPart& part : place.parameter.parts) {
         const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.tensor();

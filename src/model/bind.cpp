@@ -125,11 +125,14 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       final_norm_(spec.final_norm),
       input_norm_spec_(spec.embedding.inputs.norm),
       embedding_(find(layout.blocks.front(), "embed")),
+      tokens_(find(layout.blocks.front(), "embed.tokens")),
       positions_(find(layout.blocks.front(), "positions")),
       prompt_(find(layout.blocks.front(), "prompt")),
       input_table_(find(layout.blocks.front(), "inputs.table")),
       input_projection_(find(layout.blocks.front(), "inputs.projection")),
       head_(find(layout.blocks.back(), "head")),
+      head_a_(find(layout.blocks.back(), "head.lora_A")),
+      head_b_(find(layout.blocks.back(), "head.lora_B")),
       norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")},
       input_norm_{find(layout.blocks.front(), "inputs.norm"), {}} {
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
@@ -157,6 +160,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
           sublayer.mixer);
     }
   }
+  if (adapter != nullptr) runs_ = row_runs(adapter->tokens);
+  if (head_a_.rows > 0) head_scale_ = static_cast<float>(adapter->scale_of(spec.names.head));
   if (adapter != nullptr) dropout_ = static_cast<float>(adapter->dropout);
 }
 
@@ -220,7 +225,8 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
            {bind(input_projection_, memory, options), {}, {}},
            bind(input_norm_spec_, input_norm_, memory, options)},
           embedding_dropout(options),
-          bind(prompt_, memory, options)};
+          bind(prompt_, memory, options),
+          {bind(tokens_, memory, options), runs_}};
 }
 
 DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {
@@ -258,9 +264,12 @@ Norm ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& opti
   return bind(final_norm_, norm_, memory, options);
 }
 
-Head ModelBinding::head(const BlockMemory& memory, const Param& tied_embedding,
-                        const BindOptions& options) const {
-  return {final_norm(memory, options), head_.rows == 0 ? tied_embedding : bind(head_, memory, options)};
+Head ModelBinding::head(const BlockMemory& memory, const Embedding& tied, const BindOptions& options) const {
+  if (head_.rows == 0) return {final_norm(memory, options), tied.table, tied.tokens};
+  return {final_norm(memory, options),
+          bind(head_, memory, options),
+          {},
+          {bind(head_a_, memory, options), bind(head_b_, memory, options), head_scale_}};
 }
 
 HeadSegment ModelBinding::segment(const Unit& unit, const BlockMemory& memory,

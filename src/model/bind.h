@@ -43,7 +43,8 @@ class ModelBinding {
   DropoutMask embedding_dropout(const BindOptions& options) const;
   TransformerBlock transformer(int64_t block, const BlockMemory& memory, const BindOptions& options) const;
   Norm final_norm(const BlockMemory& memory, const BindOptions& options) const;
-  Head head(const BlockMemory& memory, const Param& tied_embedding, const BindOptions& options) const;
+  // `tied`: what the head shares with the embedding; else unused.
+  Head head(const BlockMemory& memory, const Embedding& tied, const BindOptions& options) const;
   // `memory` holds this unit, a segment of the head's matrix.
   HeadSegment segment(const Unit& unit, const BlockMemory& memory, const BindOptions& options) const;
 
@@ -105,7 +106,10 @@ class ModelBinding {
   float dropout_ = 0;  // of the adapters
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
-  Place embedding_, positions_, prompt_, input_table_, input_projection_, head_;
+  Place embedding_, tokens_, positions_, prompt_, input_table_, input_projection_, head_;
+  Place head_a_, head_b_;  // of an adapter of the head
+  float head_scale_ = 1;
+  std::vector<RowRun> runs_;  // of tokens_
   NormPlace norm_, input_norm_;
   std::vector<LayerPlace> layers_;
 };

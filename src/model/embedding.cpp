@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "base/host_device.h"
@@ -20,6 +21,7 @@ float prompt_scale(const Context& context) {
 
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x) {
+  write_token_rows(context, embedding.tokens, embedding.table.weight);
   context.kernels.gather_rows({.table = embedding.table.weight.data,
                                .index = batch.token,
                                .out = x.data,
@@ -51,6 +53,8 @@ UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max
 }
 
 UpdatedRows trained_rows(UpdatedRows rows, const BlockLayout& embedding) {
+  const TensorPlace* const chosen = embedding.find("embed.tokens");
+  rows.chosen = chosen == nullptr ? 0 : std::min(rows.tokens, chosen->parameter.rows);
   if (!embedding.trains("embed")) rows.tokens = 0;
   if (!embedding.trains("positions")) rows.positions = 0;
   if (!embedding.trains("inputs.table")) rows.inputs = 0;
@@ -69,10 +73,12 @@ void RowGradient::begin(const Context& context, const std::vector<Batch>& micro_
   rows_.clear();
   for (const Batch& batch : micro_batches) {
     for (const int32_t row : batch.*table_.index) {
-      int32_t& slot = slot_of_row_[static_cast<size_t>(row)];
-      if (slot >= 0 || row == table_.ignored) continue;
+      const int32_t place = place_of(row);
+      if (place < 0) continue;
+      int32_t& slot = slot_of_row_[static_cast<size_t>(place)];
+      if (slot >= 0) continue;
       slot = static_cast<int32_t>(rows_.size());
-      rows_.push_back(row);
+      rows_.push_back(place);
     }
   }
   const auto slots = static_cast<int64_t>(rows_.size());
@@ -85,15 +91,19 @@ void RowGradient::begin(const Context& context, const std::vector<Batch>& micro_
     index.assign(chosen.size() + static_cast<size_t>(slots) + 1, 0);
     const std::span<int32_t> order(index.data(), chosen.size()),
         start(index.begin() + std::ssize(chosen), index.end());
+    const auto slot_of = [&](int32_t row) {
+      const int32_t place = place_of(row);
+      return place < 0 ? -1 : slot_of_row_[static_cast<size_t>(place)];
+    };
     for (const int32_t row : chosen) {
-      if (row != table_.ignored) ++start[static_cast<size_t>(slot_of_row_[static_cast<size_t>(row)]) + 1];
+      const int32_t slot = slot_of(row);
+      if (slot >= 0) ++start[static_cast<size_t>(slot) + 1];
     }
     for (size_t s = 0; s + 1 < start.size(); ++s) start[s + 1] += start[s];
     std::vector<int32_t> next(start.begin(), start.end() - 1);
     for (size_t t = 0; t < chosen.size(); ++t) {
-      if (chosen[t] == table_.ignored) continue;
-      const auto slot = static_cast<size_t>(slot_of_row_[static_cast<size_t>(chosen[t])]);
-      order[static_cast<size_t>(next[slot]++)] = static_cast<int32_t>(t);
+      const int32_t slot = slot_of(chosen[t]);
+      if (slot >= 0) order[static_cast<size_t>(next[static_cast<size_t>(slot)]++)] = static_cast<int32_t>(t);
     }
   }
   zero_bytes(sums_.data(), slots * table_.columns * static_cast<int64_t>(sizeof(float)), context.stream);
@@ -133,12 +143,22 @@ void RowGradient::finish(const Context& context, const View& gradient, float sca
 }
 
 EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens,
-                                     DeviceType device) {
+                                     DeviceType device, std::span<const int64_t> chosen) {
   using Table = RowGradient::Table;
   const InputsSpec& inputs = spec.embedding.inputs;
   if (most.tokens > 0) {
     tokens_.emplace(Table{.rows = spec.vocab, .columns = spec.hidden, .ignored = spec.pad_token}, most.tokens,
                     max_tokens, device);
+  }
+  if (most.chosen > 0 && !chosen.empty()) {
+    std::vector<int32_t> places(static_cast<size_t>(spec.vocab), -1);
+    for (size_t i = 0; i < chosen.size(); ++i)
+      places[static_cast<size_t>(chosen[i])] = static_cast<int32_t>(i);
+    chosen_.emplace(Table{.rows = std::ssize(chosen),
+                          .columns = spec.hidden,
+                          .ignored = spec.pad_token,
+                          .places = std::move(places)},
+                    most.chosen, max_tokens, device);
   }
   if (most.positions > 0) {
     positions_.emplace(
@@ -153,21 +173,22 @@ EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& m
 
 void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& micro_batches) {
   if (tokens_) tokens_->begin(context, micro_batches);
+  if (chosen_) chosen_->begin(context, micro_batches);
   if (positions_) positions_->begin(context, micro_batches);
   if (inputs_) inputs_->begin(context, micro_batches);
 }
 
 void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx, const View& inputs) {
   if (tokens_) tokens_->add(context, micro, dx);
+  if (chosen_) chosen_->add(context, micro, dx);
   if (positions_) positions_->add(context, micro, dx);
   if (inputs_) inputs_->add(context, micro, inputs);
 }
 
 void EmbeddingGradient::finish(const Context& context, const Embedding& embedding) {
-  if (tokens_) {
-    tokens_->finish(context, embedding.table.gradient,
-                    embedding_scale(context.spec.embedding, context.dtype));
-  }
+  const float scale = embedding_scale(context.spec.embedding, context.dtype);
+  if (tokens_) tokens_->finish(context, embedding.table.gradient, scale);
+  if (chosen_) chosen_->finish(context, embedding.tokens.rows.gradient, scale);
   if (positions_) positions_->finish(context, embedding.positions.gradient, 1);
   if (inputs_) {
     inputs_->finish(context, embedding.inputs.table.gradient,

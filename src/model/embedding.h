@@ -5,9 +5,11 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "model/layer_inputs.h"
+#include "model/token_rows.h"
 #include "model/virtual_tokens.h"
 #include "spec/block_layout.h"
 
@@ -19,6 +21,7 @@ struct Embedding {
   LayerInputs inputs = {};   // undefined tensors where layers have none of their own
   DropoutMask dropout = {};  // of their sum, while training
   Param prompt = {};         // [n, H], of the virtual tokens; undefined without prompt tuning
+  TokenRows tokens = {};     // rows in place of the table's own
 };
 
 // What multiplies a token's row, as the model's type has it.
@@ -27,16 +30,17 @@ float embedding_scale(const EmbeddingSpec& spec, DType dtype);
 // And an embedding of a prompt.
 float prompt_scale(const Context& context);
 
-// x [T, H] = drop(scale * table[token] (+ positions[position])); a prompt's rows are in place of the
-// products.
+// x [T, H] = drop(scale * table[token] (+ positions[position])). The table gets its trained rows first; a
+// prompt's rows are in place of the products.
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x);
 
 // Rows of the tables that a step may update at most: distinct tokens, and distinct positions.
 struct UpdatedRows {
   int64_t tokens = 0, positions = 0;
+  int64_t chosen = 0;  // tokens whose rows alone are trained (lora.tokens)
   int64_t inputs = 0;  // of the table of layers' inputs, as wide as these
-  int64_t all() const { return tokens + positions; }
+  int64_t all() const { return tokens + positions + chosen; }
 };
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length);
 // Of those, the rows of tables that are trained.
@@ -49,6 +53,8 @@ class RowGradient {
     int64_t rows = 0, columns = 0;
     std::vector<int32_t> Batch::*index = &Batch::token;  // which row
     int64_t ignored = -1;                                // a row that gets no gradient; -1: none
+    // Where some rows alone have one: of each row of the table its row of the gradient, -1: none.
+    std::vector<int32_t> places = {};
   };
   // `max_rows` distinct rows of a step at most, `max_tokens` of a micro-batch.
   RowGradient(const Table& table, int64_t max_rows, int64_t max_tokens, DeviceType device);
@@ -65,7 +71,13 @@ class RowGradient {
     int64_t tokens = 0;
   };
 
-  Table table_;
+  // The row of the gradient that a row of the table has; -1: none.
+  int32_t place_of(int32_t row) const {
+    if (row == table_.ignored) return -1;
+    return table_.places.empty() ? row : table_.places[static_cast<size_t>(row)];
+  }
+
+  Table table_;  // `rows`: of its gradient
   int64_t max_rows_;
   std::vector<int32_t> slot_of_row_;  // [table_.rows], -1 outside a step
   std::vector<int32_t> rows_;         // distinct ones in order of appearance
@@ -76,8 +88,9 @@ class RowGradient {
 
 class EmbeddingGradient {
  public:
-  // Of the tables that have rows in `most`.
-  EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens, DeviceType device);
+  // Of the tables that have rows in `most`; `chosen`: the tokens of its chosen rows.
+  EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens, DeviceType device,
+                    std::span<const int64_t> chosen = {});
 
   // A backward of the step begins: numbers the distinct rows of its micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
@@ -89,7 +102,7 @@ class EmbeddingGradient {
   void finish(const Context& context, const Embedding& embedding);
 
  private:
-  std::optional<RowGradient> tokens_, positions_, inputs_;
+  std::optional<RowGradient> tokens_, chosen_, positions_, inputs_;
 };
 
 }  // namespace lm

@@ -54,9 +54,24 @@ void cap(const Context& context, const View& logits) {
                              context.stream);
 }
 
-// logits = x Wᵀ, scaled and capped
-void multiply(const Context& context, const View& x, const View& weight, const View& logits) {
-  context.kernels.gemm({.a = x, .b = weight, .out = logits, .transpose_b = true}, context.stream);
+// s x Aᵀ [R, r]; undefined without an adapter.
+View reduced_of(const Context& context, const HeadAdapter& adapter, const View& x) {
+  if (!adapter.defined()) return {};
+  const View out = context.tensor(x.rows, adapter.a.weight.rows);
+  context.kernels.gemm({.a = x, .b = adapter.a.weight, .out = out, .transpose_b = true}, context.stream);
+  context.kernels.scale({.x = out, .out = out, .factor = adapter.scale}, context.stream);
+  return out;
+}
+
+// logits = x Wᵀ (+ reduced Bᵀ), scaled and capped
+void multiply(const Context& context, const View& x, const HeadSegment& segment, const View& reduced,
+              const View& logits) {
+  context.kernels.gemm({.a = x, .b = segment.weight.weight, .out = logits, .transpose_b = true},
+                       context.stream);
+  if (reduced.defined())
+    context.kernels.gemm(
+        {.a = reduced, .b = segment.adapter.b.weight, .out = logits, .addend = logits, .transpose_b = true},
+        context.stream);
   cap(context, logits);
 }
 
@@ -64,11 +79,16 @@ int64_t segment_rows(int64_t vocab, int64_t first) {
   return std::min(kVocabularySegment, vocab - first);
 }
 
-HeadSegment segment_of(const Param& weight, int64_t first) {
-  const int64_t rows = segment_rows(weight.weight.rows, first);
-  return {.weight = {weight.weight.row_range(first, rows),
-                     weight.gradient.defined() ? weight.gradient.row_range(first, rows) : View()},
-          .first_row = first};
+HeadSegment segment_of(const Head& head, int64_t first) {
+  const int64_t rows = segment_rows(head.weight.weight.rows, first);
+  const auto part = [&](const Param& whole) {
+    const auto some = [&](const View& all) { return all.defined() ? all.row_range(first, rows) : View(); };
+    return Param{some(whole.weight), some(whole.gradient)};
+  };
+  return {.weight = part(head.weight),
+          .first_row = first,
+          .tokens = head.tokens,
+          .adapter = {head.adapter.a, part(head.adapter.b), head.adapter.scale}};
 }
 
 // Some rows against the vocabulary. Rows of x behind the first `rows` are zero, and so are their logits and
@@ -80,13 +100,15 @@ struct Chunk {
   const float* weight;                        // of the targets; null: 1
   View max, sum, target_logit, nll, correct;  // [R_c] fp32
   View dx_sum;                                // [R_c, H] fp32; undefined: dx is not wanted
+  View dreduced = {};                         // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
+  View reduced = {};                          // s x Aᵀ [R_c, r] of an adapter
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
 View segment_forward(const Context& context, const HeadSegment& segment, const Chunk& chunk) {
   const int64_t columns = segment.weight.weight.rows;
   View logits = context.tensor(chunk.x.rows, columns);
-  multiply(context, chunk.x, segment.weight.weight, logits);
+  multiply(context, chunk.x, segment, chunk.reduced, logits);
   context.kernels.softmax_statistics({.logits = logits.data,
                                       .target = chunk.target,
                                       .max = chunk.max.floats(),
@@ -116,6 +138,47 @@ void add_loss(const Context& context, const Chunk& chunk, LossSums* sums) {
                                context.stream);
 }
 
+// to += from, in fp32; or to = from.
+void add_in_fp32(const Context& context, const View& from, const View& to, bool overwrite) {
+  context.kernels.accumulate({.to = to.data,
+                              .from = from.data,
+                              .elements = from.elements(),
+                              .to_dtype = DType::kF32,
+                              .from_dtype = context.dtype,
+                              .overwrite = overwrite},
+                             context.stream);
+}
+
+// What the gradient of a segment's logits gives an adapter: B's rows, and their part of dreduced.
+void adapter_segment_backward(const Context& context, const HeadSegment& segment, const Chunk& chunk,
+                              const View& dlogits, bool first) {
+  const Param& b = segment.adapter.b;
+  add_weight_gradient(context, b.gradient, dlogits, chunk.reduced, first);
+  const ArenaFrame frame(context.arena);
+  const View part = context.like(chunk.reduced);
+  context.kernels.gemm({.a = dlogits, .b = b.weight, .out = part}, context.stream);
+  add_in_fp32(context, part, chunk.dreduced, segment.first_row == 0);
+}
+
+// After the last segment: A's gradient, and its part of dx_sum.
+void adapter_finish(const Context& context, const HeadAdapter& adapter, const Chunk& chunk, bool first) {
+  const ArenaFrame frame(context.arena);
+  const View d = context.tensor(chunk.x.rows, adapter.a.weight.rows);
+  context.kernels.accumulate({.to = d.data,
+                              .from = chunk.dreduced.data,
+                              .elements = d.elements(),
+                              .to_dtype = context.dtype,
+                              .from_dtype = DType::kF32,
+                              .overwrite = true},
+                             context.stream);
+  context.kernels.scale({.x = d, .out = d, .factor = adapter.scale}, context.stream);
+  add_weight_gradient(context, adapter.a.gradient, d, chunk.x, first);
+  if (!chunk.dx_sum.defined()) return;
+  const View part = context.like(chunk.x);
+  context.kernels.gemm({.a = d, .b = adapter.a.weight, .out = part}, context.stream);
+  add_in_fp32(context, part, chunk.dx_sum, false);
+}
+
 // The logits become their own gradient; what follows from it is added. `part` [R_c, H] is scratch.
 void segment_backward(const Context& context, const HeadSegment& segment, const Chunk& chunk,
                       const View& logits, View part, float scale, bool first) {
@@ -136,15 +199,11 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                    context.stream);
   if (segment.weight.gradient.defined())
     add_weight_gradient(context, segment.weight.gradient, logits, chunk.x, first);
+  add_token_gradients(context, segment.tokens, logits, segment.first_row, chunk.x, first);
+  if (chunk.dreduced.defined()) adapter_segment_backward(context, segment, chunk, logits, first);
   if (!chunk.dx_sum.defined()) return;
   context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = part}, context.stream);
-  context.kernels.accumulate({.to = chunk.dx_sum.data,
-                              .from = part.data,
-                              .elements = part.elements(),
-                              .to_dtype = DType::kF32,
-                              .from_dtype = context.dtype,
-                              .overwrite = segment.first_row == 0},
-                             context.stream);
+  add_in_fp32(context, part, chunk.dx_sum, segment.first_row == 0);
 }
 
 // dx = dx_sum's first rows, rounded.
@@ -159,22 +218,29 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
 }
 
 // One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
-void fused_chunk(const Context& context, const Param& weight, const Chunk& chunk, LossSums* sums, float scale,
+void fused_chunk(const Context& context, const Head& head, Chunk chunk, LossSums* sums, float scale,
                  bool first) {
+  chunk.reduced = reduced_of(context, head.adapter, chunk.x);
   std::vector<View> logits;  // per segment
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    logits.push_back(segment_forward(context, segment_of(weight, row), chunk));
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    logits.push_back(segment_forward(context, segment_of(head, row), chunk));
   add_loss(context, chunk, sums);
-  if (!chunk.dx_sum.defined() && !weight.gradient.defined()) return;
+  const bool matrix = head.weight.gradient.defined() || head.tokens.rows.gradient.defined();
+  if (!chunk.dx_sum.defined() && !matrix && !chunk.dreduced.defined()) return;
   const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
   for (size_t s = 0; s < logits.size(); ++s) {
-    const HeadSegment segment = segment_of(weight, static_cast<int64_t>(s) * kVocabularySegment);
+    const HeadSegment segment = segment_of(head, static_cast<int64_t>(s) * kVocabularySegment);
     segment_backward(context, segment, chunk, logits[s], part, scale, first);
   }
+  if (chunk.dreduced.defined()) adapter_finish(context, head.adapter, chunk, first);
 }
 
 void zero_gradient(const Context& context, const Param& param) {
   if (param.gradient.defined()) context.kernels.zero(param.gradient, context.stream);
+}
+void zero_gradient(const Context& context, const Head& head) {
+  for (const Param* one : {&head.weight, &head.tokens.rows, &head.adapter.a, &head.adapter.b})
+    zero_gradient(context, *one);
 }
 void zero_gradient(const Context& context, const Norm& norm) {
   zero_gradient(context, norm.weight);
@@ -212,9 +278,17 @@ void for_chunks(const Context& context, const HeadRows& rows, const LossOptions&
                .target_logit = some(rows.target_logit, used),
                .nll = some(rows.nll, used),
                .correct = some(rows.correct, used),
-               .dx_sum = some(rows.dx_sum, count)},
+               .dx_sum = some(rows.dx_sum, count),
+               .dreduced = some(rows.dreduced, count)},
          row);
   }
+}
+
+// With memory for what backward adds up of an adapter.
+HeadRows with_adapter(const Context& context, const Head& head, HeadRows rows) {
+  if (head.adapter.a.gradient.defined())
+    rows.dreduced = context.tensor(rows.normed.rows, head.adapter.a.weight.rows, DType::kF32);
+  return rows;
 }
 
 }  // namespace
@@ -241,7 +315,8 @@ HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch&
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           LossSums* sums, const LossOptions& options) {
   const bool last = segment.first_row + segment.weight.weight.rows == context.spec.vocab;
-  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t) {
+  for_chunks(context, rows, options, [&](Chunk chunk, int64_t) {
+    chunk.reduced = reduced_of(context, segment.adapter, chunk.x);
     segment_forward(context, segment, chunk);
     if (last) add_loss(context, chunk, sums);
   });
@@ -249,26 +324,37 @@ void head_segment_forward(const Context& context, const HeadSegment& segment, co
 
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options) {
-  if (rows.targets.count == 0 && options.first) zero_gradient(context, segment.weight);
-  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
+  if (rows.targets.count == 0 && options.first) {
+    for (const Param* one : {&segment.weight, &segment.tokens.rows, &segment.adapter.b})
+      zero_gradient(context, *one);
+  }
+  for_chunks(context, rows, options, [&](Chunk chunk, int64_t row) {
     // Once more; of the statistics there is nothing left to learn.
+    chunk.reduced = reduced_of(context, segment.adapter, chunk.x);
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
-    multiply(context, chunk.x, segment.weight.weight, logits);
+    multiply(context, chunk.x, segment, chunk.reduced, logits);
     const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
     segment_backward(context, segment, chunk, logits, part, options.scale, options.first && row == 0);
   });
 }
 
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
+void head_matrix_forward(const Context& context, const Head& head, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options) {
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    head_segment_forward(context, segment_of(weight, row), rows, sums, options);
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    head_segment_forward(context, segment_of(head, row), rows, sums, options);
 }
 
-void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
+void head_matrix_backward(const Context& context, const Head& head, const HeadRows& all,
                           const LossOptions& options) {
-  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
-    head_segment_backward(context, segment_of(weight, row), rows, options);
+  const ArenaFrame frame(context.arena);
+  const HeadRows rows = with_adapter(context, head, all);
+  for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
+    head_segment_backward(context, segment_of(head, row), rows, options);
+  if (!rows.dreduced.defined()) return;
+  if (rows.targets.count == 0 && options.first) zero_gradient(context, head.adapter.a);
+  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
+    adapter_finish(context, head.adapter, chunk, options.first && row == 0);
+  });
 }
 
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
@@ -291,10 +377,10 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
                const View& dx, LossSums* sums, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
-  const HeadRows rows = head_begin(context, head.norm, batch, x, dx, options);
-  if (rows.targets.count == 0 && options.first) zero_gradient(context, head.weight);
+  const HeadRows rows = with_adapter(context, head, head_begin(context, head.norm, batch, x, dx, options));
+  if (rows.targets.count == 0 && options.first) zero_gradient(context, head);
   for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
-    fused_chunk(context, head.weight, chunk, sums, options.scale, options.first && row == 0);
+    fused_chunk(context, head, chunk, sums, options.scale, options.first && row == 0);
   });
   head_finish(context, head.norm, x, rows, dx, options);
 }
@@ -309,8 +395,10 @@ void head_segment_logits(const Context& context, const HeadSegment& segment, con
                          const View& logits) {
   const View& weight = segment.weight.weight;
   const View columns = logits.column_range(segment.first_row, weight.rows);
-  if (normed.rows > 1 || context.kernels.multiply_row == nullptr)
-    return multiply(context, normed, weight, columns);
+  const ArenaFrame frame(context.arena);
+  const View reduced = reduced_of(context, segment.adapter, normed);
+  if (normed.rows > 1 || reduced.defined() || context.kernels.multiply_row == nullptr)
+    return multiply(context, normed, segment, reduced, columns);
   context.kernels.multiply_row({.x = normed.data,
                                 .weight = weight.data,
                                 .out = columns.data,
@@ -326,7 +414,7 @@ void head_logits(const Context& context, const Head& head, const View& x, const 
   const ArenaFrame frame(context.arena);
   const View normed = head_normed(context, head.norm, x);
   for (int64_t row = 0; row < head.weight.weight.rows; row += kVocabularySegment)
-    head_segment_logits(context, segment_of(head.weight, row), normed, logits);
+    head_segment_logits(context, segment_of(head, row), normed, logits);
 }
 
 }  // namespace lm

@@ -14,19 +14,31 @@
 #pragma once
 
 #include "model/norm.h"
+#include "model/token_rows.h"
 #include "spec/block_layout.h"
 
 namespace lm {
 
+// LoRA on an untied head: logits = x Wᵀ + s (x Aᵀ) Bᵀ. Undefined: there is none.
+struct HeadAdapter {
+  Param a, b;  // [r, H], [V, r]
+  float scale = 1;
+  bool defined() const { return a.weight.defined(); }
+};
+
 struct Head {
-  Norm norm;     // [H]
-  Param weight;  // [V, H]; the embedding's matrix when tied
+  Norm norm;              // [H]
+  Param weight;           // [V, H]; the embedding's matrix when tied
+  TokenRows tokens = {};  // of that matrix, which has them already
+  HeadAdapter adapter = {};
 };
 
 // Rows [first_row, first_row + weight's rows) of the matrix.
 struct HeadSegment {
   Param weight;  // [S, H]
   int64_t first_row = 0;
+  TokenRows tokens = {};     // of the whole matrix
+  HeadAdapter adapter = {};  // of a whole head's segment: with these rows of B
 };
 
 struct LossOptions {
@@ -52,7 +64,8 @@ struct HeadRows {
   View rstd;    // [R] fp32
   // [R] fp32; nll and correct (1 or 0) are complete after the last segment's forward.
   View max, sum, target_logit, nll, correct;
-  View dx_sum;  // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
+  View dx_sum;         // [R', H] fp32; undefined in evaluation, and where nobody wants the norm's backward
+  View dreduced = {};  // [R', r] fp32, of an adapter whose gradient is under way: that of s x Aᵀ
 };
 // `dx` [T, H] undefined: evaluation, or its gradient is not wanted.
 HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
@@ -66,11 +79,11 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
 void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 
-// All segments of a whole matrix. If the rows have no dx_sum, backward makes the gradient of the matrix
-// alone.
-void head_matrix_forward(const Context& context, const Param& weight, const HeadRows& rows, LossSums* sums,
+// All segments of a whole matrix; the head's norm is unused. If the rows have no dx_sum, backward makes the
+// gradient of the matrix alone.
+void head_matrix_forward(const Context& context, const Head& head, const HeadRows& rows, LossSums* sums,
                          const LossOptions& options);
-void head_matrix_backward(const Context& context, const Param& weight, const HeadRows& rows,
+void head_matrix_backward(const Context& context, const Head& head, const HeadRows& rows,
                           const LossOptions& options);
 
 // All of it with the weights of the batch, fused: adds to *sums, `dx` [T, H] becomes the

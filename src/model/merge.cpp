@@ -51,12 +51,23 @@ void merge_vectors(const BlockLayout& layout, const TensorPlace& place, const Me
   }
 }
 
+// The trained rows of lora.tokens.
+void merge_rows(const TensorPlace& rows, const std::vector<int64_t>& tokens, const MergeTarget& target) {
+  const int64_t columns = rows.parameter.columns;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    std::copy_n(trained_values(target, rows) + static_cast<int64_t>(i) * columns, columns,
+                reinterpret_cast<float*>(target.weight) + tokens[i] * columns);
+  }
+}
+
 }  // namespace
 
 void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const AdapterSpec& adapter,
                     const MergeTarget& target) {
   if (adapter.kind != AdapterKind::kLora) return merge_vectors(layout, place, target);
   const Parameter& parameter = place.parameter;
+  if (const TensorPlace* const rows = layout.beside(place, 0, TrainableRole::kTokenRows))
+    return merge_rows(*rows, adapter.tokens, target);
   const auto matrix = [&](const TensorPlace& of) {
     // A view is of memory that may be written; these are only read.
     auto* const begin = const_cast<std::byte*>(target.trainable) + of.offset * int64_t{sizeof(float)};

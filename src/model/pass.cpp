@@ -128,8 +128,8 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 Head Pass::bind_head(bool gradient) {
   const BlockMemory memory = memory_.borrow(head_, gradient);
   const bool with_table = gradient && !config_.table_last;
-  const Param tied =
-      context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table).table : Param();
+  const Embedding tied =
+      context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table) : Embedding();
   return binding_.head(memory, tied, options(gradient));
 }
 
@@ -164,9 +164,9 @@ void Pass::head(int64_t block, int64_t micro) {
   } else if (config_.two_phases) {
     const ArenaFrame frame(context_.arena);
     HeadRows rows = head_begin(context_, head.norm, m.device, x, m.dx, options);
-    head_matrix_forward(context_, head.weight, rows, sums_, options);
+    head_matrix_forward(context_, head, rows, sums_, options);
     weigh(micro, rows);
-    head_matrix_backward(context_, head.weight, rows, options);
+    head_matrix_backward(context_, head, rows, options);
     head_finish(context_, head.norm, x, rows, m.dx, options);
   } else {
     head_loss(context_, head, m.device, x, m.dx, sums_, options);
@@ -195,7 +195,8 @@ void Pass::table_gradient(int64_t micro) {
   rows.targets = batch.targets;
   if (config_.two_phases) rows.targets.weight = rows.nll.floats();
   rows.normed = rows.normed.row_range(0, context_.rounded(rows.targets.count));
-  head_matrix_backward(context_, embedding(memory_.borrow(0, true), true).table, rows, loss_options(micro));
+  const Embedding tables = embedding(memory_.borrow(0, true), true);
+  head_matrix_backward(context_, {.norm = {}, .weight = tables.table}, rows, loss_options(micro));
 }
 
 bool Pass::last_of_group(int64_t micro) const {
@@ -382,7 +383,7 @@ void ForwardPass::head(const Operation& operation) {
     if (rows_.targets.count > 0) losses_ = score_rows(context, head.weight, rows_);
     return;
   }
-  if (whole) head_matrix_forward(context, head.weight, rows_, pass_.sums_, options);
+  if (whole) head_matrix_forward(context, head, rows_, pass_.sums_, options);
   if (unit.segment()) head_segment_forward(context, bind_segment(operation), rows_, pass_.sums_, options);
   const bool last = whole || unit.first_row + unit.rows == context.spec.vocab;
   if (last && rows_.targets.count > 0) losses_ = rows_.nll, correct_ = rows_.correct;

@@ -12,6 +12,7 @@
 #include "config/config_text.h"
 #include "plan/name_hint.h"
 #include "spec/adapter_sites.h"
+#include "spec/whole_modules.h"
 
 namespace lm {
 namespace {
@@ -34,9 +35,10 @@ class ModulePattern {
   explicit ModulePattern(const std::string& text) : text_(text) {
     if (text.starts_with(NamePattern::kRegex)) regex_.emplace(text);
   }
-  bool matches(const std::string& path) const {
-    if (regex_) return regex_->matches(path);
-    return text_ == "all-linear" || names_module(text_, path);
+  bool matches(const AdapterModule& module) const {
+    if (regex_) return regex_->matches(module.path);
+    // As peft has it, "all-linear" leaves the head out.
+    return (text_ == "all-linear" && module.layer != kNoLayer) || names_module(text_, module.path);
   }
   bool is_regex() const { return regex_.has_value(); }
 
@@ -63,7 +65,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      if (!pattern.matches(modules[m].path)) continue;
+      if (!pattern.matches(modules[m])) continue;
       out[m] = some = true;
     }
     if (some) continue;
@@ -101,6 +103,37 @@ std::vector<AdapterSite> chosen_sites(const ModelSpec& model, const LoraConfig& 
                    "exclude less, or name other layers");
 }
 
+// The modules that lora.also names, as AdapterSpec::also has them.
+std::vector<std::string> chosen_whole(const ModelSpec& model, const std::vector<std::string>& also) {
+  const std::vector<WholeModule> modules = whole_modules(model);
+  std::vector<bool> chosen(modules.size());
+  for (const std::string& name : also) {
+    // The two are one tensor, which users of other programs name by both.
+    const bool tied = model.tied && (name == kAlsoHead || name == model.names.head);
+    const std::string_view wanted = tied ? kAlsoEmbedding : std::string_view(name);
+    bool some = false;
+    for (size_t m = 0; m < modules.size(); ++m) {
+      if (wanted != modules[m].word && !names_module(wanted, modules[m].path)) continue;
+      chosen[m] = some = true;
+    }
+    if (some) continue;
+    std::vector<std::string> paths;
+    for (const WholeModule& module : modules) paths.push_back(module.path);
+    if (model.scores() && name == kAlsoHead)
+      throw lora_error("lora.also: the model has a head of scores in place of \"lm_head\"",
+                       "leave it out: a head of scores is trained whole beside every adapter");
+    throw lora_error(
+        fmt::format("lora.also: {} is no embedding, head or norm of the model{}", value_text(name),
+                    name_hint(name, paths)),
+        "use \"embed_tokens\", \"lm_head\", \"norms\" or the end of such a module's path; linear "
+        "layers of the blocks get adapters, by lora.targets");
+  }
+  std::vector<std::string> out;
+  for (size_t m = 0; m < modules.size(); ++m)
+    if (chosen[m]) out.push_back(modules[m].path);
+  return out;
+}
+
 // Sets `field` of each site by the first of these patterns that matches.
 template <class T>
 void set_by_pattern(const char* key, const ModuleValues<T>& values, const std::vector<AdapterModule>& modules,
@@ -110,7 +143,7 @@ void set_by_pattern(const char* key, const ModuleValues<T>& values, const std::v
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t s = 0; s < sites.size(); ++s) {
-      if (!pattern.matches(modules[sites[s].module].path)) continue;
+      if (!pattern.matches(modules[sites[s].module])) continue;
       some = true;
       if (!done[s]) sites[s].*field = value;
       done[s] = true;
@@ -135,8 +168,8 @@ bool alike(const std::vector<std::pair<std::string, double>>& a,
 }
 
 // `lora` with `given`'s values of the keys of these modules that are not written.
-LoraConfig asked_of(const LoraConfig& lora, const AdapterSpec& given) {
-  LoraConfig out = resolved_lora(lora, given);
+LoraConfig asked_of(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& given) {
+  LoraConfig out = resolved_lora(model, lora, given);
   if (written(lora, "targets")) out.targets = lora.targets;
   if (written(lora, "exclude")) out.exclude = lora.exclude;
   if (written(lora, "layers")) out.layers = lora.layers;
@@ -196,7 +229,7 @@ AdapterSpec without_pairs(const ModelSpec& model, const Config& config) {
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      if (!pattern.matches(modules[m].path)) continue;
+      if (!pattern.matches(modules[m])) continue;
       chosen[m] = some = true;
     }
     if (!some || (norms && name == "all-linear"))
@@ -231,12 +264,42 @@ void require_room(int64_t tokens, int64_t max_length) {
       "raise data.max_length");
 }
 
+bool adapts_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  return !model.tied && !model.scores() && adapter.adapts(kNoLayer, model.names.head);
+}
+
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
   return Error(Exit::kConfig, {.area = "CONF-20",
                                .what = "the adapter of lora.init is continued as it is: " + std::move(what),
                                .place = directory,
                                .next = std::move(next),
                                .kept = "nothing was started or written"});
+}
+
+// What is trained has one type, and the products of embedding and head are made in the model's.
+void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter) {
+  const bool head = adapts_head(model, adapter);
+  if (!has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
+  if (adapter.also.empty() && !head) return;
+  throw lora_error(std::string(head ? "an adapter of the head is" : "lora.also trains modules of the model") +
+                       " in model.dtype = " + value_text(config.model.dtype) +
+                       ", and lora.dtype = \"fp32\" is written",
+                   "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
+}
+
+// What an adapter of the head does not have.
+void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  if (!adapts_head(model, adapter)) return;
+  const std::string name = model.names.head,
+                    head = "lora.targets has the head, " + value_text(name) + ", and ";
+  if (adapter.dora)
+    throw lora_error(head + "lora.dora = true: its rows' lengths are not trained",
+                     "leave the head out of lora.targets, or lora.dora out");
+  if (adapter.dropout > 0)
+    throw lora_error(head + "lora.dropout: its adapter has none",
+                     "leave the head out of lora.targets, or set lora.dropout = 0");
+  if (adapter.trains_whole(name + ".weight"))
+    throw lora_error(head + "lora.also trains it whole", "leave it out of one of the two");
 }
 
 }  // namespace
@@ -258,9 +321,12 @@ Method method_of(AdapterKind kind) {
 }
 
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
-  const AdapterKind kind = kind_of(config.train.method);
   if (has_virtual_tokens(config.train.method)) return with_virtual_tokens(model, config);
-  return kind == AdapterKind::kLora ? configured_adapter(model, config.lora) : without_pairs(model, config);
+  if (kind_of(config.train.method) != AdapterKind::kLora) return without_pairs(model, config);
+  AdapterSpec out = configured_adapter(model, config.lora);
+  require_type_of_model(model, config, out);
+  require_plain_head(model, out);
+  return out;
 }
 
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
@@ -270,7 +336,12 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
     throw continued_otherwise("train.method = " + value_text(config.train.method) +
                                   " is written, and the adapter is one of train.method = " + there,
                               directory, "set train.method = " + there);
-  if (given.kind == AdapterKind::kLora) return continued_adapter(model, config.lora, given, directory);
+  if (given.kind == AdapterKind::kLora) {
+    require_type_of_model(model, config, given);
+    AdapterSpec out = continued_adapter(model, config.lora, given, directory);
+    require_plain_head(model, out);
+    return out;
+  }
   if (has_virtual_tokens(config.train.method)) {
     if (config.prompt.length_written && config.prompt.length != given.virtual_tokens)
       throw continued_otherwise(fmt::format("prompt.length = {} is written, and the adapter has {}",
@@ -294,11 +365,12 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .dora = lora.dora,
                   .dropout = lora.dropout,
                   .targets = {}};
-  const std::vector<AdapterModule> modules = adapter_modules(model);
+  const std::vector<AdapterModule> modules = lora_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
   set_by_pattern("lora.alphas", lora.alphas, modules, &AdapterSite::alpha, sites);
   set_sites(modules, sites, out);
+  out.also = chosen_whole(model, lora.also);
   return out;
 }
 
@@ -308,7 +380,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
   const auto differs = [&](const std::string& asked, const std::string& there) {
     what += (what.empty() ? "" : "; ") + asked + " is written, and the adapter has " + there;
   };
-  const std::vector<AdapterModule> modules = adapter_modules(model);
+  const std::vector<AdapterModule> modules = lora_modules(model);
   if (written(lora, "r") && lora.r != given.r)
     differs("lora.r = " + value_text(lora.r), "r = " + value_text(given.r));
   // An adapter may be stored with another alpha and without rslora, as its equal.
@@ -322,7 +394,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     else
       out.alpha = lora.alpha;
   }
-  const LoraConfig keys = asked_of(lora, out);
+  const LoraConfig keys = asked_of(model, lora, out);
   LoraConfig modules_alone = keys;
   modules_alone.ranks = {};
   modules_alone.alphas = {};
@@ -341,6 +413,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     differs("lora.alphas = " + value_text(lora.alphas),
             "alpha = " + value_text(out.alpha) + " and alphas " + value_text(values_of(out.alphas)));
   }
+  if (written(lora, "also") && chosen_whole(model, lora.also) != given.also)
+    differs("lora.also = " + value_text(lora.also),
+            given.also.empty() ? "no modules that are trained whole"
+                               : "also " + value_text(shortest_also(model, given.also)));
   if (written(lora, "dora") && lora.dora != given.dora)
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
@@ -349,10 +425,14 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
                             "leave these keys out, or leave out lora.init to train a fresh adapter");
 }
 
-LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
+LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& adapter) {
   LoraConfig out = lora;
   if (adapter.virtual_tokens > 0) return out;
   out.targets = adapter.targets;
+  out.also = shortest_also(model, adapter.also);
+  // By number where another adapter names them; what is written stays.
+  if (lora.tokens.empty())
+    for (const int64_t token : adapter.tokens) out.tokens.push_back({.text = "", .id = token});
   if (adapter.kind != AdapterKind::kLora) return out;
   out.r = adapter.r;
   out.alpha = adapter.alpha;

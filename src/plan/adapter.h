@@ -31,6 +31,6 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
                               const std::string& directory);
 
 // `lora` with every key as `adapter` has it: what a run records.
-LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter);
+LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& adapter);
 
 }  // namespace lm

@@ -64,7 +64,7 @@ void note_multiples(const PlanInput& in, Plan& plan) {
     for (const TensorPlace& place : block.tensors) {
       // An adapter's rank is small by intent.
       if (multiplies(place.parameter, in.spec))
-        products.add(place.parameter, in_adapter(place.parameter.role) ? kMultiple : multiple);
+        products.add(place.parameter, adapts(place.parameter.role) ? kMultiple : multiple);
     }
   }
   if (products.missed > 0) {

@@ -36,7 +36,8 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kReplacement:
     case TrainableRole::kPrefix:
     case TrainableRole::kPrompt:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
+    case TrainableRole::kTokenRows:
       return false;
   }
   return false;

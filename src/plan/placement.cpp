@@ -42,7 +42,8 @@ bool updates_whole_tensors(const PlanInput& in) {
   return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
 }
 bool cuts_head(const PlanInput& in) {
-  if (in.spec.scores()) return false;
+  // An adapter of the head lies with its norm, and each segment would need it.
+  if (in.spec.scores() || in.layout.blocks.back().trains("head.lora_A")) return false;
   return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
 }
 
@@ -333,9 +334,8 @@ void explain_homes(const PlanInput& in, Plan& plan) {
   const OffloadConfig offload = in.offload();
   const PlacementPlan& p = plan.placement;
   if (in.adapter != nullptr && is_off_device(asked_home(offload.gradients, in.device), in.device)) {
-    plan.choices.push_back(
-        {"offload.gradients", "none",
-         "an adapter's gradients stay on the device: they are small, and the base has none"});
+    plan.choices.push_back({"offload.gradients", "none",
+                            "an adapter's gradients stay on the device, and what is frozen has none"});
   }
   if (in.config.train.update == UpdateTime::kAuto && p.in_backward()) {
     plan.choices.push_back(

@@ -61,7 +61,10 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   const UpdatedRows rows = updated_rows(in);
   const int64_t micro_batches = plan.numerics.micro_batches;
-  return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) +
+  // Of chosen rows the order has these alone, and a list the place of every row of the table.
+  const int64_t places = rows.chosen > 0 ? in.spec.vocab : 0;
+  return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) + places +
+                      order_numbers(rows.chosen, rows.chosen, step_tokens, micro_batches) +
                       order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches) +
                       order_numbers(in.spec.embedding.inputs.vocab, rows.inputs, step_tokens, micro_batches));
 }
@@ -74,7 +77,7 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
       copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   const UpdatedRows updated = updated_rows(in);
   int64_t bytes = (in.trains() ? n.micro_batches : 1) * batch;
-  for (const int64_t rows : {updated.tokens, updated.positions, updated.inputs}) {
+  for (const int64_t rows : {updated.tokens, updated.chosen, updated.positions, updated.inputs}) {
     if (rows > 0) bytes += n.micro_batches * copy(micro_tokens + rows + 1) + copy(rows);
   }
   return bytes;

@@ -65,9 +65,11 @@ bool common_layers(const std::vector<SameName>& names, std::vector<int64_t>& out
   if (std::all_of(names.begin(), names.end(), [](const SameName& one) { return one.layers == one.all; }))
     return true;
   for (const SameName& one : names) out.insert(out.end(), one.layers.begin(), one.layers.end());
+  std::erase(out, kNoLayer);
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return std::all_of(names.begin(), names.end(), [&](const SameName& one) {
+    if (one.all.front() == kNoLayer) return true;
     std::vector<int64_t> expected;
     std::set_intersection(one.all.begin(), one.all.end(), out.begin(), out.end(),
                           std::back_inserter(expected));
@@ -115,7 +117,8 @@ std::string_view module_of(std::string_view weight) {
 }
 
 bool AdapterSpec::adapts(int64_t layer, std::string_view path) const {
-  const bool here = layers.empty() || std::find(layers.begin(), layers.end(), layer) != layers.end();
+  const bool here =
+      layers.empty() || layer == kNoLayer || std::find(layers.begin(), layers.end(), layer) != layers.end();
   return std::any_of(targets.begin(), targets.end(), [&](const std::string& target) {
     return target == path || (here && names_module(target, path));
   });
@@ -146,6 +149,14 @@ std::vector<AdapterModule> adapter_modules(const ModelSpec& spec) {
       out.push_back(
           {i, module.name, fmt::format("{}{}.{}", spec.names.layers, i, module.path), module.feedforward()});
   }
+  return out;
+}
+
+std::vector<AdapterModule> lora_modules(const ModelSpec& spec) {
+  std::vector<AdapterModule> out = adapter_modules(spec);
+  if (spec.tied || spec.scores()) return out;
+  const std::string head = spec.names.head;
+  out.push_back({kNoLayer, head.substr(head.rfind('.') + 1), head});
   return out;
 }
 

@@ -12,14 +12,19 @@
 
 namespace lm {
 
+// Of a module that is in no layer: lora.layers does not concern it.
+inline constexpr int64_t kNoLayer = -1;
+
 struct AdapterModule {
-  int64_t layer = 0;
+  int64_t layer = 0;         // kNoLayer: the head
   std::string name;          // LinearModule::name: "q_proj"
   std::string path;          // "model.layers.3.self_attn.q_proj"
   bool feedforward = false;  // as LinearModule has it
 };
 // Layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
+// Those that LoRA may adapt: these, and an untied head.
+std::vector<AdapterModule> lora_modules(const ModelSpec& spec);
 // The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
 // name is the end of its path.
 std::vector<AdapterModule> norm_modules(const ModelSpec& spec);

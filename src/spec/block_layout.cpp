@@ -180,9 +180,9 @@ int64_t ModelLayout::first_trained() const {
 
 bool moves_frozen(const BlockLayout& block, const Unit& unit, DType trained) {
   if (unit.frozen_bytes == 0) return false;
-  const bool adapts =
-      std::ranges::any_of(block.trainables, [](const Trainable& entry) { return in_adapter(entry.role); });
-  return adapts || unit.frozen_bytes > unit.elements * static_cast<int64_t>(dtype_size(trained));
+  const bool beside =
+      std::ranges::any_of(block.trainables, [](const Trainable& entry) { return adapts(entry.role); });
+  return beside || unit.frozen_bytes > unit.elements * static_cast<int64_t>(dtype_size(trained));
 }
 
 std::string ModelLayout::name(const Unit& unit) const {

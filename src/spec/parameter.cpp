@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "spec/adapter_sites.h"
 
 namespace lm {
 namespace {
@@ -155,6 +156,22 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   return out;
 }
 
+// LoRA's of an untied head.
+std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const std::string path = spec.names.head;
+  if (spec.tied || spec.scores() || !adapter.adapts(kNoLayer, path)) return {};
+  const int64_t rank = adapter.rank_of(path);
+  std::vector<Parameter> out = {
+      single("head.lora_A", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_A.weight",
+             rank, spec.hidden),
+      single("head.lora_B", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_B.weight",
+             spec.vocab, rank)};
+  out[0].role = TrainableRole::kLoraA;
+  out[1].role = TrainableRole::kLoraB;
+  for (Parameter& one : out) one.owner = path + ".weight";
+  return out;
+}
+
 // IA3's, of the targets in layer `i`.
 std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
@@ -202,22 +219,13 @@ Parameter layer_prefix(const ModelSpec& spec, const AdapterSpec& adapter, int64_
   return out;
 }
 
-// What an adapter has in the embedding's block.
-std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter) {
-  if (adapter == nullptr || adapter->kind != AdapterKind::kPrompt) return {};
-  Parameter out = single("prompt", ParameterKind::kEmbedding, std::string(kPromptTensor),
-                         adapter->virtual_tokens, spec.hidden);
-  out.role = TrainableRole::kPrompt;
-  return {out};
-}
-
-// What an adapter has in a block with these parameters; `layer` < 0: none of the transformer's.
+// What an adapter has in a block with these parameters; kNoLayer: the head's.
 std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
                                       const std::vector<Parameter>& base) {
   if (adapter == nullptr) return {};
   switch (adapter->kind) {
     case AdapterKind::kLora:
-      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer);
+      return layer == kNoLayer ? head_adapters(spec, *adapter) : layer_adapters(spec, *adapter, layer);
     case AdapterKind::kIa3:
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:
@@ -228,6 +236,45 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
       return {};
   }
   return {};
+}
+
+// What an adapter has in the embedding's block: a prompt, or the rows of lora.tokens.
+std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter) {
+  if (adapter != nullptr && adapter->kind == AdapterKind::kPrompt) {
+    Parameter prompt = single("prompt", ParameterKind::kEmbedding, std::string(kPromptTensor),
+                              adapter->virtual_tokens, spec.hidden);
+    prompt.role = TrainableRole::kPrompt;
+    return {prompt};
+  }
+  if (adapter == nullptr || adapter->tokens.empty()) return {};
+  Parameter rows =
+      single("embed.tokens", ParameterKind::kEmbedding,
+             std::string(kAdapterPrefix) + spec.names.embedding + ".token_adapter.trainable_tokens_delta",
+             std::ssize(adapter->tokens), spec.hidden);
+  rows.role = TrainableRole::kTokenRows;
+  rows.owner = spec.names.embedding + std::string(".weight");
+  return {rows};
+}
+
+// Beside an adapter: the base's matrices that are trained whole, the adapter, and then what has no decay, the
+// base's vectors that are trained. The others are frozen. A head of scores is always trained.
+void split_base(const ModelSpec& spec, const AdapterSpec& adapter, std::vector<Parameter>&& base,
+                std::vector<Parameter>&& adapters, BlockParameters& block) {
+  std::vector<Parameter> vectors;
+  for (Parameter& parameter : base) {
+    std::string& name = parameter.parts.front().name;
+    const bool whole = (spec.scores() && parameter.name == "head") ||
+                       (parameter.parts.size() == 1 && adapter.trains_whole(name));
+    if (!whole) {
+      block.frozen.push_back(std::move(parameter));
+      continue;
+    }
+    parameter.role = TrainableRole::kWhole;
+    name = std::string(kAdapterPrefix) + name;
+    (parameter.vector() ? vectors : block.trainable).push_back(std::move(parameter));
+  }
+  std::ranges::move(adapters, std::back_inserter(block.trainable));
+  std::ranges::move(vectors, std::back_inserter(block.trainable));
 }
 
 }  // namespace
@@ -308,12 +355,16 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   std::vector<BlockParameters> blocks;
   const NameMap& names = spec.names;
   const auto weight = [](const char* path) { return path + std::string(".weight"); };
-  // The base model's tensors are trained or, beside adapters, frozen; buffers always are.
+  // The base model's tensors are trained or, beside adapters, frozen but for those that are trained whole;
+  // buffers always are frozen.
   auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters,
                  std::vector<Parameter> buffers) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
-    block.trainable = adapter ? std::move(adapters) : std::move(base);
-    if (adapter) block.frozen = std::move(base);
+    if (adapter == nullptr) {
+      block.trainable = std::move(base);
+    } else {
+      split_base(spec, *adapter, std::move(base), std::move(adapters), block);
+    }
     std::ranges::move(buffers, std::back_inserter(block.frozen));
     blocks.push_back(std::move(block));
   };
@@ -330,22 +381,14 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
     add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
   }
-  std::vector<Parameter> last, trained;
-  // Beside adapters a head of scores is trained whole, and is in their files.
-  const bool beside = adapter != nullptr && spec.scores();
-  if (!spec.tied) {
-    (beside ? trained : last)
-        .push_back(single("head", ParameterKind::kMatrix,
-                          (beside ? std::string(kAdapterPrefix) : "") + weight(names.head), spec.head_rows(),
-                          spec.hidden));
-    if (beside) trained.back().role = TrainableRole::kHead;
-  }
+  std::vector<Parameter> last;
+  if (!spec.tied)
+    last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.head_rows(), spec.hidden));
   const NamedNorm norm{"norm", names.norm, spec.hidden, spec.final_norm};
   add_weight(norm, last);
   add_bias(norm, last);
-  std::vector<Parameter> adapters = block_adapters(spec, adapter, -1, last);
-  std::ranges::move(adapters, std::back_inserter(trained));
-  add("head", std::move(last), std::move(trained), {});
+  std::vector<Parameter> adapters = block_adapters(spec, adapter, kNoLayer, last);
+  add("head", std::move(last), std::move(adapters), {});
   return blocks;
 }
 
@@ -372,7 +415,8 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
     fail("target \"" + target.substr(0, 100) +
-         (vocabulary ? "\" is not supported: adapters on the vocabulary matrices are not implemented"
+         (vocabulary ? "\" is not supported: an embedding, and a head that is tied to it, get no adapter "
+                       "(lora.also and lora.tokens train them)"
                      : "\" is not a linear layer of the model"));
   }
   std::vector<std::string> out;

@@ -96,8 +96,15 @@ struct AdapterSpec {
   AdapterKind kind = AdapterKind::kLora;
   int64_t virtual_tokens = 0;  // before each document; of prefix and prompt tuning
   bool encoded = false;        // a prompt that an encoder has computed, whose weights are nowhere (P-tuning)
+  // Paths of modules that are trained whole beside it (spec/whole_modules.h), in the order of whole_modules.
+  std::vector<std::string> also = {};
+  // Tokens whose rows of the embedding (and of a tied head) are trained, in the order of their rows in the
+  // files.
+  std::vector<int64_t> tokens = {};
 
   bool operator==(const AdapterSpec&) const = default;
+  // Whether the tensor of the base's files with this name is trained whole.
+  bool trains_whole(std::string_view tensor) const;
   // Of the module with this path.
   bool adapts(int64_t layer, std::string_view path) const;
   int64_t rank_of(std::string_view path) const;
@@ -158,7 +165,9 @@ struct BlockParameters {
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Prefix tuning has layers.i.attn.prefix
 // [virtual tokens, 2 n_kv d], keys and then values; prompt tuning has prompt [virtual tokens, H] in block 0.
-// Beside each of the others a head of scores stays trained.
+// Beside each of the others a head of scores stays trained, and so do the tensors of the modules in
+// AdapterSpec::also: vectors behind the adapter's. Of AdapterSpec::tokens block 0 has embed.tokens [tokens, H].
+// Of an adapted head the last block has head.lora_A [r, H] and head.lora_B [V, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

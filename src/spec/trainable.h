@@ -20,7 +20,9 @@ enum class TrainableRole : uint8_t {
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kPrefix,       // prefix tuning: a layer's keys and values of the virtual tokens before each document
   kPrompt,       // prompt tuning: the embeddings of these tokens
-  kHead,         // a head of scores, trained whole beside adapters and in their files
+  kWhole,      // a tensor of the model that is trained beside adapters, and in their files: a head of scores
+               // and what lora.also names
+  kTokenRows,  // rows of the embedding, which are used in place of its own
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -36,10 +38,16 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kReplacement:
     case TrainableRole::kPrefix:
     case TrainableRole::kPrompt:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
+    case TrainableRole::kTokenRows:
       return true;
   }
   return false;
+}
+
+// Whether tensors of this role change another tensor of the model; else they are tensors of it.
+constexpr bool adapts(TrainableRole role) {
+  return in_adapter(role) && role != TrainableRole::kWhole;
 }
 
 struct Trainable {

@@ -128,8 +128,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
         update_stream);
     if (const BlockLayout& embedding = setup.layout.blocks.front(); embedding.flat_elements > 0) {
       const UpdatedRows all = updated_rows(setup.spec, setup.tokens_per_step, setup.max_length);
-      embedding_gradient_ = std::make_unique<EmbeddingGradient>(setup.spec, trained_rows(all, embedding),
-                                                                setup.plan.micro_tokens, stream.device);
+      std::span<const int64_t> chosen;
+      if (setup.adapter != nullptr) chosen = setup.adapter->tokens;
+      embedding_gradient_ = std::make_unique<EmbeddingGradient>(
+          setup.spec, trained_rows(all, embedding), setup.plan.micro_tokens, stream.device, chosen);
     }
   }
   make_step();

@@ -226,8 +226,8 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View
 
 void TrainStep::add_rows() {
   if (weights_.units().front().elements == 0) return;
-  // A tied embedding's gradient is begun by the head; an untied one, and those of positions and of the table
-  // of layers' inputs, consist of the step's rows alone. What projects such inputs has its gradient already.
+  // A tied embedding's gradient, or its chosen rows', is begun by the head; others consist of the step's rows
+  // alone. What projects layers' inputs has its gradient already.
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
@@ -236,7 +236,7 @@ void TrainStep::add_rows() {
   const auto zero = [&](const View& gradient) {
     if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
   };
-  if (!tied) zero(embedding.table.gradient);
+  if (!tied) zero(embedding.table.gradient), zero(embedding.tokens.rows.gradient);
   zero(embedding.positions.gradient);
   zero(embedding.inputs.table.gradient);
   embedding_gradient_->finish(context_, embedding);

@@ -10,6 +10,7 @@
 #include "weights/adapter_files.h"
 #include "weights/other_adapters.h"
 #include "weights/peft_modules.h"
+#include "weights/saved_modules.h"
 #include "weights/tensor_names.h"
 
 namespace lm {
@@ -121,7 +122,7 @@ void read_modules(const Json& config, const std::string& directory, const std::s
   std::optional<ModelFiles> files;
   if (choice.needs_paths()) files.emplace(directory, kAdapterWeights);
   const ModelFiles* const from = files ? &*files : nullptr;
-  PeftModules of{.modules = adapter_modules(base), .paths = {}};
+  PeftModules of{.modules = lora_modules(base), .paths = {}};
   of.paths = paths_in_file(of.modules, from, !base.wrapper.empty());
   try {
     choice.require_known(of, base.names);
@@ -155,7 +156,9 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
   for (const auto& [key, value] : config.items()) {
     const bool lora = kind == AdapterKind::kLora;
     if (is_neutral(value) || (lora ? is_harmless(key) : is_known_without_pairs(kind, key))) continue;
-    if (key == "modules_to_save" && is_score_head(config, value)) continue;
+    // Read with the base (saved_modules.h); without pairs only a head of scores is saved.
+    if (key == "modules_to_save" && (lora || is_score_head(config, value))) continue;
+    if (key == "trainable_token_indices" && lora) continue;
     if (key == "fan_in_fan_out" && value == true && stored_transposed(base)) continue;
     fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
   }
@@ -212,7 +215,13 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
   out.spec.rslora = flag(config, "use_rslora", place);
   out.spec.dora = flag(config, "use_dora", place);
-  if (base != nullptr) read_modules(config, directory, contents, *base, out.spec);
+  if (base == nullptr) return out;
+  read_modules(config, directory, contents, *base, out.spec);
+  out.spec.also = read_saved_modules(config, *base, place);
+  out.spec.tokens = read_token_indices(config, *base, place);
+  const bool whole = std::ranges::find(out.spec.also, base->names.embedding) != out.spec.also.end();
+  if (whole && !out.spec.tokens.empty())
+    fail("trainable_token_indices", "are rows of the embedding that modules_to_save has as a whole", place);
   return out;
 }
 
@@ -233,7 +242,7 @@ void check_adapter(const std::string& directory, const ModelSpec& base) {
                    {.labels = std::vector<std::string>(static_cast<size_t>(head->entry->shape[0]))},
                    directory);
   const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
-  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {});
+  load_adapter(directory, make_layout(with_head, &spec, DType::kF32), unread, {.base = &with_head});
 }
 
 }  // namespace lm

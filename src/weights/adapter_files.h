@@ -25,7 +25,7 @@ struct AdapterConfig {
 AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec* base);
 
 // `layout` was made with this adapter's spec; loads every tensor of the adapter in it, and the file may have
-// no others.
+// no others but copies of the base's vocabulary matrices (weights/base_copies.h).
 int64_t load_adapter(const std::string& directory, const ModelLayout& layout, const FindTarget& target,
                      const LoadOptions& options);
 

@@ -71,8 +71,9 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kPrompt:
       return static_cast<float>(normal(first, second, index));
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
+    case TrainableRole::kTokenRows:    // load_store copies them
     case TrainableRole::kWeight:
-    case TrainableRole::kHead:
+    case TrainableRole::kWhole:
       break;
   }
   switch (parameter.kind) {

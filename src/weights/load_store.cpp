@@ -40,6 +40,15 @@ class Filling {
     return {open_.back().tensor(place), setup_.dtype, range.first_row, range.rows,
             place.encoded() ? &place : nullptr};
   }
+  // A tensor's memory in the first of its units that is wanted; else none.
+  FindTarget targets(const std::function<bool(int64_t)>& wanted) {
+    return [this, wanted](size_t block, const TensorPlace& place) {
+      for (const int64_t unit : store_.units_of(static_cast<int64_t>(block), place)) {
+        if (wanted(unit)) return target(unit, place);
+      }
+      return LoadTarget{nullptr, setup_.dtype};
+    };
+  }
   LoadOptions options() {
     return {.threads = setup_.threads, .staging = staging_.used() ? &staging_ : nullptr};
   }
@@ -159,13 +168,7 @@ void load_weights(const LoadSetup& setup, const std::string& directory, WeightSt
   const ModelFiles files(directory);
   Filling filling(setup, store);
   by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
-    const auto target = [&](size_t block, const TensorPlace& place) {
-      for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
-        if (wanted(unit)) return filling.target(unit, place);
-      }
-      return LoadTarget{nullptr, setup.dtype};
-    };
-    load_model(files, setup.spec, setup.layout, target, filling.options());
+    load_model(files, setup.spec, setup.layout, filling.targets(wanted), filling.options());
     filling.close();
   });
   filling.finish();
@@ -177,35 +180,63 @@ void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store
 
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
   Filling filling(setup, store);
-  load_adapter(
-      directory, setup.layout,
-      [&](size_t block, const TensorPlace& place) {
-        return filling.target(static_cast<int64_t>(block), place);
-      },
-      filling.options());
+  LoadOptions options = filling.options();
+  options.base = &setup.spec;
+  options.base_directory = setup.base;
+  const auto is_segment = [&](int64_t unit) { return store.units()[static_cast<size_t>(unit)].segment(); };
+  load_adapter(directory, setup.layout, filling.targets([&](int64_t unit) { return !is_segment(unit); }),
+               options);
+  options.base_directory.clear();  // compared already
+  for (int64_t u = 0; u < std::ssize(store.units()); ++u) {
+    if (!is_segment(u) || store.units()[static_cast<size_t>(u)].elements == 0) continue;
+    load_adapter(directory, setup.layout, filling.targets([u](int64_t unit) { return unit == u; }), options);
+  }
   filling.finish();
 }
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store, [](const Parameter& p) { return in_adapter(p.role); });
+  initialise_where(setup, seed, store,
+                   [](const Parameter& p) { return adapts(p.role) && p.role != TrainableRole::kTokenRows; });
 }
 
 void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store) {
   initialise_where(setup, seed, store, [](const Parameter& p) { return p.name == "head"; });
 }
 
-void load_head(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
-  const auto block = std::ssize(setup.layout.blocks) - 1;
-  const TensorPlace& place = *setup.layout.blocks.back().find("head");
+void start_whole_tensors(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                         WeightStore& store) {
+  const auto drawn = [&](const Parameter& parameter) {
+    const bool fresh_head = setup.spec.score.fresh && parameter.name == "head";
+    return parameter.role == TrainableRole::kWhole && (directory.empty() || fresh_head);
+  };
+  initialise_where(setup, seed, store, drawn);
+  if (directory.empty()) return;
   const ModelFiles files(directory);
-  Parameter stored = place.parameter;
-  stored.parts.front().name = setup.spec.names.head + std::string(".weight");
-  std::vector<float> values(static_cast<size_t>(stored.elements()));
-  elements_of(files, stored, 0, DType::kF32)(0, stored.elements(),
-                                             reinterpret_cast<std::byte*>(values.data()));
   Filling filling(setup, store);
-  for (const int64_t unit : store.units_of(block, place))
-    filling.put(place.parameter, values, filling.target(unit, place));
+  by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
+    load_whole_tensors(files, setup.spec, setup.layout, filling.targets(wanted), filling.options());
+    filling.close();
+  });
+  filling.finish();
+}
+
+void start_token_rows(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                      std::span<const int64_t> tokens, WeightStore& store) {
+  const BlockLayout& block = setup.layout.blocks.front();
+  const TensorPlace* const rows = block.find("embed.tokens");
+  if (rows == nullptr) return;
+  const TensorPlace& table = *block.find("embed");
+  std::optional<ModelFiles> files;
+  if (!directory.empty()) files.emplace(directory);
+  const MatrixElements elements = files ? elements_of(*files, table.parameter, 0, DType::kF32)
+                                        : drawn(table, 0, static_cast<uint64_t>(seed), DType::kF32);
+  const int64_t columns = table.parameter.columns;
+  std::vector<float> values(static_cast<size_t>(rows->parameter.elements()));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    elements(tokens[i] * columns, columns,
+             reinterpret_cast<std::byte*>(values.data() + static_cast<int64_t>(i) * columns));
+  Filling filling(setup, store);
+  filling.put(rows->parameter, values, filling.target(0, *rows));
   filling.finish();
 }
 

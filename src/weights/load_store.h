@@ -3,6 +3,7 @@
 // compute thread; reads and initialises with `threads` threads. Complete on return.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "base/cuda.h"
@@ -16,18 +17,27 @@ struct LoadSetup {
   DType dtype;
   StreamView stream;
   int threads = 1;
+  std::string base = {};  // of an adapter: its base model's directory; "": none
 };
 
 // The base model's tensors from a Hugging Face directory; throws Error(11) for a mismatch with the spec.
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 // Fresh base weights: model.init = "random".
 void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store);
-// The adapter's tensors, from a PEFT directory or fresh (magnitudes: 0).
+// The adapter's tensors, from a PEFT directory or fresh (magnitudes: 0; without tensors of
+// the model itself).
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store);
-// A head of scores: fresh, or that of a base model's directory. Beside adapters `setup` has their type.
+// A fresh head of scores. Beside adapters `setup` has their type.
 void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store);
-void load_head(const LoadSetup& setup, const std::string& directory, WeightStore& store);
+// The tensors that are trained whole beside an adapter: the base's values from its directory, but for a fresh
+// head of scores, or, if `directory` is "", as initialise_weights initialises them. `setup` has the adapter's
+// type.
+void start_whole_tensors(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                         WeightStore& store);
+// The rows of lora.tokens: those of the base's embedding, read or initialised as above.
+void start_token_rows(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                      std::span<const int64_t> tokens, WeightStore& store);
 // Fresh adapters that begin with what the base is: with LoftQ they approximate its quantization error
 // (loftq.h), and DoRA's magnitudes are the lengths of the adapted rows (row_lengths.h). Reads, and quantizes,
 // the base once more: from `directory`, or, if it is "", as initialise_weights initialises it.

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <unordered_set>
 
 #include "base/error.h"
+#include "weights/base_copies.h"
 #include "weights/convert.h"
 #include "weights/read_part.h"
 #include "weights/stored.h"
@@ -39,6 +41,21 @@ std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const Fi
     }
   }
   return items;
+}
+
+// The tensors that are trained whole beside an adapter, as the base's files have them. A list: items point to
+// them.
+std::list<Parameter> whole_in_base(const ModelLayout& layout) {
+  std::list<Parameter> out;
+  for (const BlockLayout& block : layout.blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      if (place.parameter.role != TrainableRole::kWhole) continue;
+      Parameter& stored = out.emplace_back(place.parameter);
+      stored.role = TrainableRole::kWeight;
+      for (ParameterPart& part : stored.parts) part.name.erase(0, kAdapterPrefix.size());
+    }
+  }
+  return out;
 }
 
 // For messages: the source of the expected tensors, and the advice if the files differ.
@@ -287,7 +304,6 @@ AllowedExtra allowed_for(const ModelSpec& spec) {
     }
     const auto begins = [&](const std::string& path) { return tensor.name.starts_with(path + "."); };
     if (std::ranges::any_of(unread, begins)) return true;
-    // The base's head of a run with adapters is trained, and loaded by itself (load_store.h).
     if (scores && (tensor.name == head || tensor.name == vocabulary_head)) return true;
     // rotary_emb.inv_freq: in old files, unused.
     return tensor.name.ends_with(".rotary_emb.inv_freq") || (tied && tensor.name == head);
@@ -305,19 +321,51 @@ void leave_fresh_head(const ModelFiles& files, const ModelSpec& spec, std::vecto
 int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options) {
   const std::vector<LoadItem> items = items_of(layout, true, target);
+  const auto own = [&](const std::string& name) {
+    return std::ranges::any_of(items, [&](const LoadItem& item) {
+      return std::ranges::find(item.parameter->parts, name, &ParameterPart::name) !=
+             item.parameter->parts.end();
+    });
+  };
+  const std::vector<BaseCopy> copies =
+      options.base == nullptr ? std::vector<BaseCopy>() : base_copies(files, *options.base, own);
   check(
-      files, items, [](const ModelFiles::Tensor&) { return false; }, kOfAdapter);
+      files, items,
+      [&](const ModelFiles::Tensor& tensor) {
+        return std::ranges::find(copies, tensor.name, &BaseCopy::name) != copies.end();
+      },
+      kOfAdapter);
+  require_equal(files, copies, options.base_directory);
   return read_chunks(chunks_of(files, items), options);
 }
 
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options) {
   std::vector<LoadItem> items = items_of(layout, false, target);
+  // Checked here, and read by themselves (load_whole_tensors).
+  const std::list<Parameter> whole = whole_in_base(layout);
+  for (const Parameter& parameter : whole) items.push_back({&parameter, {}});
   leave_fresh_head(files, spec, items);
   check(files, items, allowed_for(spec), kOfModel);
   // Checked once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
   return read_chunks(chunks_of(files, items), options) + read_encoded(files, items, options);
+}
+
+int64_t load_whole_tensors(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
+                           const FindTarget& target, const LoadOptions& options) {
+  const std::list<Parameter> whole = whole_in_base(layout);
+  std::vector<LoadItem> items;
+  auto stored = whole.begin();
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (place.parameter.role == TrainableRole::kWhole) items.push_back({&*stored++, target(b, place)});
+    }
+  }
+  leave_fresh_head(files, spec, items);
+  if (spec.tied && !items.empty() && items.front().target.memory != nullptr)
+    check_tied_head(files, spec.names);
+  return read_chunks(chunks_of(files, items), options);
 }
 
 MatrixElements elements_of(const ModelFiles& files, const Parameter& parameter, size_t part, DType dtype) {

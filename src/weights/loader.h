@@ -32,6 +32,10 @@ struct LoadOptions {
   int threads = 1;
   // Not null: targets are memory of its device, bytes are copied through it, and complete after its finish().
   Staging* staging = nullptr;
+  // Of an adapter: its base model, copies of whose matrices the file may have, and that model's directory;
+  // "": unknown, and copies of its tensors are not compared.
+  const ModelSpec* base = nullptr;
+  std::string base_directory = {};
 };
 
 // The adapter's parameters of `layout`. Returns the bytes read.
@@ -42,6 +46,11 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
 // embedding. Tensors of a wrapper's towers and GPT-2's masks are left alone.
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options);
+
+// The tensors of the base that are trained whole beside an adapter, but a head of scores that the files do
+// not have. REQUIRES: load_model has checked the files.
+int64_t load_whole_tensors(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
+                           const FindTarget& target, const LoadOptions& options);
 
 // A part's elements in `dtype`, in the program's order. `files` outlives the result.
 MatrixElements elements_of(const ModelFiles& files, const Parameter& parameter, size_t part, DType dtype);

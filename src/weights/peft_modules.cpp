@@ -196,10 +196,11 @@ void PeftChoice::read_layers(const Json& config) {
 }
 
 bool PeftChoice::names(const Names& names, const PeftModules& of, size_t m) const {
-  if (names.all) return true;
+  const bool head = of.modules[m].layer == kNoLayer;  // which "all-linear" leaves out
+  if (names.all) return !head;
   if (names.pattern) return names.pattern->matches(of.paths[m]);
   return std::any_of(names.names.begin(), names.names.end(), [&](const std::string& name) {
-    return name == "all-linear" || names_module(name, of.paths[m]) ||
+    return (name == "all-linear" && !head) || names_module(name, of.paths[m]) ||
            names_module(canonical_path(name), of.modules[m].path);
   });
 }

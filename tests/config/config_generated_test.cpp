@@ -32,7 +32,8 @@ enum class Kind {
   kBudget,
   kTime,
   kInterval,
-  kLevel
+  kLevel,
+  kTokens
 };
 
 struct KeyCase {
@@ -73,6 +74,9 @@ Kind kind_of(const ModuleValues<T>*) {
 }
 Kind kind_of(const std::vector<OptimizerGroup>*) {
   return Kind::kGroups;
+}
+Kind kind_of(const std::vector<TokenName>*) {
+  return Kind::kTokens;
 }
 Kind kind_of(const bool*) {
   return Kind::kFlag;
@@ -242,6 +246,8 @@ bool accepts(const KeyCase& key, const std::string& value) {
       return text && !(key.info.required && value == "\"\"");
     case Kind::kTexts:
       return (text && value != "\"\"") || value == "[\"a\"]";
+    case Kind::kTokens:
+      return value == "[\"a\"]" || value == "[1]";
     case Kind::kFlag:
       return value == "true";
     case Kind::kPairs:
@@ -265,7 +271,7 @@ TEST(ConfigGenerated, EveryWrongValueIsRefusedAtItsPlaceWithWhatIsExpected) {
     for (const std::string value : values) {
       if (accepts(key, value)) continue;
       const bool any_list = key.kind == Kind::kTexts || key.kind == Kind::kChoices ||
-                            key.kind == Kind::kGroups ||
+                            key.kind == Kind::kGroups || key.kind == Kind::kTokens ||
                             (key.kind == Kind::kNumbers && key.info.range.count == 0);
       if (any_list && value == "[]" && !key.info.required) continue;
       int line = 0;

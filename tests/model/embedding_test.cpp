@@ -156,6 +156,35 @@ TEST(Embedding, ItsGradientsAreThoseOfAutograd) {
   }
 }
 
+// Of tokens whose rows alone are trained: the table's gradient at these rows, and lookups of the new rows.
+TEST(Embedding, ChosenRowsHaveTheTablesGradientAndReplaceItsRows) {
+  Fixture f({.scale = 6.25});
+  const std::vector<int64_t> tokens = {5, 6, 2};
+  const auto runs = row_runs(tokens);
+  ASSERT_EQ(runs.size(), 2U);
+  EXPECT_TRUE(runs[0].row == 5 && runs[0].count == 2 && runs[1].row == 2 && runs[1].first == 2);
+  const at::Tensor whole = at::zeros({kVocab, kHidden}, at::kFloat),
+                   rows = at::zeros({3, kHidden}, at::kFloat);
+  EmbeddingGradient table(f.spec, updated_rows(f.spec, 36, 16), 16, DeviceType::kCpu),
+      chosen(f.spec, {.chosen = 3}, 16, DeviceType::kCpu, tokens);
+  f.step(table, whole, {});
+  chosen.begin(f.context, f.batches);
+  for (size_t m = 0; m < f.dx.size(); ++m) chosen.add(f.context, m, Fixture::view(f.dx[m]));
+  Embedding tables = f.tables({}, {});
+  const at::Tensor fresh = at::randn({3, kHidden}, at::kFloat);
+  tables.tokens = {{Fixture::view(fresh), Fixture::view(rows)}, runs};
+  chosen.finish(f.context, tables);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    EXPECT_TRUE(at::equal(rows[static_cast<int64_t>(i)], whole[tokens[i]])) << i;
+  const at::Tensor own = f.table.clone();
+  write_token_rows(f.context, tables.tokens, tables.table.weight);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    EXPECT_TRUE(at::equal(f.table[tokens[i]], fresh[static_cast<int64_t>(i)]));
+    own[tokens[i]].copy_(fresh[static_cast<int64_t>(i)]);
+  }
+  EXPECT_TRUE(at::equal(f.table, own)) << "other rows stay";
+}
+
 // The next step's rows are its own.
 TEST(Embedding, EachStepNumbersItsRowsAnew) {
   Fixture f({.positions = kPositions});

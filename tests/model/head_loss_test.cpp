@@ -45,9 +45,12 @@ View view(const at::Tensor& x) {
 struct HeadTensors {
   NormSpec spec;
   at::Tensor norm, bias, weight, norm_gradient, bias_gradient, weight_gradient;
+  std::vector<RowRun> runs = {};  // of tokens whose rows are trained
+  at::Tensor rows = {}, rows_gradient = {};
   Head head() const {
     return {{spec, {view(norm), view(norm_gradient)}, {view(bias), view(bias_gradient)}},
-            {view(weight), view(weight_gradient)}};
+            {view(weight), view(weight_gradient)},
+            {{view(rows), view(rows_gradient)}, runs}};
   }
 };
 
@@ -164,7 +167,7 @@ class HeadRun {
       rows.targets = placed_[m].targets;
       rows.normed = view(normed[m]).row_range(0, rows.targets.count);
       rows.max = view(max[m]), rows.sum = view(sum[m]);
-      head_matrix_backward(context_, head_.head().weight, rows, options(m));
+      head_matrix_backward(context_, head_.head(), rows, options(m));
     }
   }
 
@@ -216,7 +219,7 @@ class HeadRun {
     const ArenaFrame frame(arena_);
     const Head head = head_.head();
     HeadRows rows = head_begin(context_, head.norm, placed_[m], view(x_[m]), view(dx_[m]), options(m));
-    head_matrix_forward(context_, head.weight, rows, &sums_, options(m));
+    head_matrix_forward(context_, head, rows, &sums_, options(m));
     nll_rows_[m] = copy_of(rows.nll);
     if (v_.evaluation) return;
     std::vector<float> made;
@@ -224,7 +227,7 @@ class HeadRun {
       made = weights(nll_rows_[m]);
       rows.targets.weight = made.data();
     }
-    head_matrix_backward(context_, head.weight, rows, options(m));
+    head_matrix_backward(context_, head, rows, options(m));
     head_finish(context_, head.norm, view(x_[m]), rows, view(dx_[m]), options(m));
   }
 
@@ -476,6 +479,20 @@ TEST(CutHead, GivesTheSameLogits) {
       const at::Tensor expected = at::mv(run.head_.weight.to(at::kFloat), normed);
       EXPECT_TRUE(at::allclose(whole[0].to(at::kFloat), expected, 0.05, 0.05));
     }
+  }
+}
+
+// Rows of a tied matrix that are trained alone, some of them at the border of two segments.
+TEST(HeadLoss, ChosenRowsHaveTheMatrixsGradient) {
+  const std::vector<int64_t> tokens = {8190, 8191, 8192, 8193, 5, 19999};
+  for (const std::vector<int>& targets : {std::vector{3, 1}, std::vector{0, 2}, std::vector{0, 0}}) {
+    HeadRun all({.dtype = DType::kF32, .targets = targets}), some({.dtype = DType::kF32, .targets = targets});
+    some.head_.weight_gradient = at::Tensor(), some.head_.runs = row_runs(tokens);
+    some.head_.rows = some.head_.rows_gradient = at::full({6, kHidden}, 7, at::kFloat);  // is overwritten
+    all.whole(), targets[0] == 0 ? some.whole() : some.in_two_phases(nullptr);
+    const at::Tensor want = all.head_.weight_gradient.index_select(0, at::tensor(tokens));
+    EXPECT_LE((some.head_.rows_gradient - want).norm().item<float>(), 1e-6F * want.norm().item<float>());
+    for (size_t m = 0; m < targets.size(); ++m) EXPECT_TRUE(at::equal(all.dx_[m], some.dx_[m])) << m;
   }
 }
 

@@ -136,7 +136,7 @@ TEST(Adapters, WhatARunRecordsChoosesTheSame) {
     config.model.path = "m";
     config.data.train = {"t"};
     config.train.method = Method::kLora;
-    config.lora = resolved_lora(lora(keys), adapter);
+    config.lora = resolved_lora(model(), lora(keys), adapter);
     const Config recorded = parse_config(print_config(config), "config.toml");
     EXPECT_EQ(configured_adapter(model(), recorded.lora), adapter) << keys;
   }
@@ -175,6 +175,70 @@ Config method(const std::string& name, const std::string& keys = "") {
       "c.toml");
 }
 
+TEST(Adapters, ModulesTrainedWholeAreWordsOrEndsOfPaths) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(chosen("").also, Names());
+  // This model's head is tied: the two are one tensor.
+  for (const char* keys : {"also = [\"embed_tokens\"]", "also = [\"lm_head\"]",
+                           "also = [\"lm_head\", \"model.embed_tokens\"]"}) {
+    ModelSpec tied = model();
+    tied.tied = true;
+    const AdapterSpec adapter = configured_adapter(tied, lora(keys));
+    EXPECT_EQ(adapter.also, Names{"model.embed_tokens"}) << keys;
+    EXPECT_EQ(resolved_lora(tied, lora(keys), adapter).also, Names{"embed_tokens"});
+  }
+  EXPECT_EQ(chosen("also = [\"lm_head\", \"model.norm\", \"0.input_layernorm\"]").also,
+            (Names{"model.layers.0.input_layernorm", "model.norm", "lm_head"}));
+  const AdapterSpec norms = chosen("also = [\"norms\", \"embed_tokens\"]");
+  EXPECT_EQ(norms.also.size(), 1U + 2 * 3 + 1);
+  EXPECT_EQ(resolved_lora(model(), lora(""), norms).also, (Names{"embed_tokens", "norms"}));
+  EXPECT_TRUE(has(refused("also = [\"q_proj\"]"),
+                  "lora.also: \"q_proj\" is no embedding, head or norm of the model"));
+  EXPECT_EQ(continued_adapter(model(), lora(""), norms, "there").also, norms.also);
+  EXPECT_EQ(continued_adapter(model(), lora("also = [\"embed_tokens\", \"norms\"]"), norms, "there").also,
+            norms.also);
+  try {
+    continued_adapter(model(), lora("also = [\"norms\"]"), norms, "there");
+    ADD_FAILURE() << "other modules";
+  } catch (const Error& error) {
+    EXPECT_TRUE(has(error.report(),
+                    "lora.also = [\"norms\"] is written, and the adapter has also "
+                    "[\"embed_tokens\", \"norms\"]"))
+        << error.report();
+  }
+}
+
+TEST(Adapters, AnUntiedHeadIsATargetByItsNameAlone) {
+  using Names = std::vector<std::string>;
+  const std::string head = "lm_head";
+  EXPECT_FALSE(chosen("").adapts(kNoLayer, head));
+  const AdapterSpec some =
+      chosen("targets = [\"q_proj\", \"lm_head\"]\nlayers = [0, 2]\nranks = {lm_head = 2}");
+  EXPECT_EQ(some.targets, (Names{"q_proj", head}));
+  EXPECT_EQ(some.layers, (std::vector<int64_t>{0, 2}));
+  EXPECT_TRUE(some.adapts(kNoLayer, head));
+  EXPECT_EQ(some.rank_of(head), 2);
+  const auto blocks = list_parameters(model(), &some);
+  EXPECT_EQ(blocks.back().trainable.size(), 2U);
+  EXPECT_EQ(blocks.back().trainable[1].parts[0].name, "base_model.model.lm_head.lora_B.weight");
+  EXPECT_EQ(blocks.back().trainable[1].columns, 2);
+  ModelSpec tied = model();
+  tied.tied = true;
+  EXPECT_THROW(configured_adapter(tied, lora("targets = [\"lm_head\"]")), Error);
+}
+
+TEST(Adapters, ModulesTrainedWholeHaveTheModelsType) {
+  Config config = parse_config(
+      "model.path = \"m\"\nmodel.dtype = \"bf16\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = "
+      "\"lora\"\n[lora]\nalso = [\"norms\"]\n",
+      "c.toml");
+  EXPECT_FALSE(configured_adapter(model(), config).also.empty());
+  config.lora.dtype = LoraDType::kF32;
+  EXPECT_THROW(configured_adapter(model(), config), Error);
+  config.lora.also.clear();
+  EXPECT_TRUE(configured_adapter(model(), config).also.empty());
+}
+
 TEST(Adapters, WithoutPairsHavePeftsModulesUnlessOthersAreGiven) {
   using Names = std::vector<std::string>;
   const auto targets = [](const Config& config) { return configured_adapter(model(), config).targets; };
@@ -185,8 +249,8 @@ TEST(Adapters, WithoutPairsHavePeftsModulesUnlessOthersAreGiven) {
   const Config recorded = method("norms", R"(targets = ["norm", "regex:^model.layers.2.input"])");
   const AdapterSpec some = configured_adapter(model(), recorded);
   EXPECT_EQ(some.targets, (Names{"model.layers.2.input_layernorm", "norm"}));
-  EXPECT_EQ(resolved_lora(recorded.lora, some).targets, some.targets);
-  EXPECT_EQ(resolved_lora(recorded.lora, some).r, LoraConfig().r);
+  EXPECT_EQ(resolved_lora(model(), recorded.lora, some).targets, some.targets);
+  EXPECT_EQ(resolved_lora(model(), recorded.lora, some).r, LoraConfig().r);
 }
 
 TEST(Adapters, WithoutPairsRefuseWhatTheyDoNotHave) {

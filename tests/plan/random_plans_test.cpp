@@ -161,6 +161,7 @@ class DrawKeys {
   template <class E>
   requires std::is_enum_v<E> std::string value(const std::vector<E>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<OptimizerGroup>&, const KeyInfo&) { return ""; }
+  std::string value(const std::vector<TokenName>&, const KeyInfo&) { return ""; }
   std::string value(const ColumnNames&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<int64_t>&, const KeyInfo&) { return ""; }
   template <class T>
@@ -169,6 +170,9 @@ class DrawKeys {
   }
   std::string value(const std::vector<double>&, const KeyInfo&) { return ""; }
   std::string value(const std::vector<std::string>&, const KeyInfo& info) {
+    if (std::string_view(info.help).starts_with("modules trained whole"))
+      return draw_.of<std::string>(
+          {"[\"embed_tokens\"]", "[\"lm_head\", \"norms\"]", "[\"embed_tokens\", \"lm_head\", \"norms\"]"});
     const bool directories = std::string_view(info.help).starts_with("directories");
     return directories ? "[\"swap\"]" : std::string_view(info.help).starts_with("answered") ? "[\"Hi\"]" : "";
   }

@@ -65,11 +65,11 @@ struct Case {
   const NumericsPlan* recorded = nullptr;
   DataShape data = {};
   World world = {};  // `machine` is a rank's share
+  AdapterSpec lora = adapter_r16();
 
   Plan draft() const { return make(&draft_plan); }
   Plan plan() const { return make(&make_plan); }
   Plan make(decltype(&make_plan) how) const {
-    const AdapterSpec lora = adapter_r16();
     const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
     return how({config, spec, adapter, layout(adapter), device, data, {}, recorded}, machine, world, purpose);
   }

@@ -150,7 +150,9 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
   const std::pair<const char*, json> kSets[] = {{"use_dora", 1},
                                                 {"bias", "all"},
                                                 {"lora_bias", true},
-                                                {"modules_to_save", {"lm_head"}},
+                                                {"modules_to_save", {"up_proj"}},
+                                                {"modules_to_save", {"mlp"}},
+                                                {"modules_to_save", "lm_head"},
                                                 {"rank_pattern", {{"q_proj", 0}}},
                                                 {"rank_pattern", {{"q_proj", 2.5}}},
                                                 {"rank_pattern", {{"(?P<x>q)_proj", 8}}},
@@ -161,7 +163,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
                                                 {"layers_to_transform", {-1}},
                                                 {"layers_pattern", "layers"},
                                                 {"fan_in_fan_out", true},
-                                                {"trainable_token_indices", {1}},
+                                                {"trainable_token_indices", {33}},
                                                 {"exclude_modules", "(?i)Q_PROJ"},
                                                 {"exclude_modules", {"q_proj", 1}},
                                                 {"something_new", {{"x", 1}}},
@@ -175,7 +177,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
                                                 {"lora_alpha", "8"},
                                                 {"lora_dropout", 1.0},
                                                 {"use_rslora", 1},
-                                                {"target_modules", {"lm_head"}},
+                                                {"target_modules", {"embed_tokens"}},
                                                 {"target_modules", json::array()},
                                                 {"target_modules", nullptr}};
   for (const auto& [key, value] : kSets) {

@@ -203,10 +203,15 @@ ADAPTERS = {
     "bias_all": (dict(target_modules=NAMES, bias="all"), "bias"),
     "bias_lora_only": (dict(target_modules=NAMES, bias="lora_only"), "bias"),
     "lora_bias": (dict(target_modules=NAMES, lora_bias=True), "lora_bias"),
-    "modules_to_save": (dict(target_modules=NAMES, modules_to_save=["lm_head"]), "modules_to_save"),
-    "trainable_tokens": (dict(target_modules=NAMES, trainable_token_indices=[1, 2]), "trainable_token_indices"),
+    "modules_to_save": dict(target_modules=NAMES, modules_to_save=["embed_tokens", "lm_head", "norm"]),
+    "the_last_norm_alone": dict(target_modules=NAMES, modules_to_save=["model.norm"]),
+    "linear_layers_to_save": (dict(target_modules=NAMES, modules_to_save=["up_proj"]), "modules_to_save"),
+    "trainable_tokens": dict(target_modules=NAMES, trainable_token_indices=[1, 2, 7]),
+    "trainable_tokens_of_a_head": (dict(target_modules=NAMES, trainable_token_indices={"lm_head": [1, 2]}), "trainable_token_indices"),
     "embedding": (dict(target_modules=["embed_tokens", "q_proj"]), "target"),
-    "head": (dict(target_modules=["lm_head", "q_proj"]), "target"),
+    "head": dict(target_modules=["lm_head", "q_proj"]),
+    "head_with_a_rank": dict(target_modules=["lm_head", "q_proj"], rank_pattern={"lm_head": 2}, alpha_pattern={"head": 3, "lm_head": 5}),
+    "head_and_layers": dict(target_modules=["lm_head", "q_proj"], layers_to_transform=[0, 2]),
     "pissa": (dict(target_modules=NAMES, init_lora_weights="pissa"), "init_lora_weights"),
     "pissa_niter": (dict(target_modules=NAMES, init_lora_weights="pissa_niter_4"), "init_lora_weights"),
     "olora": (dict(target_modules=NAMES, init_lora_weights="olora"), "init_lora_weights"),
@@ -259,7 +264,7 @@ class Foreign:
             torch.manual_seed(1)
             model = peft.get_peft_model(self.fresh(), peft.LoraConfig(**{**dict(r=4, lora_alpha=6, task_type="CAUSAL_LM"), **arguments}))
             for name, p in model.named_parameters():
-                if "lora_" in name:
+                if "lora_" in name or "modules_to_save" in name or "tokens_delta" in name:
                     torch.nn.init.normal_(p, std=0.1)
             out = self.directory / str(len(self.made))
             model.save_pretrained(out)
@@ -290,6 +295,7 @@ def test_an_adapter_of_peft_goes_both_ways_or_is_refused_by_name(name, foreign, 
         assert refused in message and not (tmp_path / "out").exists(), message
         return
     theirs = load_file(tmp_path / "in/adapter_model.safetensors")
+    theirs.pop("base_model.model.lm_head.base_layer.weight", None)  # the base's, which is compared and left alone
     for command in ("adapter", "adapter-patterns"):
         tool(command, directory, tmp_path / "in", tmp_path / command)
         ours = load_file(tmp_path / command / "adapter_model.safetensors")

@@ -149,12 +149,8 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
   Memory memory;
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
-               {.threads = 2});
-  const BaseModel of{.name = config.base_model,
-                     .directory = "",
-                     .prefix = prompt_shape(spec, AdapterKind::kPrefix),
-                     .prompt = prompt_shape(spec, AdapterKind::kPrompt)};
-  write_adapter(out, config.spec, of, layout,
+               {.threads = 2, .base = &spec, .base_directory = base});
+  write_adapter(out, config.spec, {.name = config.base_model, .directory = "", .spec = &spec}, layout,
                 [&](size_t, const TensorPlace& place, int64_t) {
                   return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
                 },

@@ -49,7 +49,7 @@ constexpr Word kWords[] = {
     to("peft_init_lora_weights", "lora.start", How::kLoraStart),
     when_on("peft.loftq_config.loftq_bits", "lora.start", "\"loftq\"", "with model.quantize"),
     missing("peft_layers_*", "every block gets its adapters"),
-    missing("peft_trainable_token_indices", "adapters alone are trained; the embedding stays as it is"),
+    to("peft_trainable_token_indices", "lora.tokens", How::kTargets),
     missing("lora_on_cpu", "`lmlaunch export --merge` needs no GPU"),
     unneeded("lora_mlp_kernel", why::kFused),
     unneeded("lora_qkv_kernel", why::kFused),

@@ -103,8 +103,24 @@ void module_values(const Word& word, const Json& value, Draft& draft) {
   draft.set(std::string(word.ours), out + "}");
 }
 
+// modules_to_save: ends of paths, without a point before them.
+void also(const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  std::vector<std::string> names = names_of(value);
+  std::ranges::replace(names, "norm", "norms");
+  if (!names.empty()) draft.set("lora.also", value_text(names));
+}
+
+void tokens(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  if (!value.is_array()) return draft.missing("lora.tokens is a list: rows of the embedding");
+  layers(word, value, draft);
+}
+
 void modules(const Word& word, const Json& value, Draft& draft) {
   if (word.ours == "lora.layers") return layers(word, value, draft);
+  if (word.ours == "lora.also") return also(value, draft);
+  if (word.ours == "lora.tokens") return tokens(word, value, draft);
   const bool values = word.ours == "lora.ranks" || word.ours == "lora.alphas";
   values ? module_values(word, value, draft) : targets(word, value, draft);
 }

@@ -12,7 +12,7 @@ constexpr Word kWords[] = {
     to("lora_alpha", "lora.alpha"),
     to("lora_dropout", "lora.dropout"),
     to("lora_target", "lora.targets", How::kTargets),
-    missing("additional_target", "adapters alone are trained; embeddings and head stay as they are"),
+    to("additional_target", "lora.also", How::kTargets),
     missing("create_new_adapter", "lora.init trains an adapter further"),
     to("loraplus_lr_ratio", "lora.b_lr_ratio"),
     missing("loraplus_lr_embedding", "the embedding gets no adapter"),

@@ -201,7 +201,7 @@ constexpr Word kWords[] = {
     to("lora_dropout", "lora.dropout"),
     to("lora_target_modules", "lora.targets", How::kTargets),
     missing("lora_target_parameters", why::kExperts),
-    missing("lora_modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
+    to("lora_modules_to_save", "lora.also", How::kTargets),
     unneeded("lora_task_type", "causal language models"),
     to("use_rslora", "lora.rslora"),
     to("use_dora", "lora.dora"),
