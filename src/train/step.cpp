@@ -391,8 +391,10 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
       pass.carry_out(operation);
     }
   }
-  for (const Slot& slot : forward.slots.pools[static_cast<size_t>(Pool::kWeights)]) {
-    if (slot.array >= 0) off_device_.store(Pool::kWeights)->forget(slot.array);
+  for (const Pool pool : {Pool::kWeights, Pool::kWeightShards}) {
+    for (const Slot& slot : forward.slots.pools[static_cast<size_t>(pool)]) {
+      if (slot.array >= 0) off_device_.store(pool)->forget(slot.array);
+    }
   }
 }
 
