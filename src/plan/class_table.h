@@ -47,7 +47,8 @@ class ClassTable {
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
     rows_.push_back({name, total - off.whole + off.shard, note + shards(off.shard > 0), device_home_});
     for (size_t t = 0; t < kTierCount; ++t)
-      if (off.at[t] > 0) rows_.push_back({name, off.at[t], note + shards(off.in_shards), static_cast<Home>(t)});
+      if (off.at[t] > 0)
+        rows_.push_back({name, off.at[t], note + shards(off.in_shards), static_cast<Home>(t)});
   }
   void device(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, device_home_});

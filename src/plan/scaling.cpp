@@ -122,7 +122,8 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
     notes.emplace_back("every rank has all weights on its disk: zero.stage = 3 shards them");
   if (whole_on_disk(Pool::kGradients))
     notes.emplace_back(
-        "every rank has all gradients on its disk: zero.stage = 2 shards them where all micro-batches of a step "
+        "every rank has all gradients on its disk: zero.stage = 2 shards them where all micro-batches of a "
+        "step "
         "pass a block together");
   return notes;
 }

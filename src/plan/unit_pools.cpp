@@ -87,7 +87,7 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
                                             : unit.elements * size_of(trained));
     shard_bytes.push_back(bytes.back() == 0 ? 0
                           : frozen          ? frozen_shard_of(bytes.back(), 0, in.world.ranks).elements
-                                   : shard_of(unit, 0, in.world.ranks).elements * size_of(trained));
+                                            : shard_of(unit, 0, in.world.ranks).elements * size_of(trained));
   }
   plan.placement.pool(Pool::kWeightShards) = {};
   if (shards) {

@@ -1,5 +1,5 @@
-// The pools of weights and of gradients, whose arrays are units: what of them lives off the device, and what is
-// in shards of the ranks. Inside src/plan.
+// The pools of weights and of gradients, whose arrays are units: what of them lives off the device, and what
+// is in shards of the ranks. Inside src/plan.
 #pragma once
 
 #include <vector>

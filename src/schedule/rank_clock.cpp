@@ -86,8 +86,8 @@ void RankClock::pass(const TimedList& list, size_t i, double seconds) {
 void RankClock::arrive(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   if (is_transfer(op))
-    return wait(std::max(
-        {arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)}));
+    return wait(
+        std::max({arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)}));
   // The thread that enqueues this did the updates before it.
   wait(std::max({arrived(list, i), host_, called(op)}));
 }
@@ -101,7 +101,8 @@ double RankClock::ready_beside(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   const double issued = std::max({now, host_, calls_free_});
   if (!is_transfer(op)) return std::max(issued, arrived(list, i));
-  return std::max({issued, arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
+  return std::max(
+      {issued, arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
 }
 
 void RankClock::pass_beside(const Operation& op, double start, double end) {

@@ -50,8 +50,8 @@ struct ScheduleUnit {
   // Whether any of the block's state is off the device. Under global clipping the update of such a unit is
   // deferred: it runs under the next forward, before the unit's own.
   bool off_device = false;
-  // Each rank has its shard of the weights alone. An update changes that where it lives (off the device: in the
-  // shard's slot), and whoever uses the unit gathers it.
+  // Each rank has its shard of the weights alone. An update changes that where it lives (off the device: in
+  // the shard's slot), and whoever uses the unit gathers it.
   bool in_shards = false;
   // No update changes what the weight pool moves of it (spec/block_layout.h, moves_frozen).
   bool frozen = false;
@@ -129,7 +129,8 @@ struct StepConfig {
   int64_t first_trained = 0;
 
   // Transfers. Arrays: weights and gradients, and their shards, by unit; optimizer by tile, the blocks' tiles
-  // one after another; activations place x group + micro-batch in its group, the place of the input of blocks 1 .. L + 1.
+  // one after another; activations place x group + micro-batch in its group, the place of the input of blocks
+  // 1 .. L + 1.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
 
@@ -162,7 +163,7 @@ struct StepConfig {
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
-  bool uses_slots() const;                                                       // any pool
+  bool uses_slots() const;     // any pool
   bool moves_shards() const {  // of weights or gradients, between their tier and slots of their own
     return pool(Pool::kWeightShards).slots + pool(Pool::kGradientShards).slots > 0;
   }

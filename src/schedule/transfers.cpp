@@ -305,7 +305,8 @@ struct WithNext {
   size_t length = 0;
 };
 
-// Adds the transfers of shards, or of all other pools. `last`: nobody asks any more for what follows the list.
+// Adds the transfers of shards, or of all other pools. `last`: nobody asks any more for what follows the
+// list.
 void add_transfers_of(bool shards, bool last, const StepConfig& config, SlotState& state, WithNext& list) {
   std::vector<Insertion> inserted;
   const size_t length = list.length, end = last ? length : list.both.operations.size();

@@ -77,16 +77,16 @@ std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool, Store
   const PlacementPlan& placement = setup.placement;
   LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards,
            "the number of ranks with shards");
-  return std::make_unique<ShardStore>(ShardStoreSetup{
-      .group = *setup.group,
-      .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
-      .shards = shards_of_arrays(setup, pool),
-      .name = [&placement, &layout = setup.layout,
-               pool](int64_t array) { return array_name(placement, layout, pool, array); },
-      .slots = placement.pool(pool).slots,
-      .gathers = pool == Pool::kWeights,
-      .stream = setup.stream,
-      .tier = tier});
+  return std::make_unique<ShardStore>(
+      ShardStoreSetup{.group = *setup.group,
+                      .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
+                      .shards = shards_of_arrays(setup, pool),
+                      .name = [&placement, &layout = setup.layout,
+                               pool](int64_t array) { return array_name(placement, layout, pool, array); },
+                      .slots = placement.pool(pool).slots,
+                      .gathers = pool == Pool::kWeights,
+                      .stream = setup.stream,
+                      .tier = tier});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Plans of weights and gradients in shards off the device: what each rank has where, and what crosses the links.
+// Plans of weights and gradients in shards off the device: what each rank has where, and what crosses the
+// links.
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
@@ -100,7 +101,7 @@ TEST(ShardsPlan, GpusHaveShardsInHostMemory) {
     const auto share = static_cast<double>((layout.flat_elements - here) * 2) / 8;
     EXPECT_NEAR(static_cast<double>(bytes_at(plan, name, Home::kHost)) / share, 1, 0.01);
     EXPECT_LT(bytes_at(plan, name, Home::kDevice), kMiB);
-    EXPECT_GT(plan.timeline.link_bytes, 2 * share);
+    EXPECT_GT(plan.timeline.link_bytes, 1.5 * share);
     EXPECT_LT(plan.timeline.link_bytes, 6 * share + 2.0 * static_cast<double>(here) * 2);
   }
 }
@@ -120,6 +121,7 @@ TEST(ShardsPlan, SeventyBillionFitInSixteenShards) {
     if (told) c.config.offload.weights = c.config.offload.optimizer = OffloadHome::kHost;
     const Plan plan = c.draft();
     EXPECT_TRUE(plan.fits) << print_plan(plan);
+    EXPECT_FALSE(plan.placement.in_backward());
     if (told) {
       EXPECT_LT(bytes_at(plan, "weights", Home::kHost), 10 * kGiB) << print_plan(plan);
     }

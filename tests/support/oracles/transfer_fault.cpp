@@ -70,8 +70,12 @@ namespace {
 
 // Of shards, which the other pools' transfers use as compute does, or of those pools.
 std::string fault_of(bool shards, const StepSchedule& schedule, const StepConfig& config, SlotState before) {
-  const auto checked = [&](const Operation& op) { return is_transfer(op) && holds_shards(op.pool) == shards; };
-  const auto ignored = [&](const Operation& op) { return is_transfer(op) && holds_shards(op.pool) && !shards; };
+  const auto checked = [&](const Operation& op) {
+    return is_transfer(op) && holds_shards(op.pool) == shards;
+  };
+  const auto ignored = [&](const Operation& op) {
+    return is_transfer(op) && holds_shards(op.pool) && !shards;
+  };
   StepSchedule users;
   for (const Operation& op : schedule.operations) {
     if (!checked(op) && !ignored(op)) users.operations.push_back(op);
