@@ -34,7 +34,7 @@ void expect_shards(const Variant& run, const Training& training, const Group& gr
 }
 
 // What all ranks give together: the numbers, which must agree, and every byte of the state.
-Outcome run_ranks(const Variant& run, int ranks) {
+Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
   SharedRegion region = SharedRegion::create(ranks);
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -55,7 +55,7 @@ Outcome run_ranks(const Variant& run, int ranks) {
           EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
                     shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
         }
-        outcomes[static_cast<size_t>(r)] = training.run();
+        outcomes[static_cast<size_t>(r)] = training.run(read_between);
       } catch (const std::exception& error) {
         errors[static_cast<size_t>(r)] = error.what();
         region.end();
@@ -275,6 +275,20 @@ TEST(Ranks, ShardsOffTheDeviceGiveTheSameBits) {
     first.slots_on_device = first.on_host = false, first.host = 0;
     expect_same(run, ranks, run_ranks(run, ranks), run_ranks(first, ranks));
     if (HasFailure()) return;
+  }
+}
+
+// Reading, also of tiles that no update has reached, changes nothing.
+TEST(Ranks, StateInShardsIsReadBetweenSteps) {
+  for (const Master master : {Master::kSplit, Master::kF32}) {
+    for (const bool off_device : {false, true}) {
+      Variant run;
+      run.stage = 3, run.micro_batches = 3, run.steps = 3;
+      run.master = master;
+      run.optimizer = true;
+      run.weights = run.gradients = off_device;
+      expect_same(run, 3, run_ranks(run, 3, true), run_ranks(run, 3));
+    }
   }
 }
 
