@@ -36,7 +36,7 @@ class UseCollector {
 
   std::vector<ArrayUse> take() {
     const auto earlier = [](const ArrayUse& a, const ArrayUse& b) { return a.begin < b.begin; };
-    // Weights alone are collected when they are released, in another order.
+    // Weights and their shards are collected when a use ends, in another order.
     if (!std::is_sorted(uses_.begin(), uses_.end(), earlier))
       std::stable_sort(uses_.begin(), uses_.end(), earlier);
     return std::move(uses_);
@@ -70,12 +70,16 @@ class UseCollector {
       add({index, index, op.unit, true, false, op.tile + 1 >= config_.unit(op.unit).end_tile});
   }
 
-  // A gather reads the rank's shard, an update changes it.
+  // A gather reads the rank's shard, an update changes it: it stays where it is until all tiles are done,
+  // which a CPU beside a GPU stages ahead.
   void weight_shards(size_t index, const Operation& op) {
     if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights)
       add({index, index, op.array, true, false, false});
-    if (op.kind == OperationKind::kUpdate && config_.unit(op.unit).in_shards)
-      add({index, index, op.unit, true, true, false});
+    const ScheduleUnit& unit = config_.unit(op.unit);
+    if (op.kind != OperationKind::kUpdate || !unit.in_shards || !config_.pool(pool_).holds(op.unit)) return;
+    size_t& begin = open_[static_cast<size_t>(op.unit)];
+    if (op.tile == unit.first_tile) begin = index;
+    if (op.tile + 1 == unit.end_tile) add({begin, index, op.unit, true, true, false});
   }
 
   // What leaves the slot of a gradient is the rank's shard of the sum, and that alone comes back, until its
@@ -121,7 +125,7 @@ class UseCollector {
 
   Pool pool_;
   const StepConfig& config_;
-  std::vector<size_t> open_;  // weights: where the unit was acquired
+  std::vector<size_t> open_;  // weights: where the unit was acquired; their shards: its first tile
   bool checked_ = false;      // activations: since the step began
   std::vector<ArrayUse> uses_;
 };

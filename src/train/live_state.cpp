@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace lm {
 
 void LiveState::read(std::span<const StateEntry> entries, const Take& take) {

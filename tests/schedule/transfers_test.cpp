@@ -300,7 +300,7 @@ StepConfig random_case(std::mt19937& random) {
       PoolShape shards = c.pool(whole);
       for (char& through_slots : shards.through_slots)
         through_slots = static_cast<char>(through_slots != 0 && draw(0, 3) > 0);
-      shards.slots = draw(0, 3);
+      shards.slots = draw(0, 1) * draw(2, 4);  // one for what is updated, one for what is gathered
       if (shards.slots > 0 && c.pool(whole).slots > 0) c.pool(*shards_of(whole)) = shards;
     }
   }
