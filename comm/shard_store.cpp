@@ -13,7 +13,8 @@ ShardStore::ShardStore(ShardStoreSetup setup) : setup_(std::move(setup)) {
     array.bytes = setup_.bytes[a];
     if (array.bytes > 0) {
       array.shards = setup_.shards(static_cast<int64_t>(a));
-      array.home = Memory(setup_.stream.device, own(array).bytes);
+      array.on_tier = setup_.tier != nullptr && setup_.tier->holds(static_cast<int64_t>(a));
+      array.home = Memory(setup_.stream.device, array.on_tier ? 0 : own(array).bytes);
       longest = std::max(longest, array.bytes);
     }
     arrays_.push_back(std::move(array));
@@ -28,18 +29,55 @@ void ShardStore::enter(int64_t array, int64_t slot) {
   at(array).slot = slot;
 }
 
+// After what the slot was used for, and moved for.
+void ShardStore::begin_copies(const Array& array, Slot& slot) {
+  if (copies_in_compute(array)) slot.moved.wait(setup_.stream);
+  setup_.group.begin_after(setup_.stream);
+}
+
+// The group's stream goes on behind them.
+void ShardStore::end_copies(Array& array) {
+  if (copies_in_compute(array)) setup_.group.begin_after(setup_.stream);
+  if (!array.on_tier) array.moved.record(way());
+}
+
+// Within a step the schedule has the shard in a slot of its tier. Outside of one these are empty: the first
+// serves.
+void ShardStore::copy_from_home(int64_t array, std::byte* to) {
+  Array& a = at(array);
+  const ByteRange mine = own(a);
+  if (mine.bytes == 0) return;
+  if (!a.on_tier) return copy_bytes(to, a.home.data(), mine.bytes, way());
+  const bool brings = !setup_.tier->in_slot(array);
+  if (brings) setup_.tier->fetch(array, 0);
+  copy_bytes(to, setup_.tier->use(array), mine.bytes, copies(a));
+  if (brings) setup_.tier->forget(array);
+}
+
+void ShardStore::copy_home(int64_t array, const std::byte* from) {
+  Array& a = at(array);
+  const ByteRange mine = own(a);
+  if (mine.bytes == 0) return;
+  if (!a.on_tier) return copy_bytes(a.home.data(), from, mine.bytes, way());
+  const bool writes = !setup_.tier->in_slot(array);
+  if (writes) setup_.tier->claim(array, 0);
+  copy_bytes(setup_.tier->use(array), from, mine.bytes, copies(a));
+  if (!writes) return;
+  setup_.tier->write_back(array);
+  setup_.tier->forget(array);
+}
+
 void ShardStore::fetch(int64_t array, int64_t slot) {
   enter(array, slot);
   Array& a = at(array);
   Slot& to = slot_of(a);
-  setup_.group.begin_after(setup_.stream);  // with it, what the slot was used for
+  begin_copies(a, to);
   if (a.fresh) {
     zero_bytes(to.memory.data(), a.bytes, way());
     return to.moved.record(way());
   }
-  const ByteRange mine = own(a);
-  if (mine.bytes > 0) copy_bytes(to.memory.data() + mine.begin, a.home.data(), mine.bytes, way());
-  a.moved.record(way());
+  copy_from_home(array, to.memory.data() + own(a).begin);
+  end_copies(a);
   if (setup_.gathers) setup_.group.share("gather of an array", to.memory.data(), a.shards);
   to.moved.record(way());
 }
@@ -51,12 +89,11 @@ void ShardStore::claim(int64_t array, int64_t slot) {
 void ShardStore::write_back(int64_t array) {
   Array& a = at(array);
   LM_CHECK(a.slot >= 0, setup_.name(array) + " is written back from no slot");
-  const ByteRange mine = own(a);
   Slot& from = slot_of(a);
-  setup_.group.begin_after(setup_.stream);
-  if (mine.bytes > 0) copy_bytes(a.home.data(), from.memory.data() + mine.begin, mine.bytes, way());
+  begin_copies(a, from);
+  copy_home(array, from.memory.data() + own(a).begin);
+  end_copies(a);
   from.moved.record(way());
-  a.moved.record(way());
   a.fresh = false;
 }
 
@@ -76,7 +113,8 @@ std::byte* ShardStore::use_home(int64_t array) {
   a.slot = -1;
   a.fresh = false;
   if (own(a).bytes == 0) return slots_.front().memory.data();  // nobody looks there
-  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(a.home.data()) -
+  std::byte* const home = a.on_tier ? setup_.tier->use(array) : a.home.data();
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(home) -
                                       static_cast<uintptr_t>(own(a).begin));
 }
 
@@ -110,7 +148,10 @@ void ShardStore::read(int64_t array, int64_t begin, std::span<std::byte> out) {
   const ByteRange mine = own(a);
   const int64_t from = std::max(begin, mine.begin),
                 to = std::min(begin + std::ssize(out), mine.begin + mine.bytes);
-  if (from < to) take(from - begin, to - from, a.home.data() + (from - mine.begin));
+  if (from >= to) return;
+  if (!a.on_tier) return take(from - begin, to - from, a.home.data() + (from - mine.begin));
+  setup_.tier->read(array, from - mine.begin,
+                    out.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
 }
 
 void ShardStore::reset() {

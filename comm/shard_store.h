@@ -4,8 +4,12 @@
 // Gradients are the other way round: each rank has made an array in its slot, their exchange (Gradients)
 // leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
 //
+// This rank's shards lie in memory of the device, or as arrays of another store, which has them on a farther
+// tier. The schedule then brings a shard into a slot of that store before this one needs it (Pool::
+// kWeightShards, kGradientShards), and writes it back from there; outside of a step this store does both.
+//
 // Every rank makes the same calls in the same order, as the schedule does. The compute thread calls. On a GPU
-// everything here moves in the group's stream: what uses a slot waits for what was last moved there, and for
+// whole arrays move in the group's stream: what uses a slot waits for what was last moved there, and for
 // nothing later.
 #pragma once
 
@@ -28,6 +32,9 @@ struct ShardStoreSetup {
   int64_t slots = 0;
   bool gathers = true;     // a fetch brings the whole array; else this rank's shard
   StreamView stream = {};  // compute's: arrays lie on its device
+  // Borrowed; has this rank's shards of the arrays that it holds, by their numbers, and uses its slots in
+  // `stream`, or (of arrays that are not gathered) in the group's. Null: all shards are on the device.
+  Store* tier = nullptr;
 };
 
 class ShardStore final : public Store {
@@ -46,6 +53,7 @@ class ShardStore final : public Store {
   void reset() override;
   void resize(int64_t array, int64_t bytes) override;
   bool holds(int64_t array) const override;
+  bool in_slot(int64_t array) const override { return at(array).slot >= 0; }
   bool fresh(int64_t array) const override { return at(array).fresh; }
   std::byte* use_home(int64_t array) override;
   std::byte* use_in_group(int64_t array) override;
@@ -55,11 +63,12 @@ class ShardStore final : public Store {
   struct Array {
     explicit Array(DeviceType device) : moved(device) {}
     std::vector<ByteRange> shards;
-    Memory home;  // of this rank's shard
+    Memory home;  // of this rank's shard; empty if that is on another tier
     Moved moved;  // the last that was, out of it or into it
     int64_t bytes = 0;
     int64_t slot = -1;
     bool fresh = true;
+    bool on_tier = false;  // this rank's shard is an array of `tier`
   };
   struct Slot {
     Slot(DeviceType device, int64_t bytes) : memory(device, bytes), moved(device) {}
@@ -72,6 +81,14 @@ class ShardStore final : public Store {
   Slot& slot_of(const Array& array) { return slots_[static_cast<size_t>(array.slot)]; }
   StreamView way() const { return setup_.group.stream(setup_.stream); }
   void enter(int64_t array, int64_t slot);
+  // This rank's shard is copied between its slot and its home in the stream that uses the home: an update
+  // changes weights in compute's.
+  bool copies_in_compute(const Array& array) const { return array.on_tier && setup_.gathers; }
+  StreamView copies(const Array& array) const { return copies_in_compute(array) ? setup_.stream : way(); }
+  void begin_copies(const Array& array, Slot& slot);
+  void end_copies(Array& array);
+  void copy_from_home(int64_t array, std::byte* to);
+  void copy_home(int64_t array, const std::byte* from);
 
   ShardStoreSetup setup_;
   std::vector<Array> arrays_;

@@ -76,6 +76,7 @@ class LocalStore : public Store, private ChunkChecks {
   void reset() override;
   void resize(int64_t array, int64_t bytes) override;
   bool holds(int64_t array) const override;
+  bool in_slot(int64_t array) const override { return arrays_[static_cast<size_t>(array)].slot >= 0; }
   bool fresh(int64_t array) const override { return arrays_[static_cast<size_t>(array)].fresh; }
   double wait_seconds() const override { return wait_seconds_; }
 

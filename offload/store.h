@@ -77,6 +77,8 @@ class Store {
   // Sets the valid length of the array (a shorter batch's activations).
   virtual void resize(int64_t array, int64_t bytes) = 0;
   virtual bool holds(int64_t array) const = 0;
+  // Whether it is in one of the store's slots, or on its way there.
+  virtual bool in_slot(int64_t array) const = 0;
   // Whether it was never written: its bytes are meaningless zeros.
   virtual bool fresh(int64_t array) const = 0;
 

@@ -18,12 +18,23 @@ struct OffDeviceBytes {
   PerTier<int64_t> at = {};
   int64_t whole = 0;  // of all ranks' shards together
   int64_t shard = 0;  // of this rank, in the memory of its device
+  bool in_shards = false;
 };
 
 inline OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
-  if (pool.shards > 1) return {.whole = pool.whole_bytes(), .shard = pool.off_device_bytes()};
   OffDeviceBytes out{.whole = pool.whole_bytes()};
   for (size_t t = 0; t < kTierCount; ++t) out.at[t] = pool.off_device_bytes(static_cast<Home>(t));
+  return out;
+}
+// Of a pool that may be in shards; `shards`: the pool of those that are off the device.
+inline OffDeviceBytes off_device_bytes(PoolPlan pool, const PoolPlan& shards) {
+  if (pool.shards == 1) return off_device_bytes(pool);
+  OffDeviceBytes out = off_device_bytes(shards);
+  out.whole = pool.whole_bytes();
+  out.in_shards = true;
+  for (size_t a = 0; a < shards.off_device.size(); ++a)
+    if (shards.off_device[a] != 0) pool.off_device[a] = 0;
+  out.shard = pool.off_device_bytes();
   return out;
 }
 
@@ -34,9 +45,10 @@ class ClassTable {
 
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
-    rows_.push_back({name, total - off.whole + off.shard, note + shards(off), device_home_});
+    rows_.push_back({name, total - off.whole + off.shard, note + shards(off.shard > 0), device_home_});
     for (size_t t = 0; t < kTierCount; ++t)
-      if (off.at[t] > 0) rows_.push_back({name, off.at[t], note, static_cast<Home>(t)});
+      if (off.at[t] > 0)
+        rows_.push_back({name, off.at[t], note + shards(off.in_shards), static_cast<Home>(t)});
   }
   void device(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, device_home_});
@@ -73,8 +85,8 @@ class ClassTable {
   std::vector<ClassBytes> take() { return std::move(rows_); }
 
  private:
-  std::string shards(const OffDeviceBytes& off) const {
-    return off.shard > 0 ? fmt::format(", in shards of {} ranks", plan_.placement.ranks) : "";
+  std::string shards(bool some) const {
+    return some ? fmt::format(", in shards of {} ranks", plan_.placement.ranks) : "";
   }
 
   const Plan& plan_;

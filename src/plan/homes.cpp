@@ -159,6 +159,10 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
       return "gradient of " + unit_name(array);
     case Pool::kActivations:
       return input_name(placement, array / placement.group, block_name);
+    case Pool::kWeightShards:
+      return "this rank's shard of the weights of " + unit_name(array);
+    case Pool::kGradientShards:
+      return "this rank's shard of the gradient of " + unit_name(array);
     case Pool::kOptimizer:
       break;
   }

@@ -37,7 +37,8 @@ struct PoolPlan {
   // For tiers between the device and `home`: of the arrays before this one, those off the device live in that
   // tier or in a nearer one.
   PerTier<int64_t> kept = {};
-  // 1, or the number of ranks: then what is off the device lives in shards, each rank's in its own memory.
+  // 1, or the number of ranks: then what passes through slots is in shards. Each rank has its own in the pool
+  // of shards (shards_of) if that has it off the device, and else in its device's memory.
   int shards = 1;
   int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;

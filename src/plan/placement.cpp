@@ -9,13 +9,12 @@
 #include "plan/forecast.h"
 #include "plan/limits.h"
 #include "plan/tile_cutter.h"
+#include "plan/unit_pools.h"
 #include "plan/update_work.h"
 
 namespace lm {
 namespace {
 
-// Three slots: one in use, one on its way in, one on its way out.
-constexpr int64_t kSlots = 3;
 constexpr int64_t kUpdateSlots = 3;  // of an update's gradients and weights (optim/host_update.h)
 // A tile should be long enough for the disk to reach its rate (some MiB) and short beside the state, so that
 // the pipeline fills at once.
@@ -35,98 +34,6 @@ int64_t size_of(DType type) {
 
 int64_t last_block(const PlanInput& in) {
   return static_cast<int64_t>(in.layout.blocks.size()) - 1;
-}
-
-// Then neither gradients nor weights are in shards. (Of adapters they never are.)
-bool updates_whole_tensors(const PlanInput& in) {
-  return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
-}
-bool cuts_head(const PlanInput& in) {
-  // An adapter of the head lies with its norm, and each segment would need it.
-  if (in.spec.scores() || in.layout.blocks.back().trains("head.lora_A")) return false;
-  return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
-}
-
-// What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
-// by segments. The embedding is looked up at its home, without a slot; a final norm is worth no transfer.
-std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
-  std::vector<Unit> units = in.layout.units(through_slots && cuts_head(in));
-  for (Unit& unit : units) {
-    if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
-  }
-  return units;
-}
-
-PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
-  PoolPlan pool;
-  pool.home = home;
-  pool.bytes = std::move(bytes);
-  pool.off_device.assign(pool.bytes.size(), 0);
-  if (!is_off_device(home, device)) return pool;
-  int64_t count = 0;
-  for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    if (pool.bytes[a] == 0) continue;
-    pool.off_device[a] = 1;
-    ++count;
-    pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
-  }
-  pool.slots = std::min(slots, count);
-  return pool;
-}
-
-// In shards of the ranks, each in its own memory.
-PoolPlan make_shards(std::vector<int64_t> bytes, int ranks) {
-  PoolPlan pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = ranks;
-  return pool;
-}
-
-// What is on a disk is there whole on every rank.
-bool shards_weights(const PlanInput& in, Home home) {
-  return in.world.ranks > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in) &&
-         !is_off_device(home, in.device);
-}
-
-// A gradient that several micro-batches or groups add to is exchanged when it is whole, so that every stage
-// adds in the same order: until then each rank needs all of it, unless all micro-batches pass a block
-// together.
-bool shards_gradients(const PlanInput& in, Home home, const Plan& plan) {
-  const int64_t micro_batches = plan.numerics.micro_batches;
-  return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
-         micro_batches <= kMostInGroup && !is_off_device(home, in.device);
-}
-
-void place_weights(const PlanInput& in, Home home, Plan& plan) {
-  std::vector<int64_t> bytes;
-  const bool shards = shards_weights(in, home);
-  const DType trained = plan.numerics.trained_dtype();
-  plan.placement.frozen_arrays.clear();
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
-    const bool frozen = moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, trained);
-    plan.placement.frozen_arrays.push_back(frozen ? 1 : 0);
-    bytes.push_back(frozen                  ? unit.frozen_bytes
-                    : in.adapter != nullptr ? 0
-                                            : unit.elements * size_of(trained));
-  }
-  plan.placement.pool(Pool::kWeights) = shards ? make_shards(std::move(bytes), in.world.ranks)
-                                               : make_pool(home, std::move(bytes), kSlots, in.device);
-  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
-  const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
-  const BlockLayout& embedding = in.layout.blocks.front();
-  plan.placement.embedding_in_host = !leaves ? 0
-                                     : embedding.frozen_bytes > 0
-                                         ? embedding.frozen_bytes
-                                         : embedding.flat_elements * size_of(trained);
-}
-
-void place_gradients(const PlanInput& in, Home home, Plan& plan) {
-  std::vector<int64_t> bytes;
-  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan);
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
-    bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
-  plan.placement.pool(Pool::kGradients) = shards ? make_shards(std::move(bytes), in.world.ranks)
-                                                 : make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
 // No more slots than arrays that pass through them, and no longer ones than these need.
@@ -209,9 +116,9 @@ Tier* tier_of(Plan& plan, Home home) {
 }
 
 // Bytes that a tier has to give, after the margin.
-int64_t spare(Plan& plan, Home home) {
+int64_t spare(Plan& plan, Home home, int64_t Tier::*limit = &Tier::usable) {
   const Tier* tier = tier_of(plan, home);
-  return tier == nullptr ? 0 : std::max<int64_t>(tier->usable - tier->bytes - kMargin, 0);
+  return tier == nullptr ? 0 : std::max<int64_t>(tier->*limit - tier->bytes - kMargin, 0);
 }
 
 void stage_more(const PlanInput& in, Plan& plan) {
@@ -229,12 +136,12 @@ void stage_more(const PlanInput& in, Plan& plan) {
 
 // The earliest arrays of a class stay on the device, as many as fit beside the slots that the others need:
 // shorter ones where only segments of a head are left.
-void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
+void keep_on_device(const PlanInput& in, Plan& plan, Pool which, int64_t Tier::*limit = &Tier::usable) {
   PoolPlan& pool = plan.placement.pool(which);
-  if (pool.shards > 1) return;
+  if (pool.bytes.empty()) return;
   const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
   const int64_t room =
-      spare(plan, nearest_tier(in.device)) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
+      spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
   for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
   size_t end = pool.bytes.size();  // arrays before it stay
@@ -269,24 +176,38 @@ void keep_nearer(const PlanInput& in, Plan& plan, Pool which) {
   }
 }
 
+// What shards take of a tier is little beside what else is there: the device may have room for all of them
+// where the tier has not.
+void keep_shards_on_device(const PlanInput& in, Plan& plan) {
+  const OffloadConfig offload = in.offload();
+  if (offload.weights == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kWeightShards, &Tier::allowed);
+  if (offload.gradients == OffloadHome::kAuto)
+    keep_on_device(in, plan, Pool::kGradientShards, &Tier::allowed);
+}
+
 void keep_what_fits(const PlanInput& in, Plan& plan) {
   const OffloadConfig offload = in.offload();
-  if (offload.weights == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kGradients);
+  const Pool weights = tier_pool(plan.placement, Pool::kWeights),
+             gradients = tier_pool(plan.placement, Pool::kGradients);
+  if (offload.weights == OffloadHome::kAuto) keep_on_device(in, plan, weights);
+  if (offload.gradients == OffloadHome::kAuto) keep_on_device(in, plan, gradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kOptimizer);
   if (offload.weights == OffloadHome::kAuto &&
       plan.placement.embedding_in_host <= spare(plan, Home::kDevice)) {
     plan.placement.embedding_in_host = 0;
     size_plan(in, plan);
   }
-  if (offload.weights == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kGradients);
+  if (offload.weights == OffloadHome::kAuto) keep_nearer(in, plan, weights);
+  if (offload.gradients == OffloadHome::kAuto) keep_nearer(in, plan, gradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kOptimizer);
 }
 
 }  // namespace
 
-void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t most_group) {
+namespace {
+
+// `shards`: gradients are in shards, so that all micro-batches pass a block together.
+void place_with(const PlanInput& in, const HomeChoice& homes, bool shards, int64_t most_group, Plan& plan) {
   PlacementPlan& p = plan.placement;
   p.device = in.device;  // first: the rehearsal asks
   const auto set = [&](StateClass state, Home home) { p.home[static_cast<size_t>(state)] = home; };
@@ -309,17 +230,35 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.table_last = homes.table_last;
   // A tied embedding's gradient is begun by the head, unless it is made last, and complete at the end alone.
   if (homes.in_backward && in.spec.tied && !p.table_last) p.gradients_in_slot.front() = 0;
-  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan);
+  const bool one_group = homes.in_backward || shards;
   if (one_group) p.group = plan.numerics.micro_batches;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
-  place_gradients(in, homes.gradients, plan);
+  place_gradients(in, homes.gradients, shards, plan);
   place_optimizer(in, optimizer, plan);
   for (;; p.group = ceil_div(p.group, 2)) {
     place_activations(in, homes.activations, plan);
     size_plan(in, plan);
     if (p.group == 1 || one_group || fits_capacity(plan)) break;
   }
+}
+
+}  // namespace
+
+void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t most_group) {
+  const bool off_device = is_off_device(homes.gradients, in.device);
+  const bool shards = !homes.in_backward && shards_gradients(in, plan) &&
+                      (!off_device || plan.numerics.micro_batches <= most_group);
+  place_with(in, homes, shards, most_group, plan);
+  if (fits_capacity(plan) || !plan.step.moves_shards()) return;
+  Plan other = plan;
+  keep_shards_on_device(in, other);
+  if (!fits_capacity(other) && shards && off_device) {
+    // Whole gradients on their tier allow smaller groups, whose block inputs may fit.
+    other = plan;
+    place_with(in, homes, false, most_group, other);
+  }
+  if (fits_capacity(other)) plan = std::move(other);
 }
 
 void use_spare_memory(const PlanInput& in, Plan& plan) {
@@ -348,8 +287,8 @@ void explain_homes(const PlanInput& in, Plan& plan) {
                             "it does not fit beside activations; logits are computed once more for it"});
   if (!plan.step.uses_slots() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
-    const PoolPlan& pool = p.pool(which);
-    if (choice != OffloadHome::kAuto || pool.bytes.empty() || pool.shards > 1) return;
+    const PoolPlan& pool = p.pool(tier_pool(p, which));
+    if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
     const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});

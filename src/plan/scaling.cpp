@@ -114,11 +114,17 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
   if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)
     notes.push_back(std::string(rule.name) +
                     " updates whole matrices: each rank has all of what is trained, whatever zero.stage");
-  for (const Pool pool : {Pool::kWeights, Pool::kGradients}) {
-    if (p.pool(pool).shards == 1 && p.pool(pool).off_device_bytes(Medium::kDisk) > 0)
-      notes.push_back(std::string(pool_name(pool)) +
-                      " on disk are there whole on every rank, whatever zero.stage");
-  }
+  const auto whole_on_disk = [&](Pool pool) {
+    return !rule_text(plan.numerics.rule).whole_tensors && p.pool(pool).shards == 1 &&
+           p.pool(pool).off_device_bytes(Medium::kDisk) > 0;
+  };
+  if (whole_on_disk(Pool::kWeights))
+    notes.emplace_back("every rank has all weights on its disk: zero.stage = 3 shards them");
+  if (whole_on_disk(Pool::kGradients))
+    notes.emplace_back(
+        "every rank has all gradients on its disk: zero.stage = 2 shards them where all micro-batches of a "
+        "step "
+        "pass a block together");
   return notes;
 }
 

@@ -117,10 +117,12 @@ int64_t loftq_bytes(const ModelLayout& layout) {
 }
 
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
-int64_t step_list_bytes(const PlanInput& in, const NumericsPlan& n) {
-  constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3;
-  const int64_t operations = in.trains() ? n.micro_batches * kOfMicroBatch * (in.spec.layer_count() + 2) : 0;
-  return operations > kShort ? operations * kLists * static_cast<int64_t>(sizeof(Operation)) : 0;
+int64_t step_list_bytes(const PlanInput& in, const Plan& plan) {
+  constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3, kWithShards = 5;
+  const int64_t operations =
+      in.trains() ? plan.numerics.micro_batches * kOfMicroBatch * (in.spec.layer_count() + 2) : 0;
+  const int64_t lists = plan.step.moves_shards() ? kWithShards : kLists;
+  return operations > kShort ? operations * lists * static_cast<int64_t>(sizeof(Operation)) : 0;
 }
 
 // Bytes or elements on a rank, and what of them is off the device.
@@ -230,10 +232,12 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
 
 // Of the trained or the frozen weights.
 OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
-  PoolPlan pool = p.pool(Pool::kWeights);
-  for (size_t a = 0; a < pool.off_device.size(); ++a)
-    if (p.frozen_array(static_cast<int64_t>(a)) != frozen) pool.off_device[a] = 0;
-  return off_device_bytes(pool);
+  PoolPlan pool = p.pool(Pool::kWeights), shards = p.pool(Pool::kWeightShards);
+  for (PoolPlan* const of : {&pool, &shards}) {
+    for (size_t a = 0; a < of->off_device.size(); ++a)
+      if (p.frozen_array(static_cast<int64_t>(a)) != frozen) of->off_device[a] = 0;
+  }
+  return off_device_bytes(pool, shards);
 }
 
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
@@ -256,7 +260,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
     table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),
-              off_device_bytes(p.pool(Pool::kGradients)),
+              off_device_bytes(p.pool(Pool::kGradients), p.pool(Pool::kGradientShards)),
               per_parameter(n.gradient_dtype) + (p.in_backward() ? ", of one block at a time" : ""));
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
@@ -297,7 +301,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
     if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");
   }
-  if (const int64_t list = step_list_bytes(in, n); list > 0)
+  if (const int64_t list = step_list_bytes(in, plan); list > 0)
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
   // Ranks of a machine read what the others have written, and so each of them has all of it resident.
   const int readers = in.world.nodes == 1 ? in.world.ranks : 1;
@@ -369,7 +373,8 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
           .table_last = p.table_last,
           .layer_inputs = spec.embedding.inputs.width > 0,
           .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
-                    p.through(Pool::kActivations)},
+                    p.through(Pool::kActivations), p.through(Pool::kWeightShards),
+                    p.through(Pool::kGradientShards)},
           .first_tile = p.first_tile,
           .device = p.device,
           .arithmetic = n,

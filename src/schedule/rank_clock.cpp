@@ -32,17 +32,22 @@ double DiskClock::pass(Way& way, Way& other, double start, double seconds, doubl
 
 TimedList::TimedList(const StepSchedule& list, const StepConfig& config)
     : list_(list), wanted_(list_.operations.size()) {
-  StepSchedule inner;
-  std::vector<size_t> place;  // of an operation of `inner`, in the list
-  for (size_t i = 0; i < list_.operations.size(); ++i) {
-    if (is_transfer(list_.operations[i])) continue;
-    inner.operations.push_back(list_.operations[i]);
-    place.push_back(i);
-  }
-  for (int p = 0; p < kPools; ++p) {
-    const auto pool = static_cast<Pool>(p);
-    for (const ArrayUse& use : array_uses(inner, pool, config)) {
-      if (!use.at_home) wanted_[place[use.begin]].emplace_back(pool, use.array);
+  for (const bool shards : {false, true}) {
+    if (shards && !config.moves_shards()) return;
+    StepSchedule inner;
+    std::vector<size_t> place;  // of an operation of `inner`, in the list
+    for (size_t i = 0; i < list_.operations.size(); ++i) {
+      const Operation& op = list_.operations[i];
+      if (is_transfer(op) && (!shards || holds_shards(op.pool))) continue;
+      inner.operations.push_back(op);
+      place.push_back(i);
+    }
+    for (int p = 0; p < kPools; ++p) {
+      const auto pool = static_cast<Pool>(p);
+      if (holds_shards(pool) != shards) continue;
+      for (const ArrayUse& use : array_uses(inner, pool, config)) {
+        if (!use.at_home) wanted_[place[use.begin]].emplace_back(pool, use.array);
+      }
     }
   }
 }
@@ -81,7 +86,8 @@ void RankClock::pass(const TimedList& list, size_t i, double seconds) {
 void RankClock::arrive(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   if (is_transfer(op))
-    return wait(std::max(at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)));
+    return wait(
+        std::max({arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)}));
   // The thread that enqueues this did the updates before it.
   wait(std::max({arrived(list, i), host_, called(op)}));
 }
@@ -95,7 +101,8 @@ double RankClock::ready_beside(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   const double issued = std::max({now, host_, calls_free_});
   if (!is_transfer(op)) return std::max(issued, arrived(list, i));
-  return std::max({issued, at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
+  return std::max(
+      {issued, arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
 }
 
 void RankClock::pass_beside(const Operation& op, double start, double end) {
@@ -199,6 +206,9 @@ void RankClock::transfer(const Operation& op) {
     if (link) move(Lane::kFromDevice, down_free_, rates_.link), crossed += bytes;
     if (disk) move_on_disk(Lane::kDiskWrite, disks_.write, disks_.read, rates_.disk_write), written += bytes;
     slot_free = home_ready = done;
+    // What leaves is in its shard's slot then.
+    const std::optional<Pool> shards = shards_of(op.pool);
+    if (shards && config_.pool(*shards).holds(op.array)) at(ready_, *shards, op.array) = done;
   }
 }
 

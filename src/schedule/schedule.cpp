@@ -167,7 +167,8 @@ bool is_transfer(const Operation& operation) {
 }
 
 const char* pool_name(Pool pool) {
-  constexpr const char* kNames[] = {"weights", "gradients", "optimizer", "activations"};
+  constexpr const char* kNames[] = {"weights",     "gradients",     "optimizer",
+                                    "activations", "weight shards", "gradient shards"};
   return kNames[static_cast<size_t>(pool)];
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/batch.h"
@@ -17,10 +18,28 @@
 namespace lm {
 
 // What moves as one array: a unit's weights, a unit's gradient, a tile of optimizer state, a micro-batch's
-// input of a block.
-enum class Pool : uint8_t { kWeights, kGradients, kOptimizer, kActivations };
-inline constexpr int kPools = 4;
+// input of a block; and where weights or gradients are in shards off the device, this rank's shard of a unit.
+enum class Pool : uint8_t {
+  kWeights,
+  kGradients,
+  kOptimizer,
+  kActivations,
+  kWeightShards,
+  kGradientShards,
+};
+inline constexpr int kPools = 6;
 const char* pool_name(Pool pool);
+// Shards are the tier's side of a pool of whole arrays: a transfer of a whole array uses the shard in its own
+// slot.
+inline constexpr bool holds_shards(Pool pool) {
+  return pool == Pool::kWeightShards || pool == Pool::kGradientShards;
+}
+// The pool of that pool's shards; nullopt where arrays are never in shards.
+inline constexpr std::optional<Pool> shards_of(Pool pool) {
+  if (pool == Pool::kWeights) return Pool::kWeightShards;
+  if (pool == Pool::kGradients) return Pool::kGradientShards;
+  return std::nullopt;
+}
 
 // A unit as the schedule sees it.
 struct ScheduleUnit {
@@ -31,8 +50,8 @@ struct ScheduleUnit {
   // Whether any of the block's state is off the device. Under global clipping the update of such a unit is
   // deferred: it runs under the next forward, before the unit's own.
   bool off_device = false;
-  // Each rank has its shard of the weights alone. An update changes that where it lives, and whoever uses the
-  // unit gathers it.
+  // Each rank has its shard of the weights alone. An update changes that where it lives (off the device: in
+  // the shard's slot), and whoever uses the unit gathers it.
   bool in_shards = false;
   // No update changes what the weight pool moves of it (spec/block_layout.h, moves_frozen).
   bool frozen = false;
@@ -109,8 +128,9 @@ struct StepConfig {
   // for one, and their inputs end with their forward.
   int64_t first_trained = 0;
 
-  // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
-  // activations place x group + micro-batch in its group, the place of the input of blocks 1 .. L + 1.
+  // Transfers. Arrays: weights and gradients, and their shards, by unit; optimizer by tile, the blocks' tiles
+  // one after another; activations place x group + micro-batch in its group, the place of the input of blocks
+  // 1 .. L + 1.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
 
@@ -143,7 +163,10 @@ struct StepConfig {
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
-  bool uses_slots() const;                                                       // any pool
+  bool uses_slots() const;     // any pool
+  bool moves_shards() const {  // of weights or gradients, between their tier and slots of their own
+    return pool(Pool::kWeightShards).slots + pool(Pool::kGradientShards).slots > 0;
+  }
   bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }  // of blocks
   int64_t input_array(int64_t block, int64_t micro) const {
     return InputPlaces{first_trained}.place(block) * group + micro % group;

@@ -40,7 +40,8 @@ const ListWithSlots& StepLists::evaluation() {
     StepConfig now = config_;
     now.micro_batches = 1;
     now.pools = {};  // but of the weights
-    now.pool(Pool::kWeights) = config_.pool(Pool::kWeights);
+    for (const Pool weights : {Pool::kWeights, Pool::kWeightShards})
+      now.pool(weights) = config_.pool(weights);
     SlotState slots(now);
     StepSchedule list = add_transfers(make_evaluation_schedule(now), {}, now, slots);
     evaluation_ = {std::move(list), std::move(slots)};

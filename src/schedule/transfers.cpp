@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <list>
+#include <utility>
 
 #include "base/error.h"
 
@@ -26,12 +27,16 @@ class UseCollector {
       case Pool::kActivations:
         if (size() > 0) activations(index, op);
         return;
+      case Pool::kWeightShards:
+        return weight_shards(index, op);
+      case Pool::kGradientShards:
+        return gradient_shards(index, op);
     }
   }
 
   std::vector<ArrayUse> take() {
     const auto earlier = [](const ArrayUse& a, const ArrayUse& b) { return a.begin < b.begin; };
-    // Weights alone are collected when they are released, in another order.
+    // Weights and their shards are collected when a use ends, in another order.
     if (!std::is_sorted(uses_.begin(), uses_.end(), earlier))
       std::stable_sort(uses_.begin(), uses_.end(), earlier);
     return std::move(uses_);
@@ -63,6 +68,28 @@ class UseCollector {
     if (op.kind == OperationKind::kNorm) add({index, index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate)
       add({index, index, op.unit, true, false, op.tile + 1 >= config_.unit(op.unit).end_tile});
+  }
+
+  // A gather reads the rank's shard, an update changes it: it stays where it is until all tiles are done,
+  // which a CPU beside a GPU stages ahead.
+  void weight_shards(size_t index, const Operation& op) {
+    if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights)
+      add({index, index, op.array, true, false, false});
+    const ScheduleUnit& unit = config_.unit(op.unit);
+    if (op.kind != OperationKind::kUpdate || !unit.in_shards || !config_.pool(pool_).holds(op.unit)) return;
+    size_t& begin = open_[static_cast<size_t>(op.unit)];
+    if (op.tile == unit.first_tile) begin = index;
+    if (op.tile + 1 == unit.end_tile) add({begin, index, op.unit, true, true, false});
+  }
+
+  // What leaves the slot of a gradient is the rank's shard of the sum, and that alone comes back, until its
+  // unit has been updated.
+  void gradient_shards(size_t index, const Operation& op) {
+    const bool whole = is_transfer(op) && op.pool == Pool::kGradients;
+    if (whole && op.kind == OperationKind::kWriteBack) add({index, index, op.array, false, true, false});
+    if (whole && op.kind == OperationKind::kFetch) add({index, index, op.array, true, false, false});
+    if (op.kind == OperationKind::kUpdate && op.tile + 1 >= config_.unit(op.unit).end_tile)
+      add({index, index, op.unit, false, false, true, true});
   }
 
   void activations(size_t index, const Operation& op) {
@@ -98,7 +125,7 @@ class UseCollector {
 
   Pool pool_;
   const StepConfig& config_;
-  std::vector<size_t> open_;  // weights: where the unit was acquired
+  std::vector<size_t> open_;  // weights: where the unit was acquired; their shards: its first tile
   bool checked_ = false;      // activations: since the step began
   std::vector<ArrayUse> uses_;
 };
@@ -111,13 +138,19 @@ struct Insertion {
   Operation operation;
 };
 
+// Of a list with what follows it: its own operations, and behind how many of both no transfer is wanted.
+struct Horizon {
+  size_t length, end;
+};
+
 // One pool over this list and the next.
 class PoolPlanner {
  public:
-  PoolPlanner(Pool pool, const StepConfig& config, size_t length, std::vector<Slot>& state,
+  PoolPlanner(Pool pool, const StepConfig& config, Horizon horizon, std::vector<Slot>& state,
               std::vector<Insertion>& inserted)
       : pool_(pool),
-        length_(length),
+        length_(horizon.length),
+        end_(horizon.end),
         state_(state),
         inserted_(inserted),
         slot_of_(config.pool(pool).through_slots.size(), state.size()),
@@ -227,13 +260,13 @@ class PoolPlanner {
   }
 
   void insert(size_t position, int after, OperationKind kind, int64_t array, size_t slot) {
-    if (position > length_) return;
+    if (position > end_) return;
     inserted_.push_back(
         {position, after, {.kind = kind, .pool = pool_, .array = array, .slot = static_cast<int64_t>(slot)}});
   }
 
   Pool pool_;
-  size_t length_;
+  size_t length_, end_;
   std::vector<Slot>& state_;
   std::vector<Insertion>& inserted_;
   std::vector<Work> work_;
@@ -268,32 +301,50 @@ std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const 
   return collector.take();
 }
 
+namespace {
+
+// A list, and what is expected behind its first `length` operations.
+struct WithNext {
+  StepSchedule both;
+  size_t length = 0;
+};
+
+// Adds the transfers of shards, or of all other pools. `last`: nobody asks any more for what follows the
+// list.
+void add_transfers_of(bool shards, bool last, const StepConfig& config, SlotState& state, WithNext& list) {
+  std::vector<Insertion> inserted;
+  const size_t length = list.length, end = last ? length : list.both.operations.size();
+  for (int p = 0; p < kPools; ++p) {
+    const auto pool = static_cast<Pool>(p);
+    if (config.pool(pool).slots == 0 || holds_shards(pool) != shards) continue;
+    PoolPlanner(pool, config, {length, end}, state.pools[static_cast<size_t>(p)], inserted)
+        .run(array_uses(list.both, pool, config));
+  }
+  std::stable_sort(inserted.begin(), inserted.end(), [](const Insertion& a, const Insertion& b) {
+    return std::pair(a.position, a.after) < std::pair(b.position, b.after);
+  });
+  const std::vector<Operation> before = std::exchange(list.both.operations, {});
+  list.both.operations.reserve(end + inserted.size());
+  auto transfer = inserted.begin();
+  for (size_t i = 0; i <= end; ++i) {
+    for (; transfer != inserted.end() && transfer->position == i; ++transfer)
+      list.both.operations.push_back(transfer->operation);
+    if (i == length) list.length = list.both.operations.size();
+    if (i < end) list.both.operations.push_back(before[i]);
+  }
+}
+
+}  // namespace
+
 StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const StepConfig& config,
                            SlotState& state) {
   if (!config.uses_slots()) return step;
   state.settle();
-  const size_t length = step.operations.size();
-  StepSchedule both = step;
-  both.operations.insert(both.operations.end(), next.operations.begin(), next.operations.end());
-  std::vector<Insertion> inserted;
-  for (int p = 0; p < kPools; ++p) {
-    const auto pool = static_cast<Pool>(p);
-    if (config.pool(pool).slots == 0) continue;
-    PoolPlanner(pool, config, length, state.pools[static_cast<size_t>(p)], inserted)
-        .run(array_uses(both, pool, config));
-  }
-  StepSchedule out;
-  out.operations.reserve(length + inserted.size());
-  std::stable_sort(inserted.begin(), inserted.end(), [](const Insertion& a, const Insertion& b) {
-    return std::pair(a.position, a.after) < std::pair(b.position, b.after);
-  });
-  auto transfer = inserted.begin();
-  for (size_t i = 0; i <= length; ++i) {
-    for (; transfer != inserted.end() && transfer->position == i; ++transfer)
-      out.operations.push_back(transfer->operation);
-    if (i < length) out.operations.push_back(step.operations[i]);
-  }
-  return out;
+  WithNext list{step, step.operations.size()};
+  list.both.operations.insert(list.both.operations.end(), next.operations.begin(), next.operations.end());
+  add_transfers_of(false, !config.moves_shards(), config, state, list);
+  if (config.moves_shards()) add_transfers_of(true, true, config, state, list);
+  return std::move(list.both);
 }
 
 }  // namespace lm

@@ -3,6 +3,9 @@
 // array used longest ago makes room; a fetch stands where its slot becomes free, as early as the order of the
 // list allows, and what will have left its slot before it is used again is written back right after its last
 // change. Executor, predictor and tests walk the resulting list; it does not depend on timing. Pure values.
+//
+// Shards off the device are planned after everything else: a fetch or write-back of the whole array uses the
+// shard, which then has to be in a slot of its own.
 #pragma once
 
 #include <array>
@@ -35,7 +38,8 @@ struct SlotState {
 StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const StepConfig& config,
                            SlotState& state);
 
-// Uses of arrays by one operation of a list, in order.
+// Uses of arrays by one operation of a list, in order. Of pools of shards: by the list with the transfers of
+// the other pools.
 struct ArrayUse {
   size_t begin = 0, end = 0;  // operations, inclusive: the array stays in its slot between them
   int64_t array = 0;

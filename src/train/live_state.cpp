@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
-
 namespace lm {
 
 void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
@@ -18,7 +16,7 @@ void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
         read_shard(entry, take);
         continue;
       }
-      staging_.read(weights(entry.unit, entry.first), entry.bytes(),
+      staging_.read(weights(entry.unit, entry.first, entry.first + entry.elements), entry.bytes(),
                     [&](int64_t offset, std::span<const std::byte> bytes) { take(entry, offset, bytes); });
     }
     return;
@@ -34,7 +32,7 @@ void LiveState::read_tile(int64_t block, int64_t tile, std::span<const StateEntr
   const int64_t from = std::max(unit.shard.first, range.first), to = std::min(unit.shard.end(), range.end());
   if (from >= to) return;
   const OpenTile open = optimizer_->open(block, tile);
-  const std::byte* const weights_here = open.fresh() ? weights(unit.unit, from) : nullptr;
+  const std::byte* const weights_here = open.fresh() ? weights(unit.unit, from, to) : nullptr;
   for (const StateEntry& entry : entries) {
     const int64_t begin = open.bytes(entry.stream, entry.shard.first, from);
     open.read(entry.stream, from, to, weights_here, staging_,
@@ -54,14 +52,19 @@ void LiveState::read_shard(const StateEntry& entry, const Take& take) {
   }
 }
 
-const std::byte* LiveState::weights(int64_t unit, int64_t element) {
-  LM_CHECK(!weights_.in_shards(unit), "a fresh tile with sharded weights");
+const std::byte* LiveState::weights(int64_t unit, int64_t first, int64_t end) {
+  const auto size = static_cast<int64_t>(dtype_size(weights_.dtype()));
+  const int64_t offset = (first - weights_.units()[static_cast<size_t>(unit)].first) * size;
+  if (weights_.in_shards(unit)) {
+    shard_.resize(static_cast<size_t>((end - first) * size));
+    weights_.read(unit, offset, shard_);
+    return shard_.data();
+  }
   if (!open_ || open_->unit() != unit) {
     open_.reset();
     open_.emplace(weights_.open(unit, false));
   }
-  const Unit& here = weights_.units()[static_cast<size_t>(unit)];
-  return open_->trainable() + (element - here.first) * static_cast<int64_t>(dtype_size(weights_.dtype()));
+  return open_->trainable() + offset;
 }
 
 }  // namespace lm

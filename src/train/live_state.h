@@ -22,8 +22,9 @@ class LiveState : public StateSource {
  private:
   void read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries, const Take& take);
   void read_shard(const StateEntry& entry, const Take& take);
-  // The unit's working weights from that element of the block on.
-  const std::byte* weights(int64_t unit, int64_t element);
+  // The unit's working weights of the block's elements [first, end); of weights in shards, which are of this
+  // rank's, a copy in host memory. Valid until the next call.
+  const std::byte* weights(int64_t unit, int64_t first, int64_t end);
 
   WeightStore& weights_;
   const ShardedOptimizer* optimizer_;

@@ -42,28 +42,51 @@ std::vector<ByteRange> frozen_shards(int64_t bytes, int ranks) {
   return out;
 }
 
-std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool) {
+// Of a pool's arrays every rank's shards.
+std::function<std::vector<ByteRange>(int64_t)> shards_of_arrays(const OffDeviceSetup& setup, Pool pool) {
+  const PlacementPlan& placement = setup.placement;
+  const bool weights = pool == Pool::kWeights;
+  return [&placement, weights, units = setup.layout.units(placement.head_segments() > 0),
+          ranks = placement.pool(pool).shards, bytes = placement.pool(pool).bytes](int64_t array) {
+    const Unit& unit = units[static_cast<size_t>(array)];
+    const int64_t all = bytes[static_cast<size_t>(array)];
+    const bool frozen = weights && placement.frozen_array(array);
+    return frozen ? frozen_shards(all, ranks) : shard_bytes(unit, ranks, all / unit.elements);
+  };
+}
+
+// A pool's arrays that pass through slots, of a pool of shards this rank's. One of which it has nothing is
+// brought and written back with the others', and never used.
+std::vector<int64_t> bytes_here(const OffDeviceSetup& setup, Pool pool) {
+  const PlacementPlan& placement = setup.placement;
+  std::vector<int64_t> bytes = bytes_through_slots(placement.pool(pool), placement.through(pool));
+  for (const Pool whole : {Pool::kWeights, Pool::kGradients}) {
+    if (shards_of(whole) != pool) continue;
+    const auto shards = shards_of_arrays(setup, whole);
+    for (int64_t a = 0; a < std::ssize(bytes); ++a) {
+      int64_t& here = bytes[static_cast<size_t>(a)];
+      if (here == 0) continue;
+      here = std::max<int64_t>(shards(a)[static_cast<size_t>(setup.group->rank())].bytes, 1);
+    }
+  }
+  return bytes;
+}
+
+// `tier`: the store of the shards that are off the device; null where none is.
+std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool, Store* tier) {
   const PlacementPlan& placement = setup.placement;
   LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards,
            "the number of ranks with shards");
-  const std::vector<Unit> units = setup.layout.units(placement.head_segments() > 0);
-  const bool weights = pool == Pool::kWeights;
-  const int ranks = placement.pool(pool).shards;
-  return std::make_unique<ShardStore>(ShardStoreSetup{
-      .group = *setup.group,
-      .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
-      .shards =
-          [&placement, units, weights, ranks, bytes = placement.pool(pool).bytes](int64_t array) {
-            const Unit& unit = units[static_cast<size_t>(array)];
-            const int64_t all = bytes[static_cast<size_t>(array)];
-            const bool frozen = weights && placement.frozen_array(array);
-            return frozen ? frozen_shards(all, ranks) : shard_bytes(unit, ranks, all / unit.elements);
-          },
-      .name = [&placement, &layout = setup.layout,
-               pool](int64_t array) { return array_name(placement, layout, pool, array); },
-      .slots = placement.pool(pool).slots,
-      .gathers = weights,
-      .stream = setup.stream});
+  return std::make_unique<ShardStore>(
+      ShardStoreSetup{.group = *setup.group,
+                      .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
+                      .shards = shards_of_arrays(setup, pool),
+                      .name = [&placement, &layout = setup.layout,
+                               pool](int64_t array) { return array_name(placement, layout, pool, array); },
+                      .slots = placement.pool(pool).slots,
+                      .gathers = pool == Pool::kWeights,
+                      .stream = setup.stream,
+                      .tier = tier});
 }
 
 }  // namespace
@@ -79,14 +102,10 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   for (int i = 0; i < kPools; ++i) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
-    if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
-    if (plan.shards > 1) {
-      stores_[static_cast<size_t>(i)] = make_shards(setup, pool);
-      continue;
-    }
+    if (plan.slots == 0 || plan.shards > 1 || !(setup.training || pool == Pool::kWeights)) continue;
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
     LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
-    store.bytes = bytes_through_slots(plan, placement.through(pool));
+    store.bytes = bytes_here(setup, pool);
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
     };
@@ -96,6 +115,8 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
+    // Shards of gradients are summed in the group's stream, and leave from there.
+    if (pool == Pool::kGradientShards) store.stream = setup.group->stream(setup.stream);
     store.chunk_sums = kernels(store.stream.device).chunk_sums;
     store.down = host ? nullptr : down;
     store.clock = host ? nullptr : clock_.get();
@@ -109,6 +130,11 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     if (!wanted[i]) continue;
     stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
                              : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+  for (const Pool pool : {Pool::kWeights, Pool::kGradients}) {
+    const PoolPlan& plan = placement.pool(pool);
+    if (plan.slots == 0 || plan.shards <= 1 || !(setup.training || pool == Pool::kWeights)) continue;
+    stores_[static_cast<size_t>(pool)] = make_shards(setup, pool, store(*shards_of(pool)));
   }
 }
 

@@ -392,8 +392,9 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
       pass.carry_out(operation);
     }
   }
-  for (const Slot& slot : forward.slots.pools[static_cast<size_t>(Pool::kWeights)]) {
-    if (slot.array >= 0) off_device_.store(Pool::kWeights)->forget(slot.array);
+  for (size_t p = 0; p < kPools; ++p) {
+    for (const Slot& slot : forward.slots.pools[p])
+      if (slot.array >= 0) off_device_.store(static_cast<Pool>(p))->forget(slot.array);
   }
 }
 

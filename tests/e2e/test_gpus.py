@@ -75,7 +75,7 @@ HOST = {f"offload__{name}": "host" for name in ("optimizer", "weights", "gradien
 STAGES = [({"zero__stage": stage}, {}) for stage in (0, 1, 2, 3)]
 # What must not matter: where state lives, how late streams are, what order they take.
 QUICK = [*STAGES, ({"zero__stage": 3, "offload__optimizer": "host"}, {"TWIN_RACES": "2"}), ({"zero__stage": 1, **HOST}, {}),
-         ({"zero__stage": 2}, {"TWIN_LAZY": "1"})]
+         ({"zero__stage": 2}, {"TWIN_LAZY": "1"}), ({"zero__stage": 3, **HOST}, {"TWIN_RACES": "2"})]
 
 
 def test_stages_and_homes_give_the_same_bits_on_two_gpus_and_are_close_to_the_cpus(work):
@@ -84,7 +84,8 @@ def test_stages_and_homes_give_the_same_bits_on_two_gpus_and_are_close_to_the_cp
 
 
 def test_a_frozen_base_in_shards_of_two_gpus(work):
-    ways = [({"zero__stage": 0}, {}), ({"zero__stage": 3}, {"TWIN_RACES": "2"})]
+    ways = [({"zero__stage": 0}, {}), ({"zero__stage": 3}, {"TWIN_RACES": "2"}),
+            ({"zero__stage": 3, "offload__weights": "host"}, {"TWIN_RACES": "2"})]
     gpu = check_one_result(work, 2, "lora", ways)
     expect_close(gpu, train_on_cpu(work, "cpu", 2, "lora", zero__stage=3), 2e-5)
 

@@ -114,7 +114,8 @@ def test_a_save_of_ranks_rides_on_the_next_step(work, stage):
 @pytest.mark.parametrize("method, ranks", some_of(("full", 2), ("lora", 3), ("full", 3), ("lora", 2), short=2))
 def test_stages_and_homes_give_the_same_bits(work, method, ranks):
     wanted, hashes = None, set()
-    for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]})]:
+    for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]}),
+                         (2, {"train__recompute": "block", **ON_DISK}), (3, {"train__recompute": "block", **ON_DISK})]:
         prepared(work, "same", method, zero__stage=stage, model__dtype="bf16", **place)
         run(work, "same", ranks)
         wanted = wanted or result(work, "same", method)
@@ -122,6 +123,35 @@ def test_stages_and_homes_give_the_same_bits(work, method, ranks):
         checkpoint = max((work / "runs" / "same" / "checkpoints").glob("step_*"))  # of weights, however they were saved
         hashes.add(json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["weights_hash"])
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("method", some_of("full", "lora"))
+def test_shards_on_disk_go_on_at_any_number_and_place(work, method):
+    """The same bits at one number of ranks, wherever the state goes on; at another one what rounding allows."""
+    prepared(work, "shards", method, train__steps=10_000, checkpoint__every=0, zero__stage=3, train__recompute="block", **ON_DISK)
+    door, ranks = started(work, "shards", 2, 5)
+    door.send_signal(signal.SIGUSR1)
+    assert door.wait(timeout=60) == 75
+    gone(ranks)
+    last = rows(work, "shards")[-1]["step"]
+    saved = work / "runs" / "shards_saved"
+    shutil.rmtree(saved, ignore_errors=True)
+    shutil.copytree(work / "runs" / "shards", saved)
+
+    def further(ranks, *places):
+        shutil.rmtree(work / "runs" / "shards")
+        shutil.copytree(saved, work / "runs" / "shards")
+        run(work, "shards", ranks, *places, f"train.steps={last + 3}", "--override", "train.steps")
+        return [(row["loss"], row["grad_norm"]) for row in rows(work, "shards") if "loss" in row and row["step"] > last]
+
+    near = [f"offload.{state}=none" for state in ("optimizer", "weights", "gradients")]
+    wanted = further(2)
+    assert len(wanted) == 3
+    for stage, places in [(3, near), (1, near), (2, []), (1, [])]:
+        assert further(2, f"zero.stage={stage}", *places) == wanted, (stage, places)
+    for ranks in (1, 3, 4):
+        for got, want in zip(further(ranks), wanted, strict=True):
+            assert got == pytest.approx(want, rel=1e-5), ranks
 
 
 @pytest.mark.parametrize("method", some_of("full", "lora"))

@@ -77,14 +77,20 @@ def peaks_of(process):
     return list(peaks.values())
 
 
-def run(work, stage):
+def plan(work, *words):
+    return json.loads(subprocess.run([BIN / "lmlaunch", "plan", "c.toml", *words, "--json"], cwd=work, check=True, capture_output=True,
+                                     text=True).stdout)
+
+
+def run(work, stage, *places, name="stage"):
     """What was planned for each rank, and what each took."""
-    words = ["c.toml", "--ranks", str(RANKS), f"zero.stage={stage}", f"run.dir=runs/stage{stage}"]
-    planned = json.loads(subprocess.run([BIN / "lmlaunch", "plan", *words[:-1], "--json"], cwd=work, check=True, capture_output=True,
-                                        text=True).stdout)["peak"]["host_bytes"]
-    with open(work / f"stage{stage}.err", "w") as err, subprocess.Popen([BIN / "lmlaunch", *words], cwd=work, stderr=err) as process:
+    words = ["--ranks", str(RANKS), f"zero.stage={stage}", *places]
+    planned = plan(work, *words)["peak"]["host_bytes"]
+    err = work / f"{name}{stage}.err"
+    with open(err, "w") as file, subprocess.Popen([BIN / "lmlaunch", "c.toml", *words, f"run.dir=runs/{name}{stage}"], cwd=work,
+                                                  stderr=file) as process:
         peaks = peaks_of(process)
-    assert process.returncode == 0, (work / f"stage{stage}.err").read_text()[-2000:]
+    assert process.returncode == 0, err.read_text()[-2000:]
     assert len(peaks) == RANKS
     return planned, peaks
 
@@ -97,6 +103,26 @@ def test_each_rank_takes_what_was_planned_and_shards_fall_with_their_number(work
             assert 0.95 * planned < peak < 1.05 * planned, (stage, [p / MIB for p in peaks], planned / MIB)
         taken[stage] = max(peaks)
     falls_with_their_number(work, taken)
+
+
+ON_DISK = ["offload.weights=nvme", "offload.gradients=nvme", 'offload.paths=["."]']
+
+
+def test_shards_on_disk_take_of_it_what_was_planned(work):
+    alone = plan(work, "--ranks", "1", "zero.stage=3", *ON_DISK)["peak"]["disk_bytes"]
+    for ranks in (2, 4):
+        assert plan(work, "--ranks", str(ranks), "zero.stage=3", *ON_DISK)["peak"]["disk_bytes"] * ranks == pytest.approx(alone, rel=0.03)
+    for stage in (2, 3):
+        planned, peaks = run(work, stage, *ON_DISK, name="disk")
+        for peak in peaks:
+            assert 0.95 * planned < peak < 1.05 * planned, (stage, [p / MIB for p in peaks], planned / MIB)
+        there = work / "runs" / f"disk{stage}"
+        told = json.loads((there / "plan.json").read_text())
+        # What is on its way at the end of a step counts in the next one.
+        moved = [json.loads(line) for line in (there / "metrics.jsonl").read_text().splitlines()]
+        third = next(row for row in moved if row["step"] == 3 and "loss" in row)
+        assert third["read_bytes"] == pytest.approx(told["disk_read_bytes"], rel=0.1)
+        assert third["written_bytes"] == pytest.approx(told["disk_written_bytes"], rel=0.1)
 
 
 def falls_with_their_number(work, taken):

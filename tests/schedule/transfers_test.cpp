@@ -295,6 +295,14 @@ StepConfig random_case(std::mt19937& random) {
     c.ranks = 2, c.sharded = true;
     for (size_t u = 0; u < c.units.size(); ++u)
       c.units[u].in_shards = c.pool(Pool::kWeights).holds(static_cast<int64_t>(u));
+    // Of those that pass through slots, some shards are off the device.
+    for (const Pool whole : {Pool::kWeights, Pool::kGradients}) {
+      PoolShape shards = c.pool(whole);
+      for (char& through_slots : shards.through_slots)
+        through_slots = static_cast<char>(through_slots != 0 && draw(0, 3) > 0);
+      shards.slots = draw(0, 1) * draw(2, 4);  // one for what is updated, one for what is gathered
+      if (shards.slots > 0 && c.pool(whole).slots > 0) c.pool(*shards_of(whole)) = shards;
+    }
   }
   return c;
 }
@@ -351,6 +359,7 @@ TEST(StepLists, AreTheSameMadeOrKept) {
     StepConfig weights = c;
     weights.pools = {};
     weights.pool(Pool::kWeights) = c.pool(Pool::kWeights);
+    weights.pool(Pool::kWeightShards) = c.pool(Pool::kWeightShards);
     weights.micro_batches = 1;
     SlotState empty(weights);
     EXPECT_EQ(lists.evaluation().list.operations,

@@ -324,6 +324,94 @@ TEST(GpuRanks, AFetchFollowsTheUpdateOfItsShard) {
   }));
 }
 
+// Two arrays whose shards are in host memory, and pass through slots of their own.
+struct OnTier {
+  OnTier(GpuRank& rank, bool gathers)
+      : setup{.bytes = {4096, 4096},
+              .name = [](int64_t a) { return "shard of array " + std::to_string(a); },
+              .slots = 1,
+              .slots_on_device = true,
+              .in_host = {1, 1},
+              .stream = gathers ? rank.compute : rank.group.stream(rank.compute),
+              .chunk_sums = kernels(DeviceType::kCuda).chunk_sums},
+        pool(DeviceType::kCuda, LocalStore::pinned_bytes(setup)),
+        tier(setup, nullptr, nullptr, pool),
+        store({.group = rank.group,
+               .bytes = {8192, 8192},
+               .shards =
+                   [](int64_t) {
+                     return std::vector<ByteRange>{{0, 4096}, {4096, 4096}};
+                   },
+               .name = [](int64_t a) { return "array " + std::to_string(a); },
+               .slots = 1,
+               .gathers = gathers,
+               .stream = rank.compute,
+               .tier = &tier}) {}
+  // Both with this byte; outside of a step.
+  void fill(GpuRank& rank, std::byte value) {
+    const std::vector<std::byte> made(8192, value);
+    for (const int64_t array : {0, 1}) {
+      store.claim(array, 0);
+      copy_bytes(store.use(array), made.data(), 8192, rank.compute);
+      synchronize(rank.compute);
+      store.write_back(array);
+      store.forget(array);
+    }
+  }
+  std::vector<std::byte> bytes_of(GpuRank& rank, int64_t array) {
+    std::vector<std::byte> host(8192);
+    copy_bytes(host.data(), store.use(array), 8192, rank.compute);
+    synchronize(rank.compute);
+    rank.group.check();
+    return host;
+  }
+  LocalStoreSetup setup;
+  PinnedPool pool;
+  LocalStore tier;
+  ShardStore store;
+};
+
+// The schedule's transfers, and the order checker between them.
+TEST(GpuRanks, AGatherFollowsTheUpdateOfItsShardOnATier) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    OnTier on(rank, true);
+    on.fill(rank, std::byte{3});
+    const int64_t begin = 4096 * rank.group.rank();
+    for (const int64_t array : {0, 1}) {
+      on.tier.fetch(array, 0);
+      zero_bytes(on.store.use_home(array) + begin, 4096, rank.compute);
+      on.store.fetch(array, 0);
+      on.tier.write_back(array);
+      EXPECT_EQ(on.bytes_of(rank, array), std::vector<std::byte>(8192));
+    }
+    on.tier.fetch(0, 0);
+    on.store.fetch(0, 0);
+    EXPECT_EQ(on.bytes_of(rank, 0), std::vector<std::byte>(8192));
+  }));
+}
+
+TEST(GpuRanks, AShardOfASumFollowsItToATier) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    OnTier on(rank, false);
+    on.fill(rank, std::byte{3});
+    for (const int64_t array : {0, 1}) {
+      on.store.claim(array, 0);
+      zero_bytes(on.store.use(array), 8192, rank.compute);
+      on.tier.claim(array, 0);
+      on.store.write_back(array);
+      on.tier.write_back(array);
+    }
+    on.tier.fetch(0, 0);
+    on.store.fetch(0, 0);
+    const std::vector<std::byte> got = on.bytes_of(rank, 0);
+    const int64_t begin = 4096 * rank.group.rank();
+    EXPECT_EQ(std::vector<std::byte>(got.begin() + begin, got.begin() + begin + 4096),
+              std::vector<std::byte>(4096));
+  }));
+}
+
 TEST(GpuRanks, AGatherDoesNotHoldUpWhatIsComputedBesideIt) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {

@@ -78,6 +78,7 @@ class MemoryStore : public Store {
   bool holds(int64_t array) const override {
     return static_cast<size_t>(array) < arrays_.size() && arrays_[static_cast<size_t>(array)].home.size() > 0;
   }
+  bool in_slot(int64_t array) const override { return arrays_[static_cast<size_t>(array)].slot >= 0; }
   bool fresh(int64_t array) const override { return arrays_[static_cast<size_t>(array)].fresh; }
 
  private:

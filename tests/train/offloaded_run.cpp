@@ -101,10 +101,12 @@ struct Contents : StateSink {
 void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
   PoolPlan& plan = placement.pool(pool);
   if (!wanted) return;
+  const bool shards = plan.shards > 1;  // these have the homes
   for (size_t a = 0; a < plan.off_device.size(); ++a) {
-    if (mixed && a < plan.off_device.size() / 2) plan.off_device[a] = 0;
+    if (mixed && !shards && a < plan.off_device.size() / 2) plan.off_device[a] = 0;
   }
   plan.slots = std::min<int64_t>(slots, std::count(plan.off_device.begin(), plan.off_device.end(), 1));
+  if (shards) stream(placement, *shards_of(pool), true, slots, mixed);
 }
 
 // Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
@@ -347,7 +349,8 @@ Training::~Training() = default;
 // Slots as few as this run wants.
 void Training::set_pools() {
   PlacementPlan& p = plan_.placement;
-  p.group = run_.in_backward ? run_.micro_batches : std::min(run_.group, run_.micro_batches);
+  const bool one_group = run_.in_backward || p.pool(Pool::kGradients).shards > 1;
+  p.group = one_group ? run_.micro_batches : std::min(run_.group, run_.micro_batches);
   stream(p, Pool::kOptimizer, run_.optimizer, run_.slots, run_.mixed);
   stream(p, Pool::kGradients, run_.gradients && !run_.lora && !run_.in_backward, run_.slots, run_.mixed);
   stream(p, Pool::kWeights, run_.weights, run_.slots, run_.mixed);

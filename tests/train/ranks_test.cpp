@@ -8,6 +8,7 @@
 
 #include "comm/shared_group.h"
 #include "offloaded_run.h"
+#include "pairwise.h"
 #include "tests/support/counts.h"
 
 namespace lm {
@@ -15,8 +16,25 @@ namespace {
 
 using namespace offloaded_run;
 
+// Of weights and gradients that a stage shards each rank has its shard off the device, and no more.
+void expect_shards(const Variant& run, const Training& training, const Group& group) {
+  const PlacementPlan& placement = training.plan().placement;
+  for (const auto& [whole, asked] :
+       {std::pair(Pool::kWeights, run.weights), std::pair(Pool::kGradients, run.gradients && !run.lora)}) {
+    const PoolPlan &pool = placement.pool(whole), &shards = placement.pool(*shards_of(whole));
+    const Store* const store = training.rank().off_device().store(*shards_of(whole));
+    EXPECT_EQ(store != nullptr, asked && pool.shards > 1) << pool_name(whole) << " " << run.text();
+    if (store == nullptr) continue;
+    for (size_t a = 0; a < shards.bytes.size(); ++a) {
+      if (shards.off_device[a] == 0) continue;
+      EXPECT_LE(shards.bytes[a] * group.ranks(), pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
+      EXPECT_TRUE(store->holds(static_cast<int64_t>(a)));
+    }
+  }
+}
+
 // What all ranks give together: the numbers, which must agree, and every byte of the state.
-Outcome run_ranks(const Variant& run, int ranks) {
+Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
   SharedRegion region = SharedRegion::create(ranks);
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -27,6 +45,7 @@ Outcome run_ranks(const Variant& run, int ranks) {
         SharedGroup group(region, r);
         Training training(run, {}, {}, &group);
         const OffDeviceState& off_device = training.rank().off_device();
+        if (ranks > 1) expect_shards(run, training, group);
         const bool one_pass = run.recompute || run.micro_batches <= ranks;
         const bool shards = ranks > 1 && (run.lora || !rule_text(run.rule).whole_tensors);
         if (!run.weights) {
@@ -36,7 +55,7 @@ Outcome run_ranks(const Variant& run, int ranks) {
           EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
                     shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
         }
-        outcomes[static_cast<size_t>(r)] = training.run();
+        outcomes[static_cast<size_t>(r)] = training.run(read_between);
       } catch (const std::exception& error) {
         errors[static_cast<size_t>(r)] = error.what();
         region.end();
@@ -218,6 +237,73 @@ TEST(Ranks, EveryRuleGivesTheSameBitsInShards) {
         run.optimizer = false;
       }
     }
+  }
+}
+
+enum Factor : size_t { kStage, kHome, kMethod, kRanks, kClip, kMicro, kSlots, kState, kHead, kFactors };
+using Row = std::array<size_t, kFactors>;
+constexpr Row kLevels = {2, 5, 3, 3, 2, 2, 2, 2, 2};
+
+// Shards off the device: in host memory, on disk, some in either, some of them on the device.
+Variant shards_variant(const Row& row) {
+  Variant run;
+  run.steps = 6;
+  run.stage = static_cast<int64_t>(row[kStage]) + 2;
+  set_home(row[kHome], run);
+  run.gradients = row[kHome] > 0;
+  run.optimizer = row[kState] == 1;
+  run.on_host = run.on_host && run.optimizer;
+  run.lora = row[kMethod] > 0;
+  if (row[kMethod] == 2) run.base = EncodingKind::kNf4Double;
+  run.clip = row[kClip] == 0 ? Clip::kGlobal : Clip::kBlock;
+  run.recompute = row[kMicro] == 1;
+  run.micro_batches = static_cast<int64_t>(row[kRanks] + 2) * (row[kMicro] == 1 ? 2 : 1);
+  run.slots = static_cast<int64_t>(row[kSlots]) + 2;
+  run.tied = row[kHead] == 0;
+  if (!run.tied) run.vocab = 17000;  // segments
+  return run;
+}
+
+TEST(Ranks, ShardsOffTheDeviceGiveTheSameBits) {
+  const std::vector<Row> rows = pairwise<kFactors>(kLevels, 46);
+  for (const Row& row : std::span(rows).first(test::counts<size_t>(8, rows.size()))) {
+    const int ranks = static_cast<int>(row[kRanks]) + 2;
+    const Variant run = shards_variant(row);
+    Variant first = run;
+    first.stage = 0;
+    first.optimizer = first.weights = first.gradients = first.mixed = false;
+    first.slots_on_device = first.on_host = false, first.host = 0;
+    expect_same(run, ranks, run_ranks(run, ranks), run_ranks(first, ranks));
+    if (HasFailure()) return;
+  }
+}
+
+// Reading, also of tiles that no update has reached, changes nothing.
+TEST(Ranks, StateInShardsIsReadBetweenSteps) {
+  for (const Master master : {Master::kSplit, Master::kF32}) {
+    for (const bool off_device : {false, true}) {
+      Variant run;
+      run.stage = 3, run.micro_batches = 3, run.steps = 3;
+      run.master = master;
+      run.optimizer = true;
+      run.weights = run.gradients = off_device;
+      expect_same(run, 3, run_ranks(run, 3, true), run_ranks(run, 3));
+    }
+  }
+}
+
+// One rank has nothing of some arrays: its slots pass by, and nothing of it is written.
+TEST(Ranks, MoreRanksThanGranulesHaveShardsOnDisk) {
+  Variant run;
+  run.micro_batches = 5;
+  run.steps = 4;
+  run.stage = 0;
+  const Outcome want = run_ranks(run, 5);
+  run.stage = 3;
+  for (const bool on_device : {false, true}) {
+    run.weights = run.gradients = true;
+    run.slots_on_device = on_device, run.host = on_device ? 2 : 0;
+    expect_same(run, 5, run_ranks(run, 5), want);
   }
 }
 

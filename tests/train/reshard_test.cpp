@@ -125,13 +125,15 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
       run.recompute = true;
       run.group = 8;
       run.stage = saving - 1;
+      run.weights = run.gradients = saving % 2 == 0;  // on disk, of four in shards
       std::string saved;
       const Ran want = train_and_save(run, saving, directory, saved);
       for (const int loading : {1, 2, 3, 4, 5, 8}) {
         // Each two numbers in the short tier, too, each pair with some of the rules.
         if (!test::full_counts() && (saving + loading + turn) % 3 != 0) continue;
         run.stage = pair++ % 4;
-        run.optimizer = pair % 3 == 0;  // on disk
+        run.optimizer = pair % 3 == 0;                // on disk
+        run.weights = run.gradients = pair % 2 == 0;  // likewise
         const std::string text = std::to_string(saving) + " ranks saved, " + std::to_string(loading) +
                                  " load at stage " + std::to_string(run.stage) + (lora ? ", LoRA, " : ", ") +
                                  rule_text(rule).name;

@@ -7,6 +7,7 @@
 
 #include "comm/shared_group.h"
 #include "offloaded_run.h"
+#include "schedule/step_lists.h"
 #include "tests/support/oracles/collective_bytes.h"
 
 namespace lm {
@@ -40,16 +41,18 @@ Sent last_step(const Variant& run, Group& group) {
   return out;
 }
 
-std::vector<Sent> sent_by_all(const Variant& run, int ranks) {
+// `measure`: of a rank.
+template <class Measured>
+std::vector<Measured> by_all(const Variant& run, int ranks, Measured (*measure)(const Variant&, Group&)) {
   SharedRegion region = SharedRegion::create(ranks);
-  std::vector<Sent> out(static_cast<size_t>(ranks));
+  std::vector<Measured> out(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
         SharedGroup group(region, r);
         if (run.nodes > 1) group.set_machines(ranks / run.nodes);
-        out[static_cast<size_t>(r)] = last_step(run, group);
+        out[static_cast<size_t>(r)] = measure(run, group);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << r << ": " << error.what();
         region.end();
@@ -57,6 +60,58 @@ std::vector<Sent> sent_by_all(const Variant& run, int ranks) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return out;
+}
+
+std::vector<Sent> sent_by_all(const Variant& run, int ranks) {
+  return by_all(run, ranks, last_step);
+}
+
+// Of a rank whose shards are on disk, in the last of some steps: what it moves there, in whole chunks, and
+// what the list says; and the disk space of all of its arrays.
+struct OnDisk {
+  int64_t read = 0, written = 0, listed_read = 0, listed_written = 0;
+  int64_t space = 0, planned_space = 0;
+};
+
+OnDisk last_step_on_disk(const Variant& run, Group& group) {
+  Training training(run, {}, {}, &group);
+  const OffDeviceState& off_device = training.rank().off_device();
+  const auto counters = [&] {
+    for (const Pool pool : {Pool::kWeightShards, Pool::kGradientShards}) {
+      if (Store* const store = off_device.store(pool)) store->flush();
+    }
+    return off_device.counters();
+  };
+  constexpr int64_t kSteps = 5;
+  for (int64_t s = 1; s < kSteps; ++s) training.step(s);
+  const IoCounters before = counters();
+  training.step(kSteps);
+  const IoCounters after = counters();
+  OnDisk out{.read = after.read_bytes - before.read_bytes,
+             .written = after.written_bytes - before.written_bytes,
+             .space = off_device.disk_bytes()};
+
+  const PlacementPlan& placement = training.plan().placement;
+  const std::vector<Unit> units = training.layout().units(training.head_segments() > 0);
+  const auto bytes = [&](Pool whole, int64_t a) {
+    const Unit& unit = units[static_cast<size_t>(a)];
+    const int64_t all = placement.pool(whole).bytes[static_cast<size_t>(a)];
+    if (whole == Pool::kWeights && placement.frozen_array(a))
+      return frozen_shard_of(all, group.rank(), group.ranks()).elements;
+    return shard_of(unit, group.rank(), group.ranks()).elements * (all / unit.elements);
+  };
+  StepLists lists(training.plan().step);
+  const int64_t micro_batches = lists.config().micro_batches;
+  for (int64_t s = 1; s < kSteps; ++s) lists.step(micro_batches);
+  for (const Operation& op : lists.step(micro_batches).operations) {
+    if (!is_transfer(op) || !holds_shards(op.pool)) continue;
+    const Pool whole = op.pool == Pool::kWeightShards ? Pool::kWeights : Pool::kGradients;
+    const int64_t moved = round_up(bytes(whole, op.array), kSlotAlignment);
+    if (op.kind == OperationKind::kFetch) out.listed_read += moved;
+    if (op.kind == OperationKind::kWriteBack) out.listed_written += moved;
+  }
+  for (const PoolPlan& pool : placement.pools) out.planned_space += pool.off_device_bytes(Medium::kDisk);
   return out;
 }
 
@@ -109,6 +164,58 @@ TEST(Traffic, IsThePlansForSeveralMachines) {
         EXPECT_NEAR(all.front().planned_between * 6 / between, 1, 0.01)
             << nodes << " machines, stage " << stage;
       }
+    }
+  }
+}
+
+// Byte for byte, on every rank; and each has its share of the space that a rank of stage 1 has.
+TEST(Traffic, OfShardsWithTheDiskIsThePlans) {
+  for (const int ranks : {2, 3, 4}) {
+    for (const int64_t stage : {2, 3}) {
+      for (const bool lora : {false, true}) {
+        if (lora && stage == 2) continue;  // nothing of it is in shards off the device
+        Variant run;
+        run.stage = stage, run.lora = lora;
+        run.recompute = !lora;
+        run.micro_batches = ranks * (lora ? 1 : 2);
+        run.weights = stage == 3, run.gradients = true;
+        Variant whole = run;
+        whole.stage = 1;
+        const int64_t all = by_all(whole, ranks, last_step_on_disk).front().planned_space;
+        for (const OnDisk& rank : by_all(run, ranks, last_step_on_disk)) {
+          SCOPED_TRACE(std::to_string(ranks) + " ranks " + run.text());
+          EXPECT_EQ(rank.read, rank.listed_read);
+          EXPECT_EQ(rank.written, rank.listed_written);
+          EXPECT_GT(rank.listed_read, 0);
+          EXPECT_LE(rank.space, rank.planned_space);
+          // Of each array a granule more at most, in whole chunks.
+          EXPECT_NEAR(static_cast<double>(rank.planned_space) * ranks / static_cast<double>(all), 1, 0.3);
+        }
+      }
+    }
+  }
+}
+
+TEST(Traffic, OfShardsThatAreSentIsThePlansWhereverTheyAre) {
+  for (const int ranks : {2, 3}) {
+    for (const bool lora : {false, true}) {
+      Variant run;
+      run.stage = 3, run.lora = lora;
+      run.micro_batches = ranks;
+      run.weights = run.gradients = true;
+      double counted = 0;
+      const std::vector<Sent> all = sent_by_all(run, ranks);
+      for (const Sent& sent : all) {
+        EXPECT_EQ(sent.counted, sent.listed) << ranks << " ranks " << run.text();
+        counted += static_cast<double>(sent.counted);
+      }
+      Variant here = run;
+      here.weights = here.gradients = false;
+      EXPECT_GT(counted, 0);
+      double resident = 0;
+      for (const Sent& sent : sent_by_all(here, ranks)) resident += static_cast<double>(sent.counted);
+      // Fewer slots gather more often, an update never does.
+      EXPECT_LE(counted, 2 * resident);
     }
   }
 }

@@ -66,22 +66,33 @@ class PoolChecker {
 
 }  // namespace
 
-std::string transfer_fault(const StepSchedule& schedule, const StepConfig& config, SlotState before) {
-  StepSchedule compute;
+namespace {
+
+// Of shards, which the other pools' transfers use as compute does, or of those pools.
+std::string fault_of(bool shards, const StepSchedule& schedule, const StepConfig& config, SlotState before) {
+  const auto checked = [&](const Operation& op) {
+    return is_transfer(op) && holds_shards(op.pool) == shards;
+  };
+  const auto ignored = [&](const Operation& op) {
+    return is_transfer(op) && holds_shards(op.pool) && !shards;
+  };
+  StepSchedule users;
   for (const Operation& op : schedule.operations) {
-    if (!is_transfer(op)) compute.operations.push_back(op);
+    if (!checked(op) && !ignored(op)) users.operations.push_back(op);
   }
   std::array<std::vector<ArrayUse>, kPools> uses;
   std::vector<PoolChecker> checkers;
   checkers.reserve(kPools);
   for (size_t p = 0; p < kPools; ++p) {
-    uses[p] = array_uses(compute, static_cast<Pool>(p), config);
+    if (holds_shards(static_cast<Pool>(p)) == shards)
+      uses[p] = array_uses(users, static_cast<Pool>(p), config);
     checkers.emplace_back(static_cast<Pool>(p), uses[p], std::move(before.pools[p]));
   }
-  size_t at = 0;  // operations of `compute` passed
+  size_t at = 0;  // operations of `users` passed
   for (size_t i = 0; i < schedule.operations.size(); ++i) {
     const Operation& op = schedule.operations[i];
-    if (is_transfer(op)) {
+    if (ignored(op)) continue;
+    if (checked(op)) {
       const std::string fault = checkers[static_cast<size_t>(op.pool)].transfer(at, i, op);
       if (!fault.empty()) return fault;
       continue;
@@ -93,6 +104,13 @@ std::string transfer_fault(const StepSchedule& schedule, const StepConfig& confi
     ++at;
   }
   return "";
+}
+
+}  // namespace
+
+std::string transfer_fault(const StepSchedule& schedule, const StepConfig& config, const SlotState& before) {
+  const std::string fault = fault_of(false, schedule, config, before);
+  return fault.empty() ? fault_of(true, schedule, config, before) : fault;
 }
 
 }  // namespace lm

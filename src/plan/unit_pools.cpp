@@ -1,0 +1,127 @@
+#include "plan/unit_pools.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes.h"
+#include "plan/limits.h"
+#include "plan/update_work.h"
+
+namespace lm {
+namespace {
+
+int64_t size_of(DType type) {
+  return static_cast<int64_t>(dtype_size(type));
+}
+
+// Then neither gradients nor weights are in shards. (Of adapters they never are.)
+bool updates_whole_tensors(const PlanInput& in) {
+  return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
+}
+bool cuts_head(const PlanInput& in) {
+  // An adapter of the head lies with its norm, and each segment would need it.
+  if (in.spec.scores() || in.layout.blocks.back().trains("head.lora_A")) return false;
+  return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
+}
+
+// What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
+// by segments. The embedding is looked up at its home, without a slot; a final norm is worth no transfer.
+std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
+  std::vector<Unit> units = in.layout.units(through_slots && cuts_head(in));
+  for (Unit& unit : units) {
+    if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
+  }
+  return units;
+}
+
+// Whole arrays of which each rank has a shard of so many bytes on that tier.
+void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_t> bytes,
+                  std::vector<int64_t> shard_bytes, Plan& plan) {
+  PoolPlan& pool = plan.placement.pool(which);
+  // Whole arrays exist in slots alone, on every device.
+  pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
+  pool.shards = in.world.ranks;
+  if (is_off_device(home, in.device))
+    plan.placement.pool(*shards_of(which)) = make_pool(home, std::move(shard_bytes), kSlots, in.device);
+}
+
+bool shards_weights(const PlanInput& in) {
+  return in.world.ranks > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
+}
+
+}  // namespace
+
+PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
+  PoolPlan pool;
+  pool.home = home;
+  pool.bytes = std::move(bytes);
+  pool.off_device.assign(pool.bytes.size(), 0);
+  if (!is_off_device(home, device)) return pool;
+  int64_t count = 0;
+  for (size_t a = 0; a < pool.bytes.size(); ++a) {
+    if (pool.bytes[a] == 0) continue;
+    pool.off_device[a] = 1;
+    ++count;
+    pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
+  }
+  pool.slots = std::min(slots, count);
+  return pool;
+}
+
+bool shards_gradients(const PlanInput& in, const Plan& plan) {
+  const int64_t micro_batches = plan.numerics.micro_batches;
+  return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
+         !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
+         micro_batches <= kMostInGroup;
+}
+
+void place_weights(const PlanInput& in, Home home, Plan& plan) {
+  std::vector<int64_t> bytes, shard_bytes;  // the first rank's, which is no shorter than any
+  const bool shards = shards_weights(in);
+  const DType trained = plan.numerics.trained_dtype();
+  plan.placement.frozen_arrays.clear();
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
+    const bool frozen = moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, trained);
+    plan.placement.frozen_arrays.push_back(frozen ? 1 : 0);
+    bytes.push_back(frozen                  ? unit.frozen_bytes
+                    : in.adapter != nullptr ? 0
+                                            : unit.elements * size_of(trained));
+    shard_bytes.push_back(bytes.back() == 0 ? 0
+                          : frozen          ? frozen_shard_of(bytes.back(), 0, in.world.ranks).elements
+                                            : shard_of(unit, 0, in.world.ranks).elements * size_of(trained));
+  }
+  plan.placement.pool(Pool::kWeightShards) = {};
+  if (shards) {
+    place_shards(in, home, Pool::kWeights, std::move(bytes), std::move(shard_bytes), plan);
+  } else {
+    plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
+  }
+  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
+  const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
+  const BlockLayout& embedding = in.layout.blocks.front();
+  plan.placement.embedding_in_host = !leaves ? 0
+                                     : embedding.frozen_bytes > 0
+                                         ? embedding.frozen_bytes
+                                         : embedding.flat_elements * size_of(trained);
+}
+
+void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan) {
+  std::vector<int64_t> bytes, shard_bytes;
+  const int64_t size = size_of(plan.numerics.gradient_dtype);
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
+    bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
+    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, 0, in.world.ranks).elements * size);
+  }
+  plan.placement.pool(Pool::kGradientShards) = {};
+  if (shards) {
+    place_shards(in, home, Pool::kGradients, std::move(bytes), std::move(shard_bytes), plan);
+  } else {
+    plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
+  }
+}
+
+Pool tier_pool(const PlacementPlan& placement, Pool whole) {
+  return placement.pool(whole).shards > 1 ? *shards_of(whole) : whole;
+}
+
+}  // namespace lm

@@ -1,0 +1,30 @@
+// The pools of weights and of gradients, whose arrays are units: what of them lives off the device, and what
+// is in shards of the ranks. Inside src/plan.
+#pragma once
+
+#include <vector>
+
+#include "plan/sizes.h"
+
+namespace lm {
+
+// Slots of a pool: one in use, one on its way in, one on its way out.
+inline constexpr int64_t kSlots = 3;
+
+// A pool of arrays, all of them on that tier, with at most so many slots.
+PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device);
+
+// Whether gradients may be in shards. One that several micro-batches or groups add to is exchanged when it is
+// whole, so that every stage adds in the same order: until then each rank needs all of it, unless all
+// micro-batches pass a block together.
+bool shards_gradients(const PlanInput& in, const Plan& plan);
+
+// Set the pools, whole arrays and this rank's shards of them (the first rank's: no other's are longer).
+// `shards`: gradients are in shards.
+void place_weights(const PlanInput& in, Home home, Plan& plan);
+void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan);
+
+// The pool whose arrays lie on a class's tier: where whole ones are in shards, that of the shards.
+Pool tier_pool(const PlacementPlan& placement, Pool whole);
+
+}  // namespace lm

@@ -1,0 +1,176 @@
+// Plans of weights and gradients in shards off the device: what each rank has where, and what crosses the
+// links.
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "plan/traffic.h"
+#include "shapes.h"
+#include "tests/support/oracles/simulate.h"
+
+namespace lm {
+namespace {
+
+Case on_disk(int64_t stage, int ranks) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(256)};
+  c.config.zero.stage = stage;
+  c.config.train.global_batch = 8 * ranks;
+  c.config.train.micro_batch = 8;
+  c.config.train.recompute = Recompute::kBlock;
+  c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+  c.config.offload.paths = {"/swap"};
+  c.machine.disks = {{"/swap", 1'000 * kGiB, 2e9, 1e9}};
+  c.world.ranks = ranks;
+  return c;
+}
+
+int64_t bytes_at(const Plan& plan, const std::string& name, Home home) {
+  int64_t sum = 0;
+  for (const ClassBytes& row : plan.classes) sum += row.name == name && row.home == home ? row.bytes : 0;
+  return sum;
+}
+
+TEST(ShardsPlan, EachRankHasItsShareOfADisk) {
+  const Plan whole = on_disk(1, 2).plan();
+  for (const int ranks : {2, 4, 8}) {
+    const Plan second = on_disk(2, ranks).plan(), third = on_disk(3, ranks).plan();
+    for (const char* name : {"weights", "gradients"}) {
+      const auto all = static_cast<double>(bytes_at(whole, name, Home::kNvme));
+      const auto share = static_cast<double>(bytes_at(third, name, Home::kNvme));
+      EXPECT_NEAR(share * ranks / all, 1, 0.01) << name << " of " << ranks;
+      // What stays whole on every rank stays in its memory: the embedding and the final norm.
+      EXPECT_EQ(bytes_at(third, name, Home::kHost), bytes_at(whole, name, Home::kHost)) << name;
+    }
+    EXPECT_EQ(bytes_at(second, "weights", Home::kNvme), bytes_at(whole, "weights", Home::kNvme));
+    EXPECT_EQ(bytes_at(second, "gradients", Home::kNvme), bytes_at(third, "gradients", Home::kNvme));
+    EXPECT_NE(print_plan(third).find("in shards of " + std::to_string(ranks) + " ranks"), std::string::npos);
+  }
+}
+
+// Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
+TEST(ShardsPlan, TheDiskMovesShardsAlone) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const int64_t stage : {2, 3}) {
+      const Plan plan = on_disk(stage, ranks).plan();
+      double read = 0, written = 0;
+      const std::vector<StepSchedule> steps = steady_steps(plan.step);
+      for (const Operation& op : steps.back().operations) {
+        if (!is_transfer(op)) continue;
+        const PoolPlan& pool = plan.placement.pool(op.pool);
+        if (pool.shards > 1) continue;
+        const auto bytes = static_cast<double>(pool.bytes[static_cast<size_t>(op.array)]);
+        if (op.kind == OperationKind::kFetch) read += bytes;
+        if (op.kind == OperationKind::kWriteBack) written += bytes;
+      }
+      EXPECT_GT(read, 0);
+      EXPECT_NEAR(plan.timeline.disk_read_bytes / read, 1, 1e-9) << ranks << " ranks, stage " << stage;
+      EXPECT_NEAR(plan.timeline.disk_written_bytes / written, 1, 1e-9) << ranks << " ranks, stage " << stage;
+    }
+  }
+  const double one = on_disk(3, 1).plan().timeline.disk_read_bytes;
+  for (const int ranks : {2, 4}) {
+    const Timeline timeline = on_disk(3, ranks).plan().timeline;
+    // Forward, backward and update, of which one finds the shard in its slot or none does.
+    EXPECT_LT(timeline.disk_read_bytes * ranks, 1.6 * one) << ranks;
+    EXPECT_LT(timeline.disk_written_bytes * ranks, 1.1 * on_disk(3, 1).plan().timeline.disk_written_bytes);
+  }
+}
+
+// Gathers are those of shards on the device: the tier adds its link, and no call.
+TEST(ShardsPlan, RanksSendAsMuchWhereverTheirShardsAre) {
+  for (const bool lora : {false, true}) {
+    Case far = on_disk(3, 4), near = far;
+    near.config.offload.weights = near.config.offload.gradients = OffloadHome::kNone;
+    if (lora) far.config.train.method = near.config.train.method = Method::kLora;
+    EXPECT_EQ(far.plan().traffic.bytes(), near.plan().traffic.bytes());
+  }
+}
+
+TEST(ShardsPlan, GpusHaveShardsInHostMemory) {
+  for (const bool lora : {false, true}) {
+    Case c = on_disk(3, 8);
+    c.spec = llama_8b();
+    c.device = DeviceType::kCuda;
+    c.machine = gpu_machine("H100");
+    c.config.offload.weights = OffloadHome::kHost;
+    c.config.offload.gradients = OffloadHome::kNone;
+    if (lora) c.config.train.method = Method::kLora;
+    const Plan plan = c.draft();
+    const char* const name = lora ? "frozen weights" : "weights";
+    const ModelLayout layout = c.layout(nullptr);
+    const int64_t here = layout.blocks.front().flat_elements;
+    const auto share = static_cast<double>((layout.flat_elements - here) * 2) / 8;
+    EXPECT_NEAR(static_cast<double>(bytes_at(plan, name, Home::kHost)) / share, 1, 0.01);
+    EXPECT_LT(bytes_at(plan, name, Home::kDevice), kMiB);
+    EXPECT_GT(plan.timeline.link_bytes, 1.5 * share);
+    EXPECT_LT(plan.timeline.link_bytes, 6 * share + 2.0 * static_cast<double>(here) * 2);
+  }
+}
+
+// A 70B at stage 3 on two machines of eight GPUs, each with 2,000 GiB of host memory.
+TEST(ShardsPlan, SeventyBillionFitInSixteenShards) {
+  for (const bool told : {false, true}) {
+    Case c{.spec = make_spec({8192, 28672, 80, 64, 8, 128, 128256}, false), .device = DeviceType::kCuda};
+    Machine node = gpu_machine("H100");
+    node.gpus.front().memory_bytes = 80 * kGiB;
+    node.host_memory = int64_t{2000} * kGiB;
+    c.machine = share_of_machine(node, 8);
+    c.world = {16, 2};
+    c.config.zero.stage = 3;
+    c.config.train.global_batch = 512;
+    c.config.data.max_length = 4096;
+    if (told) c.config.offload.weights = c.config.offload.optimizer = OffloadHome::kHost;
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits) << print_plan(plan);
+    EXPECT_FALSE(plan.placement.in_backward());
+    if (told) {
+      EXPECT_LT(bytes_at(plan, "weights", Home::kHost), 10 * kGiB) << print_plan(plan);
+    }
+  }
+}
+
+// Of many micro-batches' block inputs and shards of gradients not both fit: groups of some, and whole
+// gradients on the disk.
+TEST(ShardsPlan, SmallerGroupsKeepGradientsWhole) {
+  Case c = on_disk(2, 2);
+  c.config.offload.weights = OffloadHome::kNone;
+  c.config.train.global_batch = 512;
+  const Plan wide = c.plan();
+  ASSERT_GT(wide.placement.pool(Pool::kGradients).shards, 1);
+  EXPECT_EQ(wide.placement.group, wide.numerics.micro_batches);
+  for (const Tier& tier : wide.tiers) {
+    if (tier.home == Home::kHost) c.machine.host_memory = (tier.bytes - 2 * kGiB) * 10 / 9;
+  }
+  c.config.offload.optimizer = OffloadHome::kNone;
+  const Plan narrow = c.plan();
+  EXPECT_EQ(narrow.placement.pool(Pool::kGradients).shards, 1);
+  EXPECT_LT(narrow.placement.group, narrow.numerics.micro_batches);
+}
+
+// The same clocks for one rank and for all.
+TEST(ShardsPlan, TheForecastIsTheSimulations) {
+  for (const int ranks : {2, 6}) {
+    for (int which = 0; which < 3; ++which) {
+      Case c = on_disk(3, ranks);
+      c.spec = smollm2_135m();
+      c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
+      if (which == 1) c.config.train.method = Method::kLora;
+      if (which == 2) {
+        c.config.offload.weights = c.config.offload.gradients = OffloadHome::kHost;
+        c.machine = gpu_machine("H100");
+        c.device = DeviceType::kCuda;
+      }
+      const AdapterSpec lora = adapter_r16();
+      const AdapterSpec* adapter = which == 1 ? &lora : nullptr;
+      const ModelLayout layout = c.layout(adapter);
+      const PlanInputs inputs{c.config, c.spec, adapter, layout, c.device, {}, {}, nullptr};
+      const Plan plan = draft_plan(inputs, c.machine, c.world);
+      ASSERT_TRUE(plan.step.moves_shards());
+      const Simulation simulation = simulate_step(inputs, c.machine, plan, {});
+      EXPECT_NEAR(plan.step_seconds / simulation.seconds, 1, 0.02) << ranks << " ranks, " << which;
+      EXPECT_GE(plan.step_seconds, simulation.bound * 0.999) << ranks << " ranks, " << which;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm
