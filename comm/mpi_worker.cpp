@@ -128,10 +128,10 @@ void MpiWorker::begin_order() {
       if ((one.to != nullptr) != receive) continue;
       for (int64_t at = 0; at < one.bytes; at += kMostMessage) {
         const int64_t bytes = std::min(one.bytes - at, kMostMessage);
+        const MpiAddress address{.to = one.peer, .tag = order_->tag};
         void* const request =
             receive ? setup_.api.receive(one.to + at, bytes, one.peer, MpiChannel::kData, text_, sizeof text_)
-                    : setup_.api.send(one.from + at, bytes, one.peer, MpiChannel::kData, order_->tag, text_,
-                                      sizeof text_);
+                    : setup_.api.send(one.from + at, bytes, &address, text_, sizeof text_);
         pending_.push_back({begun(request), &one});
       }
     }
@@ -181,8 +181,8 @@ void* MpiWorker::begun(void* request) const {
 }
 
 void* MpiWorker::begin_send(const Notice& notice, int to) {
-  return begun(
-      setup_.api.send(&notice, sizeof notice, to, MpiChannel::kNotices, kNoticeTag, text_, sizeof text_));
+  const MpiAddress address{.to = to, .channel = MpiChannel::kNotices, .tag = kNoticeTag};
+  return begun(setup_.api.send(&notice, sizeof notice, &address, text_, sizeof text_));
 }
 
 void MpiWorker::take_notices() {
