@@ -17,12 +17,18 @@ struct MpiArrival {
   int64_t bytes = 0;
 };
 
+// Where a message goes.
+struct MpiAddress {
+  int32_t to = 0;
+  MpiChannel channel = MpiChannel::kData;
+  int32_t tag = 0;
+};
+
 struct MpiApi {
   // Waits for all processes of the job. 0, or another number with a reason in `text`.
   int (*join)(int* rank, int* ranks, char* text, int text_bytes);
   // Begun and not waited for; null with a reason in `text`. `from` -1: any rank. Memory stays the request's.
-  void* (*send)(const void* data, int64_t bytes, int to, MpiChannel channel, int tag, char* text,
-                int text_bytes);
+  void* (*send)(const void* data, int64_t bytes, const MpiAddress* address, char* text, int text_bytes);
   void* (*receive)(void* data, int64_t bytes, int from, MpiChannel channel, char* text, int text_bytes);
   // 1: complete, and the request is gone; 0: not yet; -1: failed, with a reason.
   int (*test)(void* request, MpiArrival* arrival, char* text, int text_bytes);

@@ -2,10 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <chrono>
-#include <thread>
-
-#include "base/clock.h"
 #include "comm/mpi_worker.h"
 
 namespace lm {
@@ -21,9 +17,8 @@ int tag_of(uint64_t number, const char* what) {
 }  // namespace
 
 bool MpiWorker::wait(std::unique_lock<std::mutex>& lock, double seconds, const std::function<bool()>& done) {
-  constexpr std::chrono::duration<double> kStep(kLookSeconds / 2);
-  for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < seconds;) {
-    if (done_.wait_for(lock, kStep, done)) return true;
+  for (Waited waited(clock(), kLookSeconds); waited.look(clock()) < seconds;) {
+    if (setup_.threads.wait_for(done_, lock, kLookSeconds / 2, done)) return true;
   }
   return done();
 }
@@ -43,14 +38,14 @@ void MpiWorker::fail(std::unique_lock<std::mutex>& lock, const Error& error) {
 }
 
 MpiLink::MpiLink(LinkSetup setup) : worker_(std::make_shared<MpiWorker>(std::move(setup))) {
-  std::thread([worker = worker_] { worker->run(); }).detach();
   MpiWorker& w = *worker_;
+  w.setup_.threads.start([worker = worker_] { worker->run(); });
   std::unique_lock lock(w.mutex_);
   const double most = 2 * w.setup_.silence;
-  Waited waited(monotonic_seconds());
+  Waited waited(w.clock());
   while (!w.wait(lock, kHeartbeatSeconds, [&w] { return w.joined_ || w.failure_; })) {
     if (w.someone_ended()) throw peer_ended({-1, w.setup_.host}, "before all had joined");
-    if (waited.look(monotonic_seconds()) < most) continue;
+    if (waited.look(w.clock()) < most) continue;
     throw Error(Exit::kNoProgress,
                 {.area = "HANG-09",
                  .what = fmt::format("not all processes of the MPI job have joined within {:.0f} s", most),
@@ -74,12 +69,12 @@ void MpiLink::move(const char* what, std::span<const Transfer> transfers, bool c
   std::unique_lock lock(w.mutex_);
   if (w.failure_) throw Error(*w.failure_);
   const uint64_t number = ++collectives_;
-  const double began = monotonic_seconds();
+  const double began = w.clock();
   w.asked_ = MpiWorker::Order{what, number, tag_of(number, what), transfers, began, continues};
   w.wake_.notify_one();
   StallTimer turn(began);
   while (!w.wait(lock, kHeartbeatSeconds, [&w] { return !w.asked_ || w.failure_; })) {
-    const double stuck = turn.look(w.turns_, monotonic_seconds());
+    const double stuck = turn.look(w.turns_, w.clock());
     if (w.someone_ended()) {
       w.stopping_ = true;
       w.wait_ended(lock, kTellSeconds);

@@ -21,6 +21,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/link_threads.h"
 #include "comm/mpi_api.h"
 
 namespace lm {
@@ -42,6 +43,7 @@ struct LinkSetup {
   // Says the error and ends the process. Without it the error is thrown, which only those may leave out whose
   // memory outlives the link's thread.
   std::function<void(const Error&)> abandon = {};
+  const LinkThreads& threads = machine_threads();  // outlives the link's own thread
 };
 
 class MpiWorker;

@@ -37,10 +37,10 @@ int join(int* rank, int* ranks, char* text, int text_bytes) {
   return 0;
 }
 
-void* send(const void* data, int64_t bytes, int to, MpiChannel channel, int tag, char* text, int text_bytes) {
+void* send(const void* data, int64_t bytes, const MpiAddress* address, char* text, int text_bytes) {
   auto* const request = new MPI_Request;
-  if (!failed(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, channels[static_cast<int>(channel)],
-                        request),
+  if (!failed(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, address->to, address->tag,
+                        channels[static_cast<int>(address->channel)], request),
               "MPI_Isend", text, text_bytes))
     return request;
   delete request;

@@ -4,20 +4,15 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <thread>
-
-#include "base/clock.h"
 
 namespace lm {
 namespace {
 
 // Between two collectives the thread only keeps heartbeats going; within one it sleeps once nothing comes at
 // once, as ranks may share cores.
-constexpr std::chrono::milliseconds kIdle{10};
-constexpr std::chrono::microseconds kNap{20};
+constexpr double kIdle = 10e-3, kNap = 20e-6;  // seconds
 constexpr double kSpinSeconds = 50e-6;
 constexpr int kNoticeTag = 1;
 
@@ -59,7 +54,7 @@ void MpiWorker::run() {
     const std::lock_guard lock(mutex_);
     if (joined == 0) {
       joined_ = true;
-      liveness_ = Liveness(self(), ranks_, patience(), monotonic_seconds());
+      liveness_ = Liveness(self(), ranks_, patience(), clock());
     } else {
       failure_ = mpi_error();
     }
@@ -85,7 +80,7 @@ bool MpiWorker::turn() {
   {
     std::unique_lock lock(mutex_);
     const auto anything = [this] { return asked_ || last_word_ || leaving_ || stopping_; };
-    if (!order_) wake_.wait_for(lock, kIdle, anything);
+    if (!order_) setup_.threads.wait_for(wake_, lock, kIdle, anything);
     ++turns_;
     if (stopping_) return false;
     take_order();
@@ -98,7 +93,7 @@ bool MpiWorker::turn() {
     return false;
   }
   // By this turn's time others are judged: it may be stopped meanwhile, and then does not know either.
-  const double now = monotonic_seconds();
+  const double now = clock();
   if (leaving) return say_goodbye();
   take_notices();
   post_heartbeat();
@@ -106,7 +101,7 @@ bool MpiWorker::turn() {
     if (pending_.empty()) begin_order();
     if (!advance_order()) {
       look_at_late(now);
-      if (now - order_->began > kSpinSeconds) std::this_thread::sleep_for(kNap);
+      setup_.threads.nap(now - order_->began > kSpinSeconds ? kNap : 0);
     }
   }
   look_at_neighbour(now);
@@ -128,10 +123,10 @@ void MpiWorker::begin_order() {
       if ((one.to != nullptr) != receive) continue;
       for (int64_t at = 0; at < one.bytes; at += kMostMessage) {
         const int64_t bytes = std::min(one.bytes - at, kMostMessage);
+        const MpiAddress address{.to = one.peer, .tag = order_->tag};
         void* const request =
             receive ? setup_.api.receive(one.to + at, bytes, one.peer, MpiChannel::kData, text_, sizeof text_)
-                    : setup_.api.send(one.from + at, bytes, one.peer, MpiChannel::kData, order_->tag, text_,
-                                      sizeof text_);
+                    : setup_.api.send(one.from + at, bytes, &address, text_, sizeof text_);
         pending_.push_back({begun(request), &one});
       }
     }
@@ -181,8 +176,8 @@ void* MpiWorker::begun(void* request) const {
 }
 
 void* MpiWorker::begin_send(const Notice& notice, int to) {
-  return begun(
-      setup_.api.send(&notice, sizeof notice, to, MpiChannel::kNotices, kNoticeTag, text_, sizeof text_));
+  const MpiAddress address{.to = to, .channel = MpiChannel::kNotices, .tag = kNoticeTag};
+  return begun(setup_.api.send(&notice, sizeof notice, &address, text_, sizeof text_));
 }
 
 void MpiWorker::take_notices() {
@@ -219,14 +214,14 @@ void MpiWorker::take(const Notice& notice, int from) {
 // sent still comes.
 void MpiWorker::fail_with_it() {
   try {
-    for (const double until = monotonic_seconds() + kComeSeconds;
-         (order_ || continues_) && monotonic_seconds() < until;) {
+    for (const double until = clock() + kComeSeconds;
+         (order_ || continues_) && clock() < until;) {
       {
         const std::lock_guard lock(mutex_);
         take_order();
       }
       if (order_ && pending_.empty()) begin_order();
-      if (!order_ || !advance_order()) std::this_thread::sleep_for(kNap);
+      if (!order_ || !advance_order()) setup_.threads.nap(kNap);
     }
   } catch (const Error&) {
     // Of a collective that the other rank has not entered.
@@ -243,7 +238,7 @@ void MpiWorker::fail_with_it() {
 // or hears that another one does, waits a moment for what rank 0 has to say.
 void MpiWorker::speak_once(std::optional<Notice> last_word) {
   bool told = false;
-  for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < kHearSeconds;) {
+  for (Waited waited(clock(), kLookSeconds); waited.look(clock()) < kHearSeconds;) {
     if (last_word && !told) {
       tell_all(*last_word, waited);
       told = true;
@@ -255,13 +250,13 @@ void MpiWorker::speak_once(std::optional<Notice> last_word) {
       if (stopping_ || !told_by_leader_.empty()) return;
       last_word = last_word_;
     }
-    std::this_thread::sleep_for(kNap);
+    setup_.threads.nap(kNap);
   }
 }
 
 void MpiWorker::post_heartbeat() {
   if (ranks_ == 1 || (speaking_ != nullptr && !finish(speaking_))) return;
-  const double now = monotonic_seconds();
+  const double now = clock();
   if (now - spoken_at_ < kHeartbeatSeconds) return;
   spoken_at_ = now;
   spoken_ = notice(Notice::Kind::kHeartbeat);
@@ -291,21 +286,21 @@ void MpiWorker::tell_all(const Notice& notice, Waited& waited) {
   for (int r = 0; r < ranks_; ++r) {
     if (r != rank_) requests.push_back(begin_send(word, r));
   }
-  while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
+  while (!requests.empty() && waited.look(clock()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });
     take_notices();
     {
       const std::lock_guard lock(mutex_);
       if (!told_by_leader_.empty()) return;
     }
-    std::this_thread::sleep_for(kNap);
+    setup_.threads.nap(kNap);
   }
 }
 
 // True: there is more to wait for. The neighbour's goodbye is the last thing that comes.
 bool MpiWorker::say_goodbye() {
   if (ranks_ > 1) {
-    std::this_thread::sleep_for(kNap);
+    setup_.threads.nap(kNap);
     take_notices();
     if (speaking_ != nullptr && !finish(speaking_)) return true;
     if (spoken_.kind != Notice::Kind::kLeave) {
@@ -330,7 +325,7 @@ void MpiWorker::give_up(const Error& error) {
   done_.notify_all();
   try {
     if (leader_lost_) {
-      Waited waited(monotonic_seconds(), kLookSeconds);
+      Waited waited(clock(), kLookSeconds);
       tell_all(word, waited);
     } else {
       speak_once(word);

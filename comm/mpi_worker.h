@@ -58,6 +58,7 @@ class MpiWorker {
   bool wait(std::unique_lock<std::mutex>& lock, double seconds, const std::function<bool()>& done);
   bool wait_ended(std::unique_lock<std::mutex>& lock, double seconds);
   bool someone_ended() const { return setup_.ended && setup_.ended(); }
+  double clock() const { return setup_.threads.now(); }
   RankName self() const { return {rank_, setup_.host}; }
   Patience patience() const { return {setup_.silence, setup_.late}; }
   Error mpi_error() const;

@@ -18,12 +18,11 @@ struct AmxBf16 : Avx512Bf16 {
   static constexpr int64_t kTurnedRow = kBackwardRows / 2;  // lanes of a row of turned()
 
   // kRows rows of `left`, whose lanes lie side by side. `count` and `width` are whole tiles.
-  static void multiply_tiles(const Lane* left, int64_t left_row, const Lane* right, int64_t right_stride,
-                             int64_t count, float* c, int64_t c_stride, int64_t width, bool add) {
-    const int64_t left_bytes = left_row * 4, right_bytes = right_stride * 4, c_bytes = c_stride * 4;
+  static void multiply_tiles(Left<AmxBf16> left, Right<AmxBf16> right, int64_t count, Sums c, int64_t width) {
+    const int64_t left_bytes = left.row * 4, right_bytes = right.row * 4, c_bytes = c.row * 4;
     for (int64_t n = 0; n < width; n += 2 * kSide) {
-      float *above = c + n, *below = c + kSide * c_stride + n;
-      if (add) {
+      float *above = c.data + n, *below = c.data + kSide * c.row + n;
+      if (c.add) {
         _tile_loadd(0, above, c_bytes);
         _tile_loadd(1, above + kSide, c_bytes);
         _tile_loadd(2, below, c_bytes);
@@ -35,13 +34,13 @@ struct AmxBf16 : Avx512Bf16 {
         _tile_zero(3);
       }
       for (int64_t k = 0; k < count; k += kSide) {
-        const Lane* const columns = right + k * right_stride + n;
-        _tile_loadd(4, left + k, left_bytes);
+        const Lane* const columns = right.data + k * right.row + n;
+        _tile_loadd(4, left.data + k, left_bytes);
         _tile_loadd(6, columns, right_bytes);
         _tile_loadd(7, columns + kSide, right_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, left + kSide * left_row + k, left_bytes);
+        _tile_loadd(5, left.data + kSide * left.row + k, left_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
       }
@@ -72,10 +71,13 @@ struct AmxBf16 : Avx512Bf16 {
   }
 
   // Adds the tile's `rows` to dK and dV of a key tile's first `keys`.
-  static void add_keys(const BackwardScratch& s, int64_t rows, int64_t width, int64_t keys, float* dk,
-                       float* dv, bool add) {
-    add_products(s, turned(s.p_pairs), s.dout_pairs, rows, width, keys, dv, add);
-    add_products(s, turned(s.ds_pairs), s.q_pairs, rows, width, keys, dk, add);
+  static void add_keys(const BackwardScratch& s, int64_t rows, int64_t width, int64_t keys,
+                       const KeySums& sums) {
+    const int64_t count = (rows + kRows - 1) / kRows * kRows / 2;
+    add_products(s, turned(s.p_pairs), {of_pairs(s.dout_pairs), width}, count, {sums.dv, width, sums.add},
+                 keys);
+    add_products(s, turned(s.ds_pairs), {of_pairs(s.q_pairs), width}, count, {sums.dk, width, sums.add},
+                 keys);
   }
 
  private:
@@ -83,26 +85,28 @@ struct AmxBf16 : Avx512Bf16 {
   static Lane* turned(std::byte* pairs) {
     return reinterpret_cast<Lane*>(pairs) + kTurnedRow * kKeys;
   }
+  static const Lane* of_pairs(const std::byte* pairs) {
+    return reinterpret_cast<const Lane*>(pairs);
+  }
 
-  static void add_products(const BackwardScratch& s, const Lane* left, const std::byte* right_pairs,
-                           int64_t rows, int64_t width, int64_t keys, float* sums, bool add) {
-    const auto* const right = reinterpret_cast<const Lane*>(right_pairs);
-    const int64_t count = (rows + kRows - 1) / kRows * kRows / 2;
+  // `left`: rows of turned(). All rows of `right` and `sums` are as wide as they are far apart.
+  static void add_products(const BackwardScratch& s, const Lane* left, Right<AmxBf16> right, int64_t count,
+                           Sums sums, int64_t keys) {
+    const int64_t width = right.row;
     for (int64_t key = 0; key < keys; key += kRows) {
-      const Lane* const rows_of_keys = left + key * kTurnedRow;
-      float* const to = sums + key * width;
+      const Left<AmxBf16> rows_of_keys{left + key * kTurnedRow, kTurnedRow, 1};
+      float* const to = sums.data + key * width;
       if (key + kRows <= keys) {
-        multiply_tiles(rows_of_keys, kTurnedRow, right, width, count, to, width, width, add);
+        multiply_tiles(rows_of_keys, right, count, {to, width, sums.add}, width);
         continue;
       }
       // What follows the document's last key belongs to others.
       for (int64_t n = 0; n < width; n += 2 * kSide) {
-        multiply_tiles(rows_of_keys, kTurnedRow, right + n, width, count, s.score, 2 * kSide, 2 * kSide,
-                       false);
+        multiply_tiles(rows_of_keys, {right.data + n, width}, count, {s.score, 2 * kSide, false}, 2 * kSide);
         for (int64_t m = 0; m < keys - key; ++m) {
           for (int64_t i = n; i < n + 2 * kSide; i += kSide) {
             const V part = load(s.score + m * 2 * kSide + i - n);
-            store(to + m * width + i, add ? load(to + m * width + i) + part : part);
+            store(to + m * width + i, sums.add ? load(to + m * width + i) + part : part);
           }
         }
       }

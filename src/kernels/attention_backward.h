@@ -64,10 +64,16 @@ void probabilities(const AttentionBackward& a, const BackwardScratch& s, const R
   }
 }
 
+// The sums of dK and dV of a key tile, [keys, padded width]. Not `add`: the first tile of rows begins them.
+struct KeySums {
+  float *dk, *dv;
+  bool add;
+};
+
 // Adds this tile's part of dK and dV to keys [key, key + M) of the key tile at `key0`.
 template <class Isa, int M>
 void add_keys(const AttentionBackward& a, const Tile& tile, const BackwardScratch& s, int64_t key0,
-              int64_t key, float* dk, float* dv, bool add) {
+              int64_t key, const KeySums& sums) {
   using Lane = typename Isa::Lane;
   const int64_t group = a.heads / a.kv_heads, width = padded(a.head_dim);
   // Only rows that see one of these keys; rounded to pairs, whose other row then has P = 0 here or is
@@ -80,11 +86,11 @@ void add_keys(const AttentionBackward& a, const Tile& tile, const BackwardScratc
   const int64_t from = first / Isa::kStep;
   const auto *p = reinterpret_cast<const Lane*>(s.p_pairs), *ds = reinterpret_cast<const Lane*>(s.ds_pairs);
   multiply<Isa, M>({p + from * kKeys + key, 1, kKeys},
-                   reinterpret_cast<const Lane*>(s.dout_pairs) + from * width, width, count, dv + key * width,
-                   width, width, add);
+                   {reinterpret_cast<const Lane*>(s.dout_pairs) + from * width, width}, count,
+                   {sums.dv + key * width, width, sums.add}, width);
   multiply<Isa, M>({ds + from * kKeys + key, 1, kKeys},
-                   reinterpret_cast<const Lane*>(s.q_pairs) + from * width, width, count, dk + key * width,
-                   width, width, add);
+                   {reinterpret_cast<const Lane*>(s.q_pairs) + from * width, width}, count,
+                   {sums.dk + key * width, width, sums.add}, width);
 }
 
 // dK and dV of one key tile, when it is this tile's turn; the last one to add rounds and stores them.
@@ -99,23 +105,21 @@ void add_key_tile(const AttentionBackward& a, const Tile& tile, const BackwardSc
   if (a.window > 0) last = smaller(last, ((key0 + keys - 1 + a.window) * group - 1) / kBackwardRows);
 
   int32_t* turn = shared.turn + tile.kv_head * a.tokens + token;
-  float* dk = shared.dk + (tile.kv_head * a.tokens + token) * width;
-  float* dv = shared.dv + (tile.kv_head * a.tokens + token) * width;
-  const bool add = index > first;
+  const int64_t at = (tile.kv_head * a.tokens + token) * width;
+  const KeySums sums{.dk = shared.dk + at, .dv = shared.dv + at, .add = index > first};
   wait_turn(turn, static_cast<int32_t>(index - first));
   if constexpr (Isa::kTiles) {
-    Isa::add_keys(s, tile.row_end - tile.row_begin, width, keys, dk, dv, add);
+    Isa::add_keys(s, tile.row_end - tile.row_begin, width, keys, sums);
   } else {
     int64_t key = 0;
-    for (; key + kKeyBlock <= keys; key += kKeyBlock)
-      add_keys<Isa, kKeyBlock>(a, tile, s, key0, key, dk, dv, add);
-    for (; key < keys; ++key) add_keys<Isa, 1>(a, tile, s, key0, key, dk, dv, add);
+    for (; key + kKeyBlock <= keys; key += kKeyBlock) add_keys<Isa, kKeyBlock>(a, tile, s, key0, key, sums);
+    for (; key < keys; ++key) add_keys<Isa, 1>(a, tile, s, key0, key, sums);
   }
   if (index == last) {
     for (int64_t key = 0; key < keys; ++key) {
-      const int64_t at = (token + key) * a.dkv_stride + tile.kv_head * dim;
-      Isa::store_row(static_cast<Element*>(a.dk) + at, dk + key * width, a.scale, dim);
-      Isa::store_row(static_cast<Element*>(a.dv) + at, dv + key * width, 1, dim);
+      const int64_t to = (token + key) * a.dkv_stride + tile.kv_head * dim;
+      Isa::store_row(static_cast<Element*>(a.dk) + to, sums.dk + key * width, a.scale, dim);
+      Isa::store_row(static_cast<Element*>(a.dv) + to, sums.dv + key * width, 1, dim);
     }
   }
   __atomic_store_n(turn, static_cast<int32_t>(index - first + 1), __ATOMIC_RELEASE);
@@ -128,10 +132,10 @@ int64_t load_rows(const AttentionBackward& a, const Tile& tile, const BackwardSc
   using Element = typename Isa::Element;
   const int64_t dim = a.head_dim, width = padded(dim), rows = tile.row_end - tile.row_begin;
   const int64_t group = a.heads / a.kv_heads;
-  const int64_t all = list_rows<Isa>(a.q, a.q_stride, a.heads, a.kv_heads, dim, tile, s.position, s.row);
+  const int64_t all = list_rows<Isa>({a.q, a.q_stride, group, dim}, tile, s.position, s.row);
   Isa::pack_left(reinterpret_cast<Lane*>(s.q), s.row, rows, all, dim);
   Isa::pack_rows(reinterpret_cast<Lane*>(s.q_pairs), s.row, rows, all, dim, width);
-  list_rows<Isa>(a.dout, a.heads * dim, a.heads, a.kv_heads, dim, tile, nullptr, s.row);
+  list_rows<Isa>({a.dout, a.heads * dim, group, dim}, tile, nullptr, s.row);
   Isa::pack_left(reinterpret_cast<Lane*>(s.dout), s.row, rows, all, dim);
   Isa::pack_rows(reinterpret_cast<Lane*>(s.dout_pairs), s.row, rows, all, dim, width);
   for (int64_t r = 0; r < all; ++r) {
@@ -172,21 +176,22 @@ void backward_tile(const AttentionBackward& a, const Tile& tile, const BackwardS
         if (count <= 0) Isa::turn_rows(s, r, 0, 0);
       }
       if (count <= 0) continue;
-      multiply_rows<Isa>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
-                         count, false);
-      multiply_rows<Isa>({dout + r * lanes, lanes, 1}, value_t + begin, kKeys, lanes, s.dp + begin, kKeys,
-                         count, false);
+      multiply_rows<Isa>({q + r * lanes, lanes, 1}, {key_t + begin, kKeys}, lanes,
+                         {s.score + begin, kKeys, false}, count);
+      multiply_rows<Isa>({dout + r * lanes, lanes, 1}, {value_t + begin, kKeys}, lanes,
+                         {s.dp + begin, kKeys, false}, count);
       if (block.partly_masked)
         probabilities<Isa, true>(a, s, block);
       else
         probabilities<Isa, false>(a, s, block);
       if constexpr (Isa::kTiles) Isa::turn_rows(s, r, begin, block.span.end);
-      multiply_rows<Isa>({ds + begin / Isa::kStep, kKeys / Isa::kStep, 1}, key + begin / Isa::kStep * width,
-                         width, count / Isa::kStep, s.dq + r * width, width, width, true);
+      multiply_rows<Isa>({ds + begin / Isa::kStep, kKeys / Isa::kStep, 1},
+                         {key + begin / Isa::kStep * width, width}, count / Isa::kStep,
+                         {s.dq + r * width, width, true}, width);
     }
     add_key_tile<Isa>(a, tile, s, shared, key0);
   }
-  list_rows<Isa>(a.dq, a.dq_stride, a.heads, a.kv_heads, dim, tile, nullptr, s.row);
+  list_rows<Isa>({a.dq, a.dq_stride, a.heads / a.kv_heads, dim}, tile, nullptr, s.row);
   for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
     Isa::store_row(static_cast<Element*>(const_cast<void*>(s.row[r])), s.dq + r * width, a.scale, dim);
   }

@@ -110,17 +110,21 @@ void finish_forward(const AttentionForward& a, const Tile& tile, const ForwardSc
 }
 
 // Positions and addresses of a tile's rows; rows past the end repeat the last position.
+struct HeadsOf {
+  const void* data;         // [tokens, heads, head_dim]
+  int64_t stride;           // elements from token to token
+  int64_t group, head_dim;  // heads per key-value head
+};
 template <class Isa>
-int64_t list_rows(const void* base, int64_t stride, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  const Tile& tile, int32_t* position, const void** row) {
-  const int64_t group = heads / kv_heads, rows = tile.row_end - tile.row_begin;
+int64_t list_rows(const HeadsOf& of, const Tile& tile, int32_t* position, const void** row) {
+  const int64_t group = of.group, rows = tile.row_end - tile.row_begin;
   const int64_t all = (rows + Isa::kRows - 1) / Isa::kRows * Isa::kRows;
   for (int64_t r = 0; r < all; ++r) {
     const int64_t at = tile.row_begin + smaller(r, rows - 1);
     const int64_t head = tile.kv_head * group + at % group;
     if (position != nullptr) position[r] = static_cast<int32_t>(at / group);
-    row[r] = static_cast<const typename Isa::Element*>(base) + (tile.document_begin + at / group) * stride +
-             head * head_dim;
+    row[r] = static_cast<const typename Isa::Element*>(of.data) +
+             (tile.document_begin + at / group) * of.stride + head * of.head_dim;
   }
   return all;
 }
@@ -135,7 +139,7 @@ void forward_tile(const AttentionForward& a, const Tile& tile, const ForwardScra
   auto *q = reinterpret_cast<Lane*>(s.q), *key_t = reinterpret_cast<Lane*>(s.key_t);
   auto *value = reinterpret_cast<Lane*>(s.value), *p = reinterpret_cast<Lane*>(s.p);
 
-  const int64_t all = list_rows<Isa>(a.q, a.q_stride, a.heads, a.kv_heads, dim, tile, s.position, s.row);
+  const int64_t all = list_rows<Isa>({a.q, a.q_stride, a.heads / a.kv_heads, dim}, tile, s.position, s.row);
   Isa::pack_left(q, s.row, rows, all, dim);
   for (int64_t i = 0; i < all * width; i += Isa::kWidth) Isa::store(s.out + i, Isa::zero());
   for (int64_t i = 0; i < all * 16; i += Isa::kWidth) Isa::store(s.sum + i, Isa::zero());
@@ -151,15 +155,16 @@ void forward_tile(const AttentionForward& a, const Tile& tile, const ForwardScra
       const RowBlock block = row_block<Isa>(s.position, r, key0, a.window);
       const int64_t begin = block.span.begin, count = block.span.end - begin;
       if (count <= 0) continue;
-      multiply_rows<Isa>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
-                         count, false);
+      multiply_rows<Isa>({q + r * lanes, lanes, 1}, {key_t + begin, kKeys}, lanes,
+                         {s.score + begin, kKeys, false}, count);
       if (a.softcap > 0) cap_scores<Isa>(s.score, block.span, a.scale, a.softcap);
       if (block.partly_masked)
         softmax_rows<Isa, true>(s, block, scale2, a.window, width);
       else
         softmax_rows<Isa, false>(s, block, scale2, a.window, width);
-      multiply_rows<Isa>({p + begin / Isa::kStep, kKeys / Isa::kStep, 1}, value + begin / Isa::kStep * width,
-                         width, count / Isa::kStep, s.out + r * width, width, width, true);
+      multiply_rows<Isa>({p + begin / Isa::kStep, kKeys / Isa::kStep, 1},
+                         {value + begin / Isa::kStep * width, width}, count / Isa::kStep,
+                         {s.out + r * width, width, true}, width);
     }
   }
   finish_forward<Isa>(a, tile, s);

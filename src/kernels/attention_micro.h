@@ -26,21 +26,33 @@ struct Left {
   const typename Isa::Lane* data;
   int64_t row, step;
 };
+// A right operand: row k begins at data + k * row.
+template <class Isa>
+struct Right {
+  const typename Isa::Lane* data;
+  int64_t row;
+};
+// A result: row m begins at data + m * row. `add`: its values are the sums' beginnings.
+struct Sums {
+  float* data;
+  int64_t row;
+  bool add;
+};
 
-// c[m, 0..N vectors) = (add ? c : 0) + sum over k < count of left(m, k) * right[k, ...]; strides in lanes.
+// c[m, 0..N vectors) = (c.add ? c : 0) + sum over k < count of left(m, k) * right[k, ...].
 template <class Isa, int M, int N>
-[[gnu::noinline]] void block(Left<Isa> left, const typename Isa::Lane* right, int64_t right_stride,
-                             int64_t count, float* c, int64_t c_stride, bool add) {
+[[gnu::noinline]] void block(Left<Isa> left, Right<Isa> right, int64_t count, Sums c) {
   typename Isa::V sum[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sum[m][n] = add ? Isa::load(c + m * c_stride + n * Isa::kWidth) : Isa::zero();
+    for (int n = 0; n < N; ++n)
+      sum[m][n] = c.add ? Isa::load(c.data + m * c.row + n * Isa::kWidth) : Isa::zero();
   }
   for (int64_t k = 0; k < count; ++k) {
     typename Isa::L b[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) b[n] = Isa::load_lanes(right + n * Isa::kWidth);
+    for (int n = 0; n < N; ++n) b[n] = Isa::load_lanes(right.data + n * Isa::kWidth);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const typename Isa::L a = Isa::splat(left.data + m * left.row);
@@ -48,42 +60,40 @@ template <class Isa, int M, int N>
       for (int n = 0; n < N; ++n) sum[m][n] = Isa::multiply_add(a, b[n], sum[m][n]);
     }
     left.data += left.step;
-    right += right_stride;
+    right.data += right.row;
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) Isa::store(c + m * c_stride + n * Isa::kWidth, sum[m][n]);
+    for (int n = 0; n < N; ++n) Isa::store(c.data + m * c.row + n * Isa::kWidth, sum[m][n]);
   }
 }
 
 // The same for any width (a multiple of the vector's), cut into blocks that fit the registers.
 template <class Isa, int M>
-void multiply(Left<Isa> left, const typename Isa::Lane* right, int64_t right_stride, int64_t count, float* c,
-              int64_t c_stride, int64_t width, bool add) {
+void multiply(Left<Isa> left, Right<Isa> right, int64_t count, Sums c, int64_t width) {
   for (int64_t vectors = width / Isa::kWidth; vectors > 0;) {
     int64_t n = smaller(vectors, Isa::kVectors);
     if (vectors == Isa::kVectors + 1 && Isa::kVectors > 2) n = Isa::kVectors - 1;  // 3 + 2 rather than 4 + 1
     if constexpr (Isa::kVectors > 2) {
-      if (n == 4) block<Isa, M, 4>(left, right, right_stride, count, c, c_stride, add);
-      if (n == 3) block<Isa, M, 3>(left, right, right_stride, count, c, c_stride, add);
+      if (n == 4) block<Isa, M, 4>(left, right, count, c);
+      if (n == 3) block<Isa, M, 3>(left, right, count, c);
     }
-    if (n == 2) block<Isa, M, 2>(left, right, right_stride, count, c, c_stride, add);
-    if (n == 1) block<Isa, M, 1>(left, right, right_stride, count, c, c_stride, add);
-    right += n * Isa::kWidth;
-    c += n * Isa::kWidth;
+    if (n == 2) block<Isa, M, 2>(left, right, count, c);
+    if (n == 1) block<Isa, M, 1>(left, right, count, c);
+    right.data += n * Isa::kWidth;
+    c.data += n * Isa::kWidth;
     vectors -= n;
   }
 }
 
-// c = (add ? c : 0) + left * right for the rows of a block, on tiles if the path has them.
+// c = (c.add ? c : 0) + left * right for the rows of a block, on tiles if the path has them.
 template <class Isa>
-void multiply_rows(Left<Isa> left, const typename Isa::Lane* right, int64_t right_stride, int64_t count,
-                   float* c, int64_t c_stride, int64_t width, bool add) {
+void multiply_rows(Left<Isa> left, Right<Isa> right, int64_t count, Sums c, int64_t width) {
   if constexpr (Isa::kTiles)
-    Isa::multiply_tiles(left.data, left.row, right, right_stride, count, c, c_stride, width, add);
+    Isa::multiply_tiles(left, right, count, c, width);
   else
-    multiply<Isa, Isa::kRows>(left, right, right_stride, count, c, c_stride, width, add);
+    multiply<Isa, Isa::kRows>(left, right, count, c, width);
 }
 
 // Which keys of the tile that begins at `key0` rows at positions [first, last] see: whole grains, empty when

@@ -78,10 +78,18 @@ void forward_rows(const RmsNormForward& a, int64_t begin, int64_t end) {
   }
 }
 
-// One vector of `width`; adds its part of the weight's gradient to `dweight` (may be null).
+// One vector of `width`. Null: `dresidual` is not added, the gradient of the weight is not wanted.
+template <class T>
+struct BackwardVector {
+  const T *dy, *x, *weight, *dresidual;
+  T* dx;
+  float* dweight;  // its part is added
+};
 template <class T, class Weights>
-void backward_vector(const T* dy, const T* x, const T* weight, float rstd, const T* dresidual, T* dx,
-                     float* dweight, int64_t width) {
+void backward_vector(const BackwardVector<T>& v, float rstd, int64_t width) {
+  const T *const dy = v.dy, *const x = v.x, *const weight = v.weight, *const dresidual = v.dresidual;
+  T* const dx = v.dx;
+  float* const dweight = v.dweight;
   const F32 scale(rstd);
   F32 dots(0.f);
   each_vector(width, [&](int64_t j, auto count) LM_BODY {
@@ -107,10 +115,13 @@ void backward_block(const RmsNormBackward& a, int64_t block) {
     for (int64_t g = 0; g < a.groups; ++g) {
       const int64_t j = g * a.width;
       backward_vector<T, Weights>(
-          static_cast<const T*>(a.dy) + r * a.dy_stride + j, static_cast<const T*>(a.x) + r * a.x_stride + j,
-          static_cast<const T*>(a.weight), a.rstd[r * a.groups + g],
-          a.dresidual != nullptr ? static_cast<const T*>(a.dresidual) + r * a.width : nullptr,
-          static_cast<T*>(a.dx) + r * a.dx_stride + j, dweight, a.width);
+          {.dy = static_cast<const T*>(a.dy) + r * a.dy_stride + j,
+           .x = static_cast<const T*>(a.x) + r * a.x_stride + j,
+           .weight = static_cast<const T*>(a.weight),
+           .dresidual = a.dresidual != nullptr ? static_cast<const T*>(a.dresidual) + r * a.width : nullptr,
+           .dx = static_cast<T*>(a.dx) + r * a.dx_stride + j,
+           .dweight = dweight},
+          a.rstd[r * a.groups + g], a.width);
     }
   }
 }

@@ -58,17 +58,17 @@ int join(int* rank, int* ranks, char* /*text*/, int /*size*/) {
   return 0;
 }
 
-void* send(const void* data, int64_t bytes, int to, MpiChannel channel, int tag, char* /*text*/,
-           int /*size*/) {
+void* send(const void* data, int64_t bytes, const MpiAddress* address, char* /*text*/, int /*size*/) {
   const std::lock_guard lock(world.mutex);
   const auto* const begin = static_cast<const std::byte*>(data);
-  if (channel == MpiChannel::kNotices) {
+  if (address->channel == MpiChannel::kNotices) {
     Notice notice;
     std::memcpy(&notice, data, sizeof notice);
     if (notice.kind == Notice::Kind::kEnd) ++world.ends[static_cast<size_t>(this_rank)];
   }
   if (!world.mute[static_cast<size_t>(this_rank)])
-    world.messages.push_back({this_rank, to, tag, channel, {begin, begin + bytes}});
+    world.messages.push_back(
+        {this_rank, address->to, address->tag, address->channel, {begin, begin + bytes}});
   return *world.open.insert(new Request{.sends = true}).first;
 }
 
