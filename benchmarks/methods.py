@@ -42,6 +42,7 @@ METHODS = [
     Method("DoRA", [*LORA, "lora.dora=true"]),
     Method("LoRA, ranks by pattern", [*LORA, 'lora.ranks={"q_proj" = 4, "k_proj" = 4, "down_proj" = 16}']),
     Method("LoRA, two layers", [*LORA, "lora.layers=[2, 3]"], 0.9),
+    Method("PiSSA", [*LORA[:-1], "optimizer.lr=1e-3", "lora.start=pissa"]),
     Method("QLoRA", QLORA),
     Method("QLoRA, LoftQ", [*QLORA, "lora.start=loftq"]),
 ]

@@ -41,7 +41,8 @@ struct EnumNames<LoraDType> {
 };
 template <>
 struct EnumNames<LoraStart> {
-  static constexpr EnumName<LoraStart> kAll[] = {{LoraStart::kZero, "zero"}, {LoraStart::kLoftq, "loftq"}};
+  static constexpr EnumName<LoraStart> kAll[] = {
+      {LoraStart::kZero, "zero"}, {LoraStart::kLoftq, "loftq"}, {LoraStart::kPissa, "pissa"}};
 };
 template <>
 struct EnumNames<ModelInit> {

@@ -339,7 +339,9 @@ void visit_lora(LoraT& lora, V& v) {
          kPositive});
   v.key(
       "lora", "start", lora.start,
-      {kNumerics, "loftq: initialize the adapters with the rank-r approximation of the quantization error"});
+      {kNumerics,
+       "loftq: initialize the adapters with the rank-r approximation of the quantization error; pissa: with "
+       "that of each matrix, a frozen copy of which is subtracted"});
   v.key("lora", "init", lora.init,
         {kNumerics,
          "a PEFT adapter or a run to train further; its settings replace those left out here; \"\": new "

@@ -73,13 +73,15 @@ class ModelBinding::Finder {
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
                   b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
                   magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
+                  start_a = place_of(layout_.beside(*weight, part, TrainableRole::kStartA)),
+                  start_b = place_of(layout_.beside(*weight, part, TrainableRole::kStartB)),
                   output = place_of(layout_.beside(*weight, part, TrainableRole::kOutputScale)),
                   input = place_of(layout_.beside(*weight, part, TrainableRole::kInputScale));
       if (output.rows > 0) linear.scales.push_back({module.first, module.rows, output});
       if (input.rows > 0) linear.input_scale = input;
       const std::string_view path = module_of(weight->parameter.parts[part++].name);
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, magnitude,
+      linear.adapters.push_back({module.first, module.rows, a, b, magnitude, start_a, start_b,
                                  dropout_place(layer_, module.part),
                                  static_cast<float>(adapter_->scale_of(path))});
     }
@@ -194,6 +196,8 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
     adapter.magnitude = bind(place.magnitude, memory, options);
+    adapter.start_a = bind(place.start_a, memory, options).weight;
+    adapter.start_b = bind(place.start_b, memory, options).weight;
     adapter.scale = place.scale;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }

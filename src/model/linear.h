@@ -40,6 +40,10 @@ struct Adapter {
   Param a;               // [r, in]
   Param b;               // [rows, r]
   Param magnitude = {};  // [rows]; undefined weight = the rows' lengths are not trained
+  // PiSSA: A0 [r, in] and -B0 [rows, r], frozen, in the model's type; they see the inputs that A sees, with
+  // the same dropped, so that training begins at the base. Undefined: none.
+  View start_a = {}, start_b = {};
+  int64_t rank() const { return a.weight.rows + start_a.rows; }  // of both pairs
   float scale = 1;
   DropoutMask dropout = {};  // of its input, while training
 };
@@ -61,8 +65,8 @@ struct Linear {
   bool adapted() const { return !adapters.empty() || !scales.empty() || input_scale.weight.defined(); }
 };
 
-// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r]. The rest is there
-// where rows have trained lengths or outputs are scaled.
+// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, rank()], behind it
+// A0's. The rest is there where rows have trained lengths or outputs are scaled.
 struct LinearSaved {
   std::vector<View> reduced;
   View product;         // z [T, out], before it is scaled

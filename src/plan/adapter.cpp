@@ -253,6 +253,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .alpha = lora.alpha,
                   .rslora = lora.rslora,
                   .dora = lora.dora,
+                  .pissa = lora.start == LoraStart::kPissa,
                   .dropout = lora.dropout,
                   .targets = {}};
   const std::vector<AdapterModule> modules = adapter_modules(model);

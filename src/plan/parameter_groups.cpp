@@ -35,6 +35,8 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
     case TrainableRole::kHead:
+    case TrainableRole::kStartA:
+    case TrainableRole::kStartB:
       return false;
   }
   return false;

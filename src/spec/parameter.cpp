@@ -129,7 +129,9 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
                  fmt::format("{}{}.{}", spec.names.layers, i, spec.names.scalar), 1)};
 }
 
-std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
+// Of the targets in layer `i`: what is trained or, with `starts`, the pairs that this began with.
+std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
+                                      bool starts) {
   std::vector<Parameter> out, magnitudes;
   for (const LinearModule& module : linear_modules(spec, i)) {
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
@@ -146,6 +148,11 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
       made.owner = hf + ".weight";
       return made;
     };
+    if (starts) {
+      out.push_back(make(TrainableRole::kStartA, ".start_A", "", rank, module.columns));
+      out.push_back(make(TrainableRole::kStartB, ".start_B", "", module.rows, rank));
+      continue;
+    }
     out.push_back(make(TrainableRole::kLoraA, ".lora_A", ".weight", rank, module.columns));
     out.push_back(make(TrainableRole::kLoraB, ".lora_B", ".weight", module.rows, rank));
     if (adapter.dora)
@@ -153,6 +160,12 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   }
   std::ranges::move(magnitudes, std::back_inserter(out));  // what has no decay comes last
   return out;
+}
+
+// Frozen, beside the trained pairs.
+std::vector<Parameter> block_starts(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer) {
+  return adapter == nullptr || !adapter->pissa ? std::vector<Parameter>{}
+                                               : layer_adapters(spec, *adapter, layer, true);
 }
 
 // IA3's, of the targets in layer `i`.
@@ -194,7 +207,7 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
   if (adapter == nullptr) return {};
   switch (adapter->kind) {
     case AdapterKind::kLora:
-      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer);
+      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer, false);
     case AdapterKind::kIa3:
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:
@@ -247,13 +260,13 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   std::vector<BlockParameters> blocks;
   const NameMap& names = spec.names;
   const auto weight = [](const char* path) { return path + std::string(".weight"); };
-  // The base model's tensors are trained or, beside adapters, frozen; buffers always are.
+  // The base model's tensors are trained or, beside adapters, frozen; `others` always are.
   auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters,
-                 std::vector<Parameter> buffers) {
+                 std::vector<Parameter> others) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
     block.trainable = adapter ? std::move(adapters) : std::move(base);
     if (adapter) block.frozen = std::move(base);
-    std::ranges::move(buffers, std::back_inserter(block.frozen));
+    std::ranges::move(others, std::back_inserter(block.frozen));
     blocks.push_back(std::move(block));
   };
   std::vector<Parameter> first = {
@@ -267,7 +280,9 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     std::vector<Parameter> base = layer_parameters(spec, i);
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
-    add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
+    std::vector<Parameter> others = block_starts(spec, adapter, i);
+    std::ranges::move(layer_buffers(spec, i), std::back_inserter(others));
+    add(fmt::format("block {}", i), std::move(base), std::move(adapters), std::move(others));
   }
   std::vector<Parameter> last, trained;
   // Beside adapters a head of scores is trained whole, and is in their files.

@@ -74,6 +74,9 @@ struct AdapterSpec {
   double alpha = 0;
   bool rslora = false;
   bool dora = false;  // the lengths of the rows are trained, too
+  // The pairs began as the best approximations of the matrices, and count from there: W' = W + s (B A - B0
+  // A0), A0 and B0 frozen (PiSSA).
+  bool pissa = false;
   double dropout = 0;
   std::vector<std::string> targets;  // the adapted modules, e.g. {"q_proj", "k_proj", ..., "down_proj"}
   std::vector<int64_t> layers = {};  // in which targets without a path are adapted; empty: in all
@@ -127,7 +130,8 @@ struct BlockParameters {
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
-// these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
+// these, and with PiSSA, frozen, layers.i.<module>.start_A [r, in] and .start_B [out, r].
+// IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
 // stays trained.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);

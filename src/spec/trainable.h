@@ -19,6 +19,8 @@ enum class TrainableRole : uint8_t {
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kHead,         // a head of scores, trained whole beside adapters and in their files
+  kStartA,       // PiSSA: A and -B as they began. Frozen, and in no file: W' = W + s (B A - B0 A0)
+  kStartB,
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -33,9 +35,17 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
     case TrainableRole::kHead:
+    case TrainableRole::kStartA:
+    case TrainableRole::kStartB:
       return true;
   }
   return false;
+}
+
+// Whether a tensor of this role is frozen, and computed from the base whenever a run is opened
+// (weights/principal_pairs.h).
+constexpr bool is_start(TrainableRole role) {
+  return role == TrainableRole::kStartA || role == TrainableRole::kStartB;
 }
 
 struct Trainable {

@@ -56,6 +56,8 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
+    case TrainableRole::kStartA:     // nobody asks: they are computed
+    case TrainableRole::kStartB:
       return 0;
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:

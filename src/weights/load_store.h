@@ -7,6 +7,7 @@
 
 #include "base/cuda.h"
 #include "weights/loans.h"
+#include "weights/principal_pairs.h"
 
 namespace lm {
 
@@ -38,6 +39,10 @@ struct AdapterBase {
 };
 void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBase& base,
                           const AdapterSpec& adapter, WeightStore& store);
+
+// PiSSA's frozen pairs (principal_pairs.h); `setup` has the type of the model. With `fresh` what is trained
+// begins as they are, too.
+void place_starts(const LoadSetup& setup, const PrincipalPairs& pairs, bool fresh, WeightStore& store);
 
 // Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
 // initialise_weights initialises them.

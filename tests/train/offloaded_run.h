@@ -50,6 +50,7 @@ struct Variant {
   bool fp32_adapters = false;                // with LoRA: whatever dtype is
   int64_t r = 4;                             // of adapters
   bool dora = false;                         // with LoRA: with trained lengths of rows
+  bool pissa = false;                        // with LoRA: with the frozen pairs that it begins with
   AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
@@ -86,7 +87,13 @@ struct Variant {
     std::vector<std::string> targets = {"q_proj", "v_proj", "down_proj"};
     if (kind == AdapterKind::kNorms) targets = {"input_layernorm", "q_norm", "norm"};
     const double alpha = 2.0 * static_cast<double>(r);
-    return {.r = r, .alpha = alpha, .dora = dora, .dropout = 0.1, .targets = targets, .kind = kind};
+    return {.r = r,
+            .alpha = alpha,
+            .dora = dora,
+            .pissa = pissa,
+            .dropout = 0.1,
+            .targets = targets,
+            .kind = kind};
   }
   std::string text() const;
   std::string numbers() const;  // what decides them

@@ -12,7 +12,7 @@ constexpr Word kPeft[] = {
     to("target_modules", "lora.targets", How::kTargets),
     to("use_rslora", "lora.rslora"),
     to("init_lora_weights", "lora.start", How::kLoraStart,
-       "\"loftq\", or the default; other starts are not there"),
+       "\"loftq\", \"pissa\", or the default; other starts are not there"),
     to("exclude_modules", "lora.exclude", How::kTargets),
     to("layers_to_transform", "lora.layers", How::kTargets),
     to("rank_pattern*", "lora.ranks", How::kTargets),
