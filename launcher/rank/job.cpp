@@ -425,6 +425,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   } else {
     initialise_adapter(setup, seed, rank.weights());
   }
+  if (adapter.bias != AdapterBias::kNone) copy_replaced(setup, seed, base, rank.weights());
   start_head(job, setup, rank);
 }
 

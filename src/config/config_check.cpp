@@ -293,6 +293,7 @@ class Checks {
     refuse("lora.alphas", !lora.alphas.all.empty());
     refuse("lora.rslora", lora.rslora);
     refuse("lora.dora", lora.dora);
+    refuse("lora.bias", lora.bias != fresh.bias);
     refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
     refuse("lora.start", lora.start != fresh.start);
   }

@@ -285,7 +285,7 @@ class Loader {
               "set train.method = \"lora\" or leave model.quantize out");
     }
     for (const char* key :
-         {"r", "alpha", "rslora", "dora", "targets", "exclude", "layers", "ranks", "alphas"}) {
+         {"r", "alpha", "rslora", "dora", "bias", "targets", "exclude", "layers", "ranks", "alphas"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
     let_overrides_win();

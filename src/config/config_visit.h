@@ -334,8 +334,12 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
   v.key("lora", "dora", lora.dora,
         {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
+  v.key(
+      "lora", "bias", lora.bias,
+      {kState, "also train biases of the model: all, or lora_only: those of the layers that have adapters"});
   v.key("lora", "b_lr_ratio", lora.b_lr_ratio,
-        {kNumerics, "LoRA+: B and DoRA's magnitudes learn at this times optimizer.lr, A at optimizer.lr",
+        {kNumerics,
+         "LoRA+: B, DoRA's magnitudes and biases learn at this times optimizer.lr, A at optimizer.lr",
          kPositive});
   v.key(
       "lora", "start", lora.start,

@@ -43,6 +43,11 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
     refuse("this is a DoRA adapter, whose magnitudes fit no other adapter beside it", adapter.directory,
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +
                adapter.directory + " --merge -o DIR");
+  if (spec.bias != AdapterBias::kNone)
+    refuse(
+        "this adapter has trained biases, which cannot be added to those of others", adapter.directory,
+        "combine adapters whose bias is \"none\", or merge this one into its base model: lmlaunch export " +
+            adapter.directory + " --merge -o DIR");
   return spec;
 }
 

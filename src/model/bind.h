@@ -73,7 +73,7 @@ class ModelBinding {
   struct LinearPlace {
     Place weight, bias;
     std::vector<AdapterPlace> adapters;
-    std::vector<ScalePlace> scales = {};
+    std::vector<ScalePlace> biases = {}, scales = {};
     Place input_scale = {};
   };
   struct NormPlace {

@@ -25,6 +25,25 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
   add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
+// `linear` with the bias that is in use: in the arena, in the model's type, with its trained copies.
+Linear with_biases(const Context& context, const Linear& linear) {
+  Linear out = linear;
+  out.biases.clear();
+  const View& frozen = linear.bias.weight;
+  const auto row = [](const View& x, int64_t first, int64_t elements) {  // a vector's elements as a row
+    return view_of(x.row_range(first, elements).data, x.dtype, 1, elements);
+  };
+  out.bias.weight = context.tensor(frozen.rows, 1);
+  const View& used = out.bias.weight;
+  context.kernels.copy_rows({.from = row(frozen, 0, frozen.rows), .to = row(used, 0, used.rows)},
+                            context.stream);
+  for (const BiasCopy& copy : linear.biases)
+    context.kernels.copy_rows(
+        {.from = row(copy.values.weight, 0, copy.rows), .to = row(used, copy.first, copy.rows)},
+        context.stream);
+  return out;
+}
+
 // x Wᵀ, of one row by the kernel for it where the device has one.
 void multiply(const Context& context, const DeviceBatch& batch, const Gemm& product) {
   if (!batch.one_row() || context.kernels.multiply_row == nullptr)
@@ -317,6 +336,10 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved) {
   const auto& [x, y, residual] = pass;
+  if (!linear.biases.empty()) {
+    const ArenaFrame frame(context.arena);
+    return linear_forward(context, with_biases(context, linear), batch, pass, saved);
+  }
   if (has_scales(linear)) return scales_forward(context, linear, batch, pass, saved);
   const bool scaled = scales_rows(linear);
   reduce(context, linear, batch, x, saved);
@@ -354,6 +377,8 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
   if (has_scales(linear)) return scales_backward(context, linear, pass, saved, first);
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
+  for (const BiasCopy& copy : linear.biases)
+    add_bias_gradient(context, copy.values.gradient, dy.column_range(copy.first, copy.rows), first);
   const ArenaFrame frame(context.arena);
   View dz = dy;  // of W x and the adapters together
   if (scales_rows(linear))

@@ -55,10 +55,18 @@ struct OutputScale {
   Param factors;  // [rows]
 };
 
+// A trained copy of the bias's rows [first, first + rows), used in their place.
+struct BiasCopy {
+  int64_t first = 0;
+  int64_t rows = 0;
+  Param values;  // [rows]
+};
+
 struct Linear {
   Param weight;  // [out, in]
   Param bias;    // [out]; undefined weight = no bias
   std::vector<Adapter> adapters;
+  std::vector<BiasCopy> biases = {};     // where the bias is frozen
   std::vector<OutputScale> scales = {};  // IA3 (model/ia3.h); there are no adapters then
   Param input_scale = {};                // [in]; undefined weight = the input is not scaled
   // Whether something beside the weight and the bias is trained, whose gradient needs the forward pass.

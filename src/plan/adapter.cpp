@@ -161,6 +161,43 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
   return out;
 }
 
+AdapterBias bias_of(LoraBias bias) {
+  switch (bias) {
+    case LoraBias::kNone:
+      return AdapterBias::kNone;
+    case LoraBias::kAll:
+      return AdapterBias::kAll;
+    case LoraBias::kLoraOnly:
+      return AdapterBias::kLoraOnly;
+  }
+  return AdapterBias::kNone;
+}
+
+LoraBias config_of(AdapterBias bias) {
+  switch (bias) {
+    case AdapterBias::kNone:
+      return LoraBias::kNone;
+    case AdapterBias::kAll:
+      return LoraBias::kAll;
+    case AdapterBias::kLoraOnly:
+      return LoraBias::kLoraOnly;
+  }
+  return LoraBias::kNone;
+}
+
+// lora.bias names some.
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked) {
+  if (adapter.bias == AdapterBias::kNone) return;
+  for (const BlockParameters& block : list_parameters(model, &adapter)) {
+    for (const Parameter& parameter : block.trainable)
+      if (parameter.kind == ParameterKind::kBias) return;
+  }
+  const bool all = adapter.bias == AdapterBias::kAll;
+  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(asked),
+                               all ? "the model has" : "the layers that get adapters have"),
+                   all ? "leave lora.bias out" : "set lora.bias = \"all\", or leave it out");
+}
+
 AdapterKind kind_of(Method method) {
   switch (method) {
     case Method::kIa3:
@@ -228,8 +265,10 @@ Method method_of(AdapterKind kind) {
 }
 
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
-  return kind_of(config.train.method) == AdapterKind::kLora ? configured_adapter(model, config.lora)
-                                                            : without_pairs(model, config);
+  if (kind_of(config.train.method) != AdapterKind::kLora) return without_pairs(model, config);
+  AdapterSpec out = configured_adapter(model, config.lora);
+  require_biases(model, out, config.lora.bias);
+  return out;
 }
 
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
@@ -255,7 +294,8 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .dora = lora.dora,
                   .pissa = lora.start == LoraStart::kPissa,
                   .dropout = lora.dropout,
-                  .targets = {}};
+                  .targets = {},
+                  .bias = bias_of(lora.bias)};
   const std::vector<AdapterModule> modules = adapter_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
@@ -305,6 +345,8 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
   }
   if (written(lora, "dora") && lora.dora != given.dora)
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
+  if (written(lora, "bias") && bias_of(lora.bias) != given.bias)
+    differs("lora.bias = " + value_text(lora.bias), "bias = " + value_text(config_of(given.bias)));
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw continued_otherwise(what, directory,
@@ -319,6 +361,7 @@ LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
   out.dora = adapter.dora;
+  out.bias = config_of(adapter.bias);
   out.exclude.clear();
   out.layers = adapter.layers;
   out.ranks = values_of(adapter.ranks);

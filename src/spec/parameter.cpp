@@ -162,6 +162,33 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   return out;
 }
 
+// Copies of the biases among layer `i`'s parameters that are trained beside pairs; `i` < 0: of other blocks.
+// Their names in the files are peft's, where a layer with pairs stands around the base's.
+std::vector<Parameter> bias_copies(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
+                                   const std::vector<Parameter>& base) {
+  std::vector<Parameter> out;
+  if (adapter.bias == AdapterBias::kNone) return out;
+  const std::vector<LinearModule> modules = i < 0 ? std::vector<LinearModule>{} : linear_modules(spec, i);
+  for (const Parameter& parameter : base) {
+    if (parameter.kind != ParameterKind::kBias) continue;
+    for (const ParameterPart& part : parameter.parts) {
+      const std::string path = part.name.substr(0, part.name.rfind('.'));
+      const auto module = std::ranges::find_if(
+          modules, [&](const LinearModule& one) { return path.ends_with("." + one.path); });
+      const bool linear = module != modules.end(), adapted = linear && adapter.adapts(i, path);
+      if (!adapted && adapter.bias == AdapterBias::kLoraOnly) continue;
+      out.push_back(
+          single(linear ? fmt::format("layers.{}.{}.bias", i, module->name) : parameter.name + "_tuned",
+                 ParameterKind::kBias,
+                 std::string(kAdapterPrefix) + path + (adapted ? ".base_layer.bias" : ".bias"), part.rows));
+      out.back().role = linear ? TrainableRole::kBias : TrainableRole::kReplacement;
+      out.back().owner = part.name;
+      out.back().parts.front().heads = part.heads;
+    }
+  }
+  return out;
+}
+
 // Frozen, beside the trained pairs.
 std::vector<Parameter> block_starts(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer) {
   return adapter == nullptr || !adapter->pissa ? std::vector<Parameter>{}
@@ -206,8 +233,12 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
                                       const std::vector<Parameter>& base) {
   if (adapter == nullptr) return {};
   switch (adapter->kind) {
-    case AdapterKind::kLora:
-      return layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer, false);
+    case AdapterKind::kLora: {
+      std::vector<Parameter> out =
+          layer < 0 ? std::vector<Parameter>{} : layer_adapters(spec, *adapter, layer, false);
+      std::ranges::move(bias_copies(spec, *adapter, layer, base), std::back_inserter(out));
+      return out;
+    }
     case AdapterKind::kIa3:
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:

@@ -66,6 +66,13 @@ enum class AdapterKind : uint8_t {
   kNorms,  // LN tuning: copies of norms
 };
 
+// Which biases are trained beside pairs of low rank: as copies, which are used in their place.
+enum class AdapterBias : uint8_t {
+  kNone,
+  kAll,       // the layers' and the final norm's, whatever has them
+  kLoraOnly,  // of the layers that have pairs
+};
+
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths
 // ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
@@ -84,6 +91,7 @@ struct AdapterSpec {
   std::vector<std::pair<std::string, int64_t>> ranks = {};
   std::vector<std::pair<std::string, double>> alphas = {};
   AdapterKind kind = AdapterKind::kLora;
+  AdapterBias bias = AdapterBias::kNone;
 
   bool operator==(const AdapterSpec&) const = default;
   // Of the module with this path.
@@ -131,6 +139,7 @@ struct BlockParameters {
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these, and with PiSSA, frozen, layers.i.<module>.start_A [r, in] and .start_B [out, r].
+// With trained biases layers.i.<module>.bias [out] and <norm>_bias_tuned follow.
 // IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
 // stays trained.

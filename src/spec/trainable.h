@@ -18,6 +18,7 @@ enum class TrainableRole : uint8_t {
   kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
+  kBias,         // a copy of a linear layer's bias, which is used in its place
   kHead,         // a head of scores, trained whole beside adapters and in their files
   kStartA,       // PiSSA: A and -B as they began. Frozen, and in no file: W' = W + s (B A - B0 A0)
   kStartB,
@@ -34,6 +35,7 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
+    case TrainableRole::kBias:
     case TrainableRole::kHead:
     case TrainableRole::kStartA:
     case TrainableRole::kStartB:

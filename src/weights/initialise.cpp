@@ -63,6 +63,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kInputScale:
       return 1;
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
+    case TrainableRole::kBias:
     case TrainableRole::kWeight:
     case TrainableRole::kHead:
       break;

@@ -265,14 +265,18 @@ void place_starts(const LoadSetup& setup, const PrincipalPairs& pairs, bool fres
 }
 
 void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store) {
-  // Those of drawn weights are drawn alike: norms begin with fixed values.
-  if (directory.empty()) return initialise_adapter(setup, seed, store);
+  const auto is_copy = [](TrainableRole role) {
+    return role == TrainableRole::kReplacement || role == TrainableRole::kBias;
+  };
+  // Those of drawn weights are drawn alike: norms and biases begin with fixed values.
+  if (directory.empty())
+    return initialise_where(setup, seed, store, [&](const Parameter& p) { return is_copy(p.role); });
   const ModelFiles files(directory);
   Filling filling(setup, store);
   for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
     const BlockLayout& block = setup.layout.blocks[b];
     for (const Trainable& entry : block.trainables) {
-      if (entry.role != TrainableRole::kReplacement) continue;
+      if (!is_copy(entry.role)) continue;
       const TensorPlace &copy = block.tensors[entry.tensor], &owner = block.tensors[entry.owner];
       std::vector<float> values(static_cast<size_t>(copy.parameter.elements()));
       elements_of(files, owner.parameter, entry.part, DType::kF32)(

@@ -44,7 +44,7 @@ void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBas
 // begins as they are, too.
 void place_starts(const LoadSetup& setup, const PrincipalPairs& pairs, bool fresh, WeightStore& store);
 
-// Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
+// Copies of norms and biases that begin as the base's: read once more from `directory`, or, if it is "", as
 // initialise_weights initialises them.
 void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store);
 

@@ -52,6 +52,17 @@ def pairs(tensors):
     return out
 
 
+def all_examples_loss(model, work):
+    total, targets = 0.0, 0
+    for line in open(work / "train.jsonl"):
+        row = json.loads(line)
+        labels = torch.tensor(row["labels"])[1:]
+        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
+        total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
+        targets += int((labels != -100).sum())
+    return total / targets
+
+
 @pytest.fixture(scope="module")
 def begun(work):
     lmlaunch(config(work, "begun", **{**PISSA, **AT_ONCE}), cwd=work)
@@ -120,14 +131,7 @@ def test_a_step_is_the_one_that_peft_makes_on_the_changed_base(work, begun):
     for path, (a, b, *_) in start.items():
         layer = peft.base_model.model.get_submodule(path)
         layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = a.clone(), b.clone()
-    total, targets = 0.0, 0
-    for line in open(work / "train.jsonl"):
-        row = json.loads(line)
-        labels = torch.tensor(row["labels"])[1:]
-        logits = peft(torch.tensor([row["input_ids"]])).logits[0, :-1]
-        total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
-        targets += int((labels != -100).sum())
-    (total / targets).backward()
+    all_examples_loss(peft, work).backward()
     for path, (a, b, start_a, start_b) in pairs(adapter_of(work, "step")[0]).items():
         layer = peft.base_model.model.get_submodule(path)
         for ours, begin, theirs in ((a, start[path][0], layer.lora_A), (b, start[path][1], layer.lora_B)):

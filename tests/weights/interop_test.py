@@ -200,8 +200,11 @@ ADAPTERS = {
     "no_modules_to_save": dict(target_modules=NAMES, modules_to_save=[]),
     "eva_start": (dict(target_modules=NAMES), dict(init_lora_weights="eva", eva_config={"rho": 2.0})),
     "order_of_the_file": (dict(target_modules=NAMES, alpha_pattern={"v_proj": 5}), dict(alpha_pattern={"v_proj": 5, ".*v_proj": 4})),
-    "bias_all": (dict(target_modules=NAMES, bias="all"), "bias"),
-    "bias_lora_only": (dict(target_modules=NAMES, bias="lora_only"), "bias"),
+    "bias_all": dict(target_modules=NAMES, bias="all"),
+    "bias_lora_only": dict(target_modules=NAMES, bias="lora_only"),
+    "bias_of_all_and_patterns": dict(target_modules="all-linear", bias="all", rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 9}),
+    "bias_with_dora": dict(target_modules=["o_proj"], bias="lora_only", use_dora=True),
+    "bias_of_none": dict(target_modules=["up_proj"], bias="lora_only"),
     "lora_bias": (dict(target_modules=NAMES, lora_bias=True), "lora_bias"),
     "modules_to_save": (dict(target_modules=NAMES, modules_to_save=["lm_head"]), "modules_to_save"),
     "trainable_tokens": (dict(target_modules=NAMES, trainable_token_indices=[1, 2]), "trainable_token_indices"),
@@ -218,7 +221,7 @@ ADAPTERS = {
 # Keys that peft writes in cases that this model or the test cannot have, and files that disagree with themselves.
 EDITED = {
     "target_parameters": ["mlp.experts.gate_up_proj"], "layer_replication": [[0, 2], [1, 3]], "fan_in_fan_out": True,
-    "use_qalora": True, "use_bdlora": {"nblocks": 2}, "kasa_config": {"beta": 1}, "velora_config": {"rank": 1}, "monteclora_config": {"k": 1},
+    "bias": "boft_only", "use_qalora": True, "use_bdlora": {"nblocks": 2}, "kasa_config": {"beta": 1}, "velora_config": {"rank": 1}, "monteclora_config": {"k": 1},
     "arrow_config": {"top_k": 2}, "alora_invocation_tokens": [1], "megatron_config": {"x": 1}, "corda_config": {"x": 1},
     "lora_ga_config": {"x": 1}, "loftq_config": {"loftq_bits": 4}, "key_of_tomorrow": 1, "peft_type": "ADALORA", "task_type": "SEQ_CLS",
     "r": 5, "rank_pattern": {"q_proj": 2}, "layers_to_transform": [0], "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj"],
@@ -259,7 +262,7 @@ class Foreign:
             torch.manual_seed(1)
             model = peft.get_peft_model(self.fresh(), peft.LoraConfig(**{**dict(r=4, lora_alpha=6, task_type="CAUSAL_LM"), **arguments}))
             for name, p in model.named_parameters():
-                if "lora_" in name:
+                if "lora_" in name or (p.requires_grad and name.endswith(".bias")):
                     torch.nn.init.normal_(p, std=0.1)
             out = self.directory / str(len(self.made))
             model.save_pretrained(out)
