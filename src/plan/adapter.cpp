@@ -353,6 +353,17 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
                             "leave these keys out, or leave out lora.init to train a fresh adapter");
 }
 
+void require_trainable(const ModelSpec& model, const AdapterSpec& given, const std::string& directory) {
+  if (given.kind != AdapterKind::kLora) return;
+  for (const AdapterSite& site : list_sites(adapter_modules(model), given)) {
+    if (site.alpha > 0) continue;
+    throw continued_otherwise(
+        fmt::format("its lora_alpha is {:g}, and a run's lora.alpha must be greater than 0", site.alpha),
+        directory,
+        "merge it into its base model, and train that: lmlaunch export " + directory + " --merge -o DIR");
+  }
+}
+
 LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   LoraConfig out = lora;
   out.targets = adapter.targets;
