@@ -105,7 +105,7 @@ def test_they_are_merged_resumed_and_continued(work, trained):
 @pytest.mark.parametrize("family, more", [("qwen2", {}), ("qwen2", {"use_dora": True}), ("gpt2", {})], ids=["qwen2", "dora", "gpt2"])
 def test_a_step_is_pefts(work, family, more):
     """All examples at once by plain gradient descent."""
-    rate, name = 1e-2, f"step_{family}_{len(more)}"
+    rate, name = 0.1, f"step_{family}_{len(more)}"
     lmlaunch(config(work, name, **settings(family, "all", train__steps=1, train__global_batch=64, optimizer__clip="none", optimizer__lr=rate,
                                            optimizer__name="sgd", optimizer__momentum=0.0, optimizer__weight_decay=0.0,
                                            **({"lora__dora": True} if more else {}))), cwd=work)

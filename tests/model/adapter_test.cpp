@@ -335,7 +335,6 @@ TEST(Adapters, ThatAreTheirStartChangeNothingWhateverIsDropped) {
     }
     EXPECT_TRUE(at::allclose(out[0], out[2], 1e-4, 1e-4)) << matrix;
     EXPECT_TRUE(at::allclose(out[1], out[3], 1e-4, 1e-4)) << matrix;
-    EXPECT_GT(f.find(f.gradients, "o_proj.lora_A").abs().max().item<float>(), 0) << matrix;
   }
 }
 
