@@ -40,8 +40,10 @@ METHODS = [
     Method("rsLoRA", [*LORA, "lora.rslora=true"]),
     Method("LoRA+", [*LORA[:-1], "optimizer.lr=1e-3", "lora.b_lr_ratio=8"]),
     Method("DoRA", [*LORA, "lora.dora=true"]),
+    Method("LoRA, biases", [*LORA, "lora.bias=all"]),
     Method("LoRA, ranks by pattern", [*LORA, 'lora.ranks={"q_proj" = 4, "k_proj" = 4, "down_proj" = 16}']),
     Method("LoRA, two layers", [*LORA, "lora.layers=[2, 3]"], 0.9),
+    Method("PiSSA", [*LORA[:-1], "optimizer.lr=1e-3", "lora.start=pissa"]),
     Method("QLoRA", QLORA),
     Method("QLoRA, LoftQ", [*QLORA, "lora.start=loftq"]),
 ]
@@ -55,7 +57,7 @@ def prepare(work):
     drawn = random.Random(1)
     model = work / "fresh"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({**SMALL, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}))
+    (model / "config.json").write_text(json.dumps({**SMALL, "attention_bias": True, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}))
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(["?", "<s>", "<end>", *LETTERS])}, unk_token="?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     words.add_special_tokens(["<s>", "<end>"])

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "export/export_gguf.h"
 #include "export/export_source.h"
+#include "export/plain_adapter.h"
 #include "kernels/library.h"
 #include "launcher/rank/adapters.h"
 #include "launcher/rank/checkpoint_weights.h"
@@ -34,6 +35,11 @@ std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
         "--base: with lora.start = \"loftq\" the adapter compensates for the quantization error, which other "
         "weights do not have",
         "leave --base out: it is merged into the dequantized weights that it was trained on");
+  if (config.lora.start == LoraStart::kPissa)  // of a checkpoint: a finished run's files are a plain adapter
+    throw usage_error(
+        "--base: with lora.start = \"pissa\" a checkpoint's adapter counts from the weights that it was "
+        "trained on",
+        "export the adapter first, without --merge and --base, and merge that: it is a plain LoRA adapter");
   if (trains_adapter(config)) check_base(subject, *base, "--base");
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
@@ -113,6 +119,17 @@ void write_gguf(const Job& job, const WeightSource& source, const std::string& o
                .chat_template = job.chat_template});
 }
 
+// What is merged is the job's adapter or, once it has a value, `plain`.
+Merge merge_of(const Job& job, const std::optional<PlainAdapter>& plain) {
+  return [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
+    const MergeTarget target{plain ? plain->block(block) : adapter, weight, job.stream.threads,
+                             library_kernels(DeviceType::kCpu)};
+    if (!plain) return merge_adapters(job.model.layout.blocks[block], place, *job.model.adapter, target);
+    const BlockLayout& layout = plain->layout().blocks[block];
+    merge_adapters(layout, *layout.find(place.parameter.name), plain->spec(), target);
+  };
+}
+
 std::string compared(const MergeCheck& check) {
   return fmt::format(
       "read again: its logits differ by at most {:.2g} from those of the model with its adapter (the largest "
@@ -158,13 +175,8 @@ Exit export_command(const CommandLine& line) {
   const bool lora = model.adapter.has_value();
   check_request(line, model);
   if (gguf) check_gguf(model.spec, *output);
-  Merge merged;
-  if (merge) {
-    merged = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
-      merge_adapters(model.layout.blocks[block], place, *model.adapter,
-                     {adapter, weight, job->stream.threads, library_kernels(DeviceType::kCpu)});
-    };
-  }
+  std::optional<PlainAdapter> plain;  // of an adapter with PiSSA's start
+  const Merge merged = merge ? merge_of(*job, plain) : Merge();
   std::optional<CheckpointWeights> checkpoint;
   std::optional<FileSource> files;
   if (subject.checkpoint) {
@@ -176,6 +188,8 @@ Exit export_command(const CommandLine& line) {
       checkpoint ? checkpoint->source() : [&files](size_t block, const TensorPlace& place, int64_t row) {
         return files->view(block, place, row);
       };
+  if (merge && model.adapter->pissa)
+    plain.emplace(model.spec, *model.adapter, model.layout, view, principal_pairs(*job, dtype));
   if (gguf) {
     write_gguf(*job, view, *output, *gguf);
   } else {

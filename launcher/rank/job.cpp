@@ -197,6 +197,8 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
   Found out;
   together(at.ranks.group(), "opening the model", [&] {
     out.model = open_model(at.config, at.environment);
+    if (at.trains() && out.model.adapter)
+      require_trainable(out.model.spec, *out.model.adapter, at.config.lora.init);
     check_disks(at.config, at.purpose);
     if (at.device == DeviceType::kCuda) out.gpus.push_back(select_gpu());
     out.machine = survey_machine(out.gpus);
@@ -351,6 +353,15 @@ const Objective& objective_of(const Job& job) {
 
 }  // namespace
 
+PrincipalPairs principal_pairs(const Job& job, DType dtype) {
+  const bool drawn = job.config.model.init == ModelInit::kRandom;
+  return {{.directory = drawn ? "" : job.model.directory,
+           .seed = static_cast<uint64_t>(job.config.run.seed),
+           .dtype = dtype,
+           .threads = job.plan.numerics.threads},
+          *job.model.adapter};
+}
+
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ranks* ranks) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
   Group* const device_group = ranks == nullptr ? nullptr : &ranks->device_group(job.stream.device);
@@ -373,6 +384,14 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ran
 
 namespace {
 
+// `fresh`: adapters begin as these, too.
+void load_starts(const Job& job, const LoadSetup& setup, bool fresh, Rank& rank) {
+  if (!job.model.adapter || !job.model.adapter->pissa) return;
+  if (fresh)
+    log_line("lora.start = \"pissa\": initializing the adapters with the principal parts of their matrices");
+  place_starts(setup, principal_pairs(job, setup.dtype), fresh, rank.weights());
+}
+
 void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
   if (job.config.model.init == ModelInit::kRandom)
     return initialise_weights(setup, job.config.run.seed, rank.weights());
@@ -391,6 +410,10 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
     start_virtual_tokens(setup, seed, base, rank.weights());
   } else if (adapter.kind == AdapterKind::kNorms) {
     copy_replaced(setup, seed, base, rank.weights());
+  } else if (adapter.pissa) {
+    LoadSetup model = setup;
+    model.dtype = job.plan.numerics.dtype;
+    load_starts(job, model, true, rank);
   } else if (loftq || adapter.dora) {
     initialise_adapter(setup, seed, rank.weights());  // the head's, which is not quantized
     initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
@@ -398,6 +421,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   } else {
     initialise_adapter(setup, seed, rank.weights());
   }
+  if (adapter.bias != AdapterBias::kNone) copy_replaced(setup, seed, base, rank.weights());
   start_whole_tensors(setup, seed, base, rank.weights());
   start_token_rows(setup, seed, base, adapter.tokens, rank.weights());
 }
@@ -414,6 +438,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   const bool checkpoint = !trained.empty() && fs::exists(fs::path(trained) / kManifestName);
   if (checkpoint) {
     if (job.model.layout.frozen_elements > 0) load_base(job, setup, rank);
+    load_starts(job, setup, false, rank);
     CheckpointReader reader(trained, job.plan.numerics.threads);
     return rank.restore(reader, 0);
   }
@@ -431,65 +456,6 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
     }
   }
   rank.weights_ready();
-}
-
-namespace {
-
-// A configuration must name data to train on, and a model's directory has none.
-Config config_of_model(const std::string& path, const std::vector<std::string>& overrides) {
-  constexpr const char* kNoData = "none";
-  Config config = parse_config(
-      "[model]\npath = " + value_text(path) + "\n[data]\ntrain = [\"" + kNoData + "\"]\n", path, overrides);
-  if (config.data.train == std::vector<std::string>{kNoData}) config.data.train.clear();
-  return config;
-}
-
-// The default length may be more than the positions that a model has learned.
-void fit_positions(Config& config) {
-  const std::string directory = model_directory(config.model.path, read_environment());
-  if (!fs::exists(directory + "/config.json")) return;  // opening the model says so
-  const int64_t most = read_model_spec(directory).embedding.positions;
-  if (most > 0) config.data.max_length = std::min(config.data.max_length, most);
-}
-
-// A PEFT adapter names the model that it is for.
-void open_adapter(const std::string& path, Subject& subject) {
-  const AdapterSpec adapter = read_adapter_config(path, nullptr).spec;
-  subject.config.train.method = method_of(adapter.kind);
-  if (adapter.virtual_tokens > 0) subject.config.prompt.length = adapter.virtual_tokens;
-  subject.trained = path;
-  settle_model(subject.config, read_environment());
-}
-
-}  // namespace
-
-Subject open_subject(const std::string& place, const std::vector<std::string>& overrides) {
-  const std::string adapter = model_directory(place, read_environment());
-  const std::string path = run_of(place).empty() && holds_adapter(adapter) ? adapter : place;
-  const std::string run = run_of(path);
-  Subject subject;
-  if (run.empty()) {
-    subject.config = config_of_model(path, overrides);
-    if (holds_adapter(path)) open_adapter(path, subject);
-    fit_positions(subject.config);
-    return subject;
-  }
-  subject = {.config = load_config(run + "/config.toml", overrides), .trained = path, .run = run};
-  subject.checkpoint = fs::exists(fs::path(path) / kManifestName);
-  if (run != path) return subject;
-  subject.trained = path + "/model";
-  if (fs::is_directory(subject.trained)) return subject;
-  for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints")) {
-    if (!found.manifest) continue;
-    log_note("CKPT-14", "this run has no trained model yet: taking its newest checkpoint, " + found.path);
-    subject.trained = found.path;
-    subject.checkpoint = true;
-    return subject;
-  }
-  throw Error(Exit::kIncompatible, {.area = "RUN-14",
-                                    .what = "this run has no trained model yet, and no checkpoint",
-                                    .place = subject.trained,
-                                    .next = "let the run finish: lmlaunch " + path + "/config.toml"});
 }
 
 }  // namespace lm

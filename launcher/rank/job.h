@@ -15,6 +15,7 @@
 #include "launcher/rank/ranks.h"
 #include "launcher/rank/token_cache.h"
 #include "train/rank.h"
+#include "weights/principal_pairs.h"
 
 namespace lm {
 
@@ -47,6 +48,9 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
                               const std::optional<NumericsPlan>& saved = std::nullopt,
                               Ranks* ranks = nullptr);
 
+// The pairs that the job's adapter began with (PiSSA), for a model of type `dtype`. Borrows from the job.
+PrincipalPairs principal_pairs(const Job& job, DType dtype);
+
 // Creates a rank for the job; `training` allocates gradients and optimizer state as well.
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr,
                                 Ranks* ranks = nullptr);
@@ -69,9 +73,9 @@ struct JobData {
 JobData open_data(Job& job, const std::string& run, const std::function<bool()>& stopped = {},
                   Ranks* ranks = nullptr);
 
-// A RUN argument resolved: a run's directory, its model/ or one of its checkpoints, a model's or an adapter's
-// directory. The configuration to open it with, and where its trained weights are ("": the base model
-// itself).
+// A RUN argument resolved (subject.cpp): a run's directory, its model/ or one of its checkpoints, a model's
+// or an adapter's directory. The configuration to open it with, and where its trained weights are ("": the
+// base model itself).
 struct Subject {
   Config config;
   std::string trained = {};

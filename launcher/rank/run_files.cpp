@@ -13,6 +13,7 @@
 #include "export/export_adapter.h"
 #include "export/export_model.h"
 #include "export/export_source.h"
+#include "export/plain_adapter.h"
 #include "launcher/presets.h"
 #include "launcher/rank/checkpoint_weights.h"
 #include "launcher/recorded.h"
@@ -207,8 +208,12 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
   if (request.adapter) {
     const BaseModel base =
         base_of_adapter(job.config.model.path, job.model.directory, job.model.spec, job.chat_template);
-    return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source,
-                         {.replace = request.replace, .patterns = request.patterns});
+    const AdapterForm form{.replace = request.replace, .patterns = request.patterns};
+    if (!job.model.adapter->pissa)
+      return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, form);
+    const PlainAdapter plain(job.model.spec, *job.model.adapter, job.model.layout, source,
+                             principal_pairs(job, request.dtype));
+    return write_adapter(request.output, plain.spec(), base, plain.layout(), plain.source(), form);
   }
   ExportOptions options;
   options.dtype = request.dtype;

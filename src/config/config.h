@@ -19,7 +19,8 @@ enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32, kF16 };
 enum class Products : uint8_t { kF32, kTF32 };
 enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
-enum class LoraStart : uint8_t { kZero, kLoftq };
+enum class LoraBias : uint8_t { kNone, kAll, kLoraOnly };
+enum class LoraStart : uint8_t { kZero, kLoftq, kPissa };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
 enum class DataFormat : uint8_t {
@@ -288,10 +289,18 @@ struct LoraConfig {
   // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
   // frozen weights and the outputs of adapted layers as saved activations.
   bool dora = false;
-  // LoRA+: the learning rate of B (and of DoRA's magnitudes) is this times that of A.
+  // Which biases of the model are trained beside the adapters, and saved with them. all: of every layer and
+  // norm that has one; lora_only: of the layers that have adapters. The model without its adapter is not the
+  // base then.
+  LoraBias bias = LoraBias::kNone;
+  // LoRA+: the learning rate of B (and of DoRA's magnitudes and biases) is this times that of A.
   double b_lr_ratio = 1.0;
-  // Initialization of new adapters on a quantized model. zero: they change nothing at first. loftq: the
+  // Initialization of new adapters. zero: they change nothing at first. loftq: on a quantized model, the
   // rank-r approximation of the quantization error (weights/loftq.h); valid with the quantized model alone.
+  // pissa: the rank-r approximation of each adapted matrix, of which a frozen copy is subtracted
+  // (weights/principal_pairs.h), so that they change nothing at first either. Doubles the adapters' products
+  // and, in model.dtype, their weights, but neither gradients nor optimizer state; costs ten products with
+  // every adapted matrix whenever the run is opened.
   LoraStart start = LoraStart::kZero;
   std::string init;  // a PEFT adapter or run to train further; its settings apply unless written; "" = new
   std::vector<std::string> written;  // keys of this table that were given a value; set by load_config

@@ -298,6 +298,7 @@ class Checks {
     refuse("lora.also", !lora.also.empty());
     refuse("lora.tokens", !lora.tokens.empty());
     refuse("lora.dora", lora.dora);
+    refuse("lora.bias", lora.bias != fresh.bias);
     refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
     refuse("lora.start", lora.start != fresh.start);
   }
@@ -341,6 +342,14 @@ class Checks {
         !from_loss || config_.model.quantize != Quantize::kNone, "lora.start", "model.quantize",
         "lora.start = \"loftq\" needs the quantization error, and model.quantize = \"none\" has none: set "
         "train.method = \"qlora\", or leave lora.start out");
+    if (config_.lora.start != LoraStart::kPissa) return;
+    const std::string pissa = "lora.start = \"pissa\"";
+    require(trains_adapter(config_), "lora.start", "train.method",
+            pissa + " begins adapters, and train.method = \"full\" has none: set train.method = \"lora\"");
+    require(!config_.lora.dora, "lora.start", "lora.dora",
+            pissa +
+                " and lora.dora = true: the lengths of DoRA's rows are not those of two pairs: leave one "
+                "of them out");
   }
 
   void quantisation() {

@@ -40,8 +40,14 @@ struct EnumNames<LoraDType> {
       {LoraDType::kAuto, "auto"}, {LoraDType::kBF16, "bf16"}, {LoraDType::kF32, "fp32"}};
 };
 template <>
+struct EnumNames<LoraBias> {
+  static constexpr EnumName<LoraBias> kAll[] = {
+      {LoraBias::kNone, "none"}, {LoraBias::kAll, "all"}, {LoraBias::kLoraOnly, "lora_only"}};
+};
+template <>
 struct EnumNames<LoraStart> {
-  static constexpr EnumName<LoraStart> kAll[] = {{LoraStart::kZero, "zero"}, {LoraStart::kLoftq, "loftq"}};
+  static constexpr EnumName<LoraStart> kAll[] = {
+      {LoraStart::kZero, "zero"}, {LoraStart::kLoftq, "loftq"}, {LoraStart::kPissa, "pissa"}};
 };
 template <>
 struct EnumNames<ModelInit> {

@@ -284,8 +284,8 @@ class Loader {
               "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantized model: "
               "set train.method = \"lora\" or leave model.quantize out");
     }
-    for (const char* key : {"r", "alpha", "rslora", "dora", "targets", "exclude", "layers", "ranks", "alphas",
-                            "also", "tokens"}) {
+    for (const char* key : {"r", "alpha", "rslora", "dora", "bias", "targets", "exclude", "layers", "ranks",
+                            "alphas", "also", "tokens"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
     config_.prompt.length_written = given("prompt.length");

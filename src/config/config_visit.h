@@ -343,12 +343,18 @@ void visit_lora(LoraT& lora, V& v) {
          "adapters"});
   v.key("lora", "dora", lora.dora,
         {kState, "DoRA: also train the length of each row of the adapted matrices W + s B A"});
+  v.key(
+      "lora", "bias", lora.bias,
+      {kState, "also train biases of the model: all, or lora_only: those of the layers that have adapters"});
   v.key("lora", "b_lr_ratio", lora.b_lr_ratio,
-        {kNumerics, "LoRA+: B and DoRA's magnitudes learn at this times optimizer.lr, A at optimizer.lr",
+        {kNumerics,
+         "LoRA+: B, DoRA's magnitudes and biases learn at this times optimizer.lr, A at optimizer.lr",
          kPositive});
   v.key(
       "lora", "start", lora.start,
-      {kNumerics, "loftq: initialize the adapters with the rank-r approximation of the quantization error"});
+      {kNumerics,
+       "loftq: initialize the adapters with the rank-r approximation of the quantization error; pissa: with "
+       "that of each matrix, a frozen copy of which is subtracted"});
   v.key("lora", "init", lora.init,
         {kNumerics,
          "a PEFT adapter or a run to train further; its settings replace those left out here; \"\": new "

@@ -53,6 +53,11 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
         adapter.directory,
         "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
             adapter.directory + " --merge -o DIR");
+  if (spec.bias != AdapterBias::kNone)
+    refuse(
+        "this adapter has trained biases, which cannot be added to those of others", adapter.directory,
+        "combine adapters whose bias is \"none\", or merge this one into its base model: lmlaunch export " +
+            adapter.directory + " --merge -o DIR");
   return spec;
 }
 

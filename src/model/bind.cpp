@@ -67,20 +67,26 @@ class ModelBinding::Finder {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
     linear.weight = place_of(weight);
-    linear.bias = place(std::string(name) + "_bias");
+    const TensorPlace* const bias = layout_.find(prefix_ + name + "_bias");
+    linear.bias = place_of(bias);
     size_t part = 0;  // modules are the matrix's parts, in their order
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
       const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
                   b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
                   magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
+                  start_a = place_of(layout_.beside(*weight, part, TrainableRole::kStartA)),
+                  start_b = place_of(layout_.beside(*weight, part, TrainableRole::kStartB)),
                   output = place_of(layout_.beside(*weight, part, TrainableRole::kOutputScale)),
                   input = place_of(layout_.beside(*weight, part, TrainableRole::kInputScale));
+      const Place copy =
+          bias == nullptr ? Place{} : place_of(layout_.beside(*bias, part, TrainableRole::kBias));
+      if (copy.rows > 0) linear.biases.push_back({module.first, module.rows, copy});
       if (output.rows > 0) linear.scales.push_back({module.first, module.rows, output});
       if (input.rows > 0) linear.input_scale = input;
       const std::string_view path = module_of(weight->parameter.parts[part++].name);
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, magnitude,
+      linear.adapters.push_back({module.first, module.rows, a, b, magnitude, start_a, start_b,
                                  dropout_place(layer_, module.part),
                                  static_cast<float>(adapter_->scale_of(path))});
     }
@@ -204,9 +210,13 @@ Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
     adapter.a = bind(place.a, memory, options);
     adapter.b = bind(place.b, memory, options);
     adapter.magnitude = bind(place.magnitude, memory, options);
+    adapter.start_a = bind(place.start_a, memory, options).weight;
+    adapter.start_b = bind(place.start_b, memory, options).weight;
     adapter.scale = place.scale;
     adapter.dropout = mask_of(dropout_, Purpose::kDropout, place.key, options);
   }
+  for (const ScalePlace& place : linear.biases)
+    out.biases.push_back({place.first, place.rows, bind(place.factors, memory, options)});
   for (const ScalePlace& place : linear.scales)
     out.scales.push_back({place.first, place.rows, bind(place.factors, memory, options)});
   out.input_scale = bind(linear.input_scale, memory, options);

@@ -63,7 +63,7 @@ class ModelBinding {
   };
   struct AdapterPlace {
     int64_t first = 0, rows = 0;  // of the projection's output
-    Place a, b, magnitude;
+    Place a, b, magnitude, start_a, start_b;
     uint32_t key = 0;  // of its dropout: layer and module
     float scale = 1;
   };
@@ -74,7 +74,7 @@ class ModelBinding {
   struct LinearPlace {
     Place weight, bias;
     std::vector<AdapterPlace> adapters;
-    std::vector<ScalePlace> scales = {};
+    std::vector<ScalePlace> biases = {}, scales = {};
     Place input_scale = {};
   };
   struct NormPlace {

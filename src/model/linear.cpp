@@ -25,6 +25,25 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
   add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
+// `linear` with the bias that is in use: in the arena, in the model's type, with its trained copies.
+Linear with_biases(const Context& context, const Linear& linear) {
+  Linear out = linear;
+  out.biases.clear();
+  const View& frozen = linear.bias.weight;
+  const auto row = [](const View& x, int64_t first, int64_t elements) {  // a vector's elements as a row
+    return view_of(x.row_range(first, elements).data, x.dtype, 1, elements);
+  };
+  out.bias.weight = context.tensor(frozen.rows, 1);
+  const View& used = out.bias.weight;
+  context.kernels.copy_rows({.from = row(frozen, 0, frozen.rows), .to = row(used, 0, used.rows)},
+                            context.stream);
+  for (const BiasCopy& copy : linear.biases)
+    context.kernels.copy_rows(
+        {.from = row(copy.values.weight, 0, copy.rows), .to = row(used, copy.first, copy.rows)},
+        context.stream);
+  return out;
+}
+
 // x Wᵀ, of one row by the kernel for it where the device has one.
 void multiply(const Context& context, const DeviceBatch& batch, const Gemm& product) {
   if (!batch.one_row() || context.kernels.multiply_row == nullptr)
@@ -139,6 +158,27 @@ void settle(const Context& context, const View& copy, const View& x) {
   if (copy.data != x.data) context.kernels.copy_rows({.from = copy, .to = x}, context.stream);
 }
 
+// `pair` and, beside it in a copy in the arena, what it began with, in its type: A and A0 as rows, B and -B0
+// as columns. So one product with the two sums B A - B0 A0, and rounds once.
+View with_start_a(const Context& context, const Adapter& adapter) {
+  const View& a = adapter.a.weight;
+  if (!adapter.start_a.defined()) return a;
+  const View out = context.tensor(adapter.rank(), a.columns, a.dtype);
+  context.kernels.copy_rows({.from = a, .to = out.row_range(0, a.rows)}, context.stream);
+  context.kernels.copy_rows({.from = adapter.start_a, .to = out.row_range(a.rows, a.rows)}, context.stream);
+  return out;
+}
+
+View with_start_b(const Context& context, const Adapter& adapter) {
+  const View& b = adapter.b.weight;
+  if (!adapter.start_b.defined()) return b;
+  const View out = context.tensor(b.rows, adapter.rank(), b.dtype);
+  context.kernels.copy_rows({.from = b, .to = out.column_range(0, b.columns)}, context.stream);
+  context.kernels.copy_rows({.from = adapter.start_b, .to = out.column_range(b.columns, b.columns)},
+                            context.stream);
+  return out;
+}
+
 // `pass`: of the adapter's rows of dy.
 void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
                       const LinearBackward& pass, const View& reduced, bool first) {
@@ -146,18 +186,21 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
   const View scaled = context.like(reduced);
   context.kernels.scale({.x = reduced, .out = scaled, .factor = adapter.scale}, context.stream);
-  add_weight_gradient(context, adapter.b.gradient, dy, scaled, first);
+  const int64_t r = adapter.a.weight.rows;
+  add_weight_gradient(context, adapter.b.gradient, dy, scaled.column_range(0, r), first);
   const View dreduced = context.like(reduced);
-  context.kernels.gemm({.a = dy, .b = adapter.b.weight, .out = dreduced}, context.stream);
+  context.kernels.gemm({.a = dy, .b = with_start_b(context, adapter), .out = dreduced}, context.stream);
   context.kernels.scale({.x = dreduced, .out = dreduced, .factor = adapter.scale}, context.stream);
-  add_weight_gradient(context, adapter.a.gradient, dreduced, dropped(context, adapter, batch, x), first);
+  const View of_a = dreduced.column_range(0, r);
+  add_weight_gradient(context, adapter.a.gradient, of_a, dropped(context, adapter, batch, x), first);
   if (!dx.defined()) return;
+  const View a = with_start_a(context, adapter);
   if (!adapter.dropout.on()) {
-    context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = dx, .addend = dx}, context.stream);
+    context.kernels.gemm({.a = dreduced, .b = a, .out = dx, .addend = dx}, context.stream);
     return;
   }
   const View part = context.like(dx);
-  context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = part}, context.stream);
+  context.kernels.gemm({.a = dreduced, .b = a, .out = part}, context.stream);
   add_dropped(context, adapter.dropout, batch, part, dx);
 }
 
@@ -172,7 +215,7 @@ void reduce(const Context& context, const Linear& linear, const DeviceBatch& bat
     const Adapter& adapter = linear.adapters[i];
     multiply(context, batch,
              {.a = dropped(context, adapter, batch, input),
-              .b = adapter.a.weight,
+              .b = with_start_a(context, adapter),
               .out = saved.reduced[i],
               .transpose_b = true});
   }
@@ -186,7 +229,7 @@ void add_adapter(const Context& context, const DeviceBatch& batch, const Adapter
   const View to = sum.dtype == out.dtype ? out : sum;
   multiply(context, batch,
            {.a = reduced,
-            .b = adapter.b.weight,
+            .b = with_start_b(context, adapter),
             .out = to,
             .addend = sum,
             .transpose_b = true,
@@ -279,7 +322,7 @@ View backward_scaled(const Context& context, const Linear& linear, const DeviceB
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
   LinearSaved saved;
   for (const Adapter& adapter : linear.adapters) {
-    saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows, adapter.a.weight.dtype));
+    saved.reduced.push_back(context.tensor(rows, adapter.rank(), adapter.a.weight.dtype));
   }
   const int64_t out = linear.weight.weight.rows;
   if (!linear.scales.empty()) saved.product = context.tensor(rows, out);
@@ -293,6 +336,10 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved) {
   const auto& [x, y, residual] = pass;
+  if (!linear.biases.empty()) {
+    const ArenaFrame frame(context.arena);
+    return linear_forward(context, with_biases(context, linear), batch, pass, saved);
+  }
   if (has_scales(linear)) return scales_forward(context, linear, batch, pass, saved);
   const bool scaled = scales_rows(linear);
   reduce(context, linear, batch, x, saved);
@@ -330,6 +377,8 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
   if (has_scales(linear)) return scales_backward(context, linear, pass, saved, first);
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
+  for (const BiasCopy& copy : linear.biases)
+    add_bias_gradient(context, copy.values.gradient, dy.column_range(copy.first, copy.rows), first);
   const ArenaFrame frame(context.arena);
   View dz = dy;  // of W x and the adapters together
   if (scales_rows(linear))

@@ -40,6 +40,10 @@ struct Adapter {
   Param a;               // [r, in]
   Param b;               // [rows, r]
   Param magnitude = {};  // [rows]; undefined weight = the rows' lengths are not trained
+  // PiSSA: A0 [r, in] and -B0 [rows, r], frozen, in the model's type; they see the inputs that A sees, with
+  // the same dropped, so that training begins at the base. Undefined: none.
+  View start_a = {}, start_b = {};
+  int64_t rank() const { return a.weight.rows + start_a.rows; }  // of both pairs
   float scale = 1;
   DropoutMask dropout = {};  // of its input, while training
 };
@@ -51,18 +55,26 @@ struct OutputScale {
   Param factors;  // [rows]
 };
 
+// A trained copy of the bias's rows [first, first + rows), used in their place.
+struct BiasCopy {
+  int64_t first = 0;
+  int64_t rows = 0;
+  Param values;  // [rows]
+};
+
 struct Linear {
   Param weight;  // [out, in]
   Param bias;    // [out]; undefined weight = no bias
   std::vector<Adapter> adapters;
+  std::vector<BiasCopy> biases = {};     // where the bias is frozen
   std::vector<OutputScale> scales = {};  // IA3 (model/ia3.h); there are no adapters then
   Param input_scale = {};                // [in]; undefined weight = the input is not scaled
   // Whether something beside the weight and the bias is trained, whose gradient needs the forward pass.
   bool adapted() const { return !adapters.empty() || !scales.empty() || input_scale.weight.defined(); }
 };
 
-// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r]. The rest is there
-// where rows have trained lengths or outputs are scaled.
+// What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, rank()], behind it
+// A0's. The rest is there where rows have trained lengths or outputs are scaled.
 struct LinearSaved {
   std::vector<View> reduced;
   View product;         // z [T, out], before it is scaled

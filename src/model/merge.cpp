@@ -26,14 +26,22 @@ const float* trained_values(const MergeTarget& target, const TensorPlace& of) {
   return reinterpret_cast<const float*>(target.trainable) + of.offset;
 }
 
-// IA3's factors, and LN tuning's copies.
+// Copies of norms, and of the biases of linear layers.
+void merge_copies(const BlockLayout& layout, const TensorPlace& place, const MergeTarget& target) {
+  auto* const values = reinterpret_cast<float*>(target.weight);
+  if (const TensorPlace* const copy = layout.beside(place, 0, TrainableRole::kReplacement))
+    std::copy_n(trained_values(target, *copy), place.parameter.elements(), values);
+  for (size_t p = 0; p < place.parameter.parts.size(); ++p) {
+    const TensorPlace* const copy = layout.beside(place, p, TrainableRole::kBias);
+    const ParameterPart& part = place.parameter.parts[p];
+    if (copy != nullptr) std::copy_n(trained_values(target, *copy), part.rows, values + part.first);
+  }
+}
+
+// IA3's factors.
 void merge_vectors(const BlockLayout& layout, const TensorPlace& place, const MergeTarget& target) {
   const Parameter& parameter = place.parameter;
   auto* const weight = reinterpret_cast<float*>(target.weight);
-  if (const TensorPlace* const copy = layout.beside(place, 0, TrainableRole::kReplacement)) {
-    std::copy_n(trained_values(target, *copy), parameter.elements(), weight);
-    return;
-  }
   // The factors of a projection's output are its bias's, too: the two have the same parts.
   constexpr std::string_view kBias = "_bias";
   const bool bias = parameter.kind == ParameterKind::kBias && parameter.name.ends_with(kBias);
@@ -64,6 +72,7 @@ void merge_rows(const TensorPlace& rows, const std::vector<int64_t>& tokens, con
 
 void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const AdapterSpec& adapter,
                     const MergeTarget& target) {
+  merge_copies(layout, place, target);
   if (adapter.kind != AdapterKind::kLora) return merge_vectors(layout, place, target);
   const Parameter& parameter = place.parameter;
   if (const TensorPlace* const rows = layout.beside(place, 0, TrainableRole::kTokenRows))

@@ -38,6 +38,16 @@ struct Pass::MicroBatch {
   HeadRows head;                  // of a cut head, behind everything else
 };
 
+namespace {
+
+// Of the head's block: itself, or a copy that is used in its place.
+bool trains_norm(const BlockLayout& block) {
+  constexpr const char* kNames[] = {"norm", "norm_bias", "norm_tuned", "norm_bias_tuned"};
+  return std::ranges::any_of(kNames, [&](const char* name) { return block.trains(name); });
+}
+
+}  // namespace
+
 Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
            LossSums* sums)
     : context_(context),
@@ -48,8 +58,7 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
       sums_(sums),
       head_(std::ssize(model.layout.blocks) - 1),
       first_trained_(model.layout.first_trained()),
-      norm_trained_(model.layout.blocks.back().trains("norm") ||
-                    model.layout.blocks.back().trains("norm_bias")),
+      norm_trained_(trains_norm(model.layout.blocks.back())),
       prompt_trained_(model.layout.blocks.front().trains("prompt")),
       group_(static_cast<size_t>(step.group)),
       mark_(model.layout.blocks.size()) {

@@ -133,7 +133,8 @@ bool trained(const std::optional<Norm>& norm) {
   return norm && trained(*norm);
 }
 bool trained(const Linear& linear) {
-  return linear.weight.gradient.defined() || linear.bias.gradient.defined() || linear.adapted();
+  return linear.weight.gradient.defined() || linear.bias.gradient.defined() || !linear.biases.empty() ||
+         linear.adapted();
 }
 bool trained(const Prefix& prefix) {
   return prefix.rows.gradient.defined();

@@ -194,6 +194,43 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
   return out;
 }
 
+AdapterBias bias_of(LoraBias bias) {
+  switch (bias) {
+    case LoraBias::kNone:
+      return AdapterBias::kNone;
+    case LoraBias::kAll:
+      return AdapterBias::kAll;
+    case LoraBias::kLoraOnly:
+      return AdapterBias::kLoraOnly;
+  }
+  return AdapterBias::kNone;
+}
+
+LoraBias config_of(AdapterBias bias) {
+  switch (bias) {
+    case AdapterBias::kNone:
+      return LoraBias::kNone;
+    case AdapterBias::kAll:
+      return LoraBias::kAll;
+    case AdapterBias::kLoraOnly:
+      return LoraBias::kLoraOnly;
+  }
+  return LoraBias::kNone;
+}
+
+// lora.bias names some.
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked) {
+  if (adapter.bias == AdapterBias::kNone) return;
+  for (const BlockParameters& block : list_parameters(model, &adapter)) {
+    for (const Parameter& parameter : block.trainable)
+      if (parameter.kind == ParameterKind::kBias) return;
+  }
+  const bool all = adapter.bias == AdapterBias::kAll;
+  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(asked),
+                               all ? "the model has" : "the layers that get adapters have"),
+                   all ? "leave lora.bias out" : "set lora.bias = \"all\", or leave it out");
+}
+
 AdapterKind kind_of(Method method) {
   switch (method) {
     case Method::kIa3:
@@ -298,6 +335,9 @@ void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter) {
   if (adapter.dropout > 0)
     throw lora_error(head + "lora.dropout: its adapter has none",
                      "leave the head out of lora.targets, or set lora.dropout = 0");
+  if (adapter.pissa)
+    throw lora_error(head + "lora.start = \"pissa\": the head is not decomposed",
+                     "leave the head out of lora.targets, or lora.start out");
   if (adapter.trains_whole(name + ".weight"))
     throw lora_error(head + "lora.also trains it whole", "leave it out of one of the two");
 }
@@ -326,6 +366,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
   AdapterSpec out = configured_adapter(model, config.lora);
   require_type_of_model(model, config, out);
   require_plain_head(model, out);
+  require_biases(model, out, config.lora.bias);
   return out;
 }
 
@@ -363,8 +404,10 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .alpha = lora.alpha,
                   .rslora = lora.rslora,
                   .dora = lora.dora,
+                  .pissa = lora.start == LoraStart::kPissa,
                   .dropout = lora.dropout,
-                  .targets = {}};
+                  .targets = {},
+                  .bias = bias_of(lora.bias)};
   const std::vector<AdapterModule> modules = lora_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
@@ -419,10 +462,23 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
                                : "also " + value_text(shortest_also(model, given.also)));
   if (written(lora, "dora") && lora.dora != given.dora)
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
+  if (written(lora, "bias") && bias_of(lora.bias) != given.bias)
+    differs("lora.bias = " + value_text(lora.bias), "bias = " + value_text(config_of(given.bias)));
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw continued_otherwise(what, directory,
                             "leave these keys out, or leave out lora.init to train a fresh adapter");
+}
+
+void require_trainable(const ModelSpec& model, const AdapterSpec& given, const std::string& directory) {
+  if (given.kind != AdapterKind::kLora) return;
+  for (const AdapterSite& site : list_sites(lora_modules(model), given)) {
+    if (site.alpha > 0) continue;
+    throw continued_otherwise(
+        fmt::format("its lora_alpha is {:g}, and a run's lora.alpha must be greater than 0", site.alpha),
+        directory,
+        "merge it into its base model, and train that: lmlaunch export " + directory + " --merge -o DIR");
+  }
 }
 
 LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& adapter) {
@@ -438,6 +494,7 @@ LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const A
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
   out.dora = adapter.dora;
+  out.bias = config_of(adapter.bias);
   out.exclude.clear();
   out.layers = adapter.layers;
   out.ranks = values_of(adapter.ranks);

@@ -30,6 +30,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
                               const std::string& directory);
 
+// Of one that is trained further: peft's lora_alpha may be any number, and a run's configuration has only
+// positive ones. Throws Error(10).
+void require_trainable(const ModelSpec& model, const AdapterSpec& given, const std::string& directory);
+
 // `lora` with every key as `adapter` has it: what a run records.
 LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& adapter);
 

@@ -33,10 +33,12 @@ std::vector<Settings> methods(const PlanInput& in) {
   const bool wide = !full && fp32_adapters && now.model.dtype == ModelDType::kBF16;
   const Setting plain =
       set(quantised, "model.quantize=none", [](Config& c) { c.model.quantize = Quantize::kNone; });
-  const Setting zero = set(quantised && now.lora.start != LoraStart::kZero, "lora.start=zero",
+  const Setting zero = set(quantised && now.lora.start == LoraStart::kLoftq, "lora.start=zero",
                            [](Config& c) { c.lora.start = LoraStart::kZero; });
   const Setting master =
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
+  const Setting no_start = set(!full && now.lora.start == LoraStart::kPissa, "lora.start=zero",
+                               [](Config& c) { c.lora.start = LoraStart::kZero; });
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
   const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
                            [](Config& c) { c.train.method = Method::kLora; });
@@ -49,7 +51,7 @@ std::vector<Settings> methods(const PlanInput& in) {
   if (full) type.apply = [](Config& c) { c.lora.dtype = LoraDType::kAuto; };
   if (full && fp32_adapters) type.text = {"lora.dtype=auto"};
   const Setting none = set(!now.train.only.empty(), "train.only=[]", [](Config& c) { c.train.only.clear(); });
-  return {{all, plain, zero, master}, {lora, plain, zero, type, none}, {qlora, type, none}};
+  return {{all, plain, zero, no_start, master}, {lora, plain, zero, type, none}, {qlora, type, none}};
 }
 
 Settings masters(const Config& config) {

@@ -23,21 +23,25 @@ Error groups_error(std::string what, std::string next) {
                                .kept = "nothing was started or written"});
 }
 
-// Whether lora.b_lr_ratio is of this role. PEFT has magnitudes in B's group, too.
+// Whether lora.b_lr_ratio is of this role. PEFT has all vectors in B's group: magnitudes, and biases of
+// linear layers and, beside pairs, of norms.
 bool has_rate_of_b(TrainableRole role) {
   switch (role) {
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:
+    case TrainableRole::kBias:
+    case TrainableRole::kReplacement:
       return true;
     case TrainableRole::kWeight:
     case TrainableRole::kLoraA:
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
-    case TrainableRole::kReplacement:
     case TrainableRole::kPrefix:
     case TrainableRole::kPrompt:
     case TrainableRole::kWhole:
     case TrainableRole::kTokenRows:
+    case TrainableRole::kStartA:
+    case TrainableRole::kStartB:
       return false;
   }
   return false;

@@ -17,6 +17,7 @@
 #include "plan/gemm_library.h"
 #include "plan/generation.h"
 #include "plan/recompute_level.h"
+#include "plan/start_bytes.h"
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
 #include "plan/update_work.h"
@@ -90,30 +91,12 @@ int64_t export_bytes(const ModelLayout& layout) {
   for (const BlockLayout& block : layout.blocks) {
     const auto adapts = [](const Trainable& entry) { return in_adapter(entry.role); };
     if (!std::ranges::any_of(block.trainables, adapts)) continue;
-    adapter += block.flat_elements * 4;
+    adapter += block.flat_elements * 4 * (block.starts.empty() ? 1 : 3);  // of these also as plain ones
     for (const TensorPlace& place : block.tensors) {
       if (place.frozen) tensor = std::max(tensor, place.parameter.elements() * 4);
     }
   }
   return adapter + 2 * tensor;
-}
-
-// What adapters that begin with what quantising lost, or with the lengths of quantised rows, need for it
-// (weights/loftq.h, row_lengths.h): the largest matrix of the files in fp32, and its codes.
-int64_t loftq_bytes(const ModelLayout& layout) {
-  int64_t most = 0;
-  for (const BlockLayout& block : layout.blocks) {
-    for (const TensorPlace& place : block.tensors) {
-      if (!place.encoded()) continue;
-      const size_t pieces = place.pieces.size() / place.parameter.parts.size();
-      for (size_t part = 0; part < place.parameter.parts.size(); ++part) {
-        int64_t bytes = place.parameter.parts[part].rows * place.parameter.columns * 4;
-        for (size_t i = 0; i < pieces; ++i) bytes += place.pieces[part * pieces + i].bytes;
-        most = std::max(most, bytes);
-      }
-    }
-  }
-  return most;
 }
 
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
@@ -230,6 +213,22 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
 
+// What adapters need that begin with what the base is.
+void add_starts(const PlanInput& in, const Plan& plan, ClassTable& table) {
+  const LoraConfig& lora = in.config.lora;
+  // On a CPU this memory is the temporaries' afterwards.
+  const int64_t of_arena = in.device == DeviceType::kCpu ? plan.arena.bytes : 0;
+  if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
+    if (const int64_t more = loftq_bytes(in.layout) - of_arena; more > 0)
+      table.host("start of adapters", more, "a matrix that was quantised, in fp32");
+  }
+  if (const int64_t pair = principal_pair_bytes(in.layout); pair > 0) {
+    // A run writes them in the end as a plain adapter (export/plain_adapter.h), beside its temporaries.
+    const int64_t more = in.trains() ? pair + in.layout.flat_elements * 2 * 4 : pair - of_arena;
+    if (more > 0) table.host("principal parts", more, "the largest matrix in fp32, and adapters to write");
+  }
+}
+
 // Of the trained or the frozen weights.
 OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
   PoolPlan pool = p.pool(Pool::kWeights), shards = p.pool(Pool::kWeightShards);
@@ -295,12 +294,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
-  const LoraConfig& lora = in.config.lora;
-  if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
-    // On a CPU this memory is the temporaries' afterwards.
-    const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
-    if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");
-  }
+  add_starts(in, plan, table);
   if (const int64_t list = step_list_bytes(in, plan); list > 0)
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
   // Ranks of a machine read what the others have written, and so each of them has all of it resident.

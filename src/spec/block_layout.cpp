@@ -59,8 +59,8 @@ void find_sides(BlockLayout& layout) {
 }
 
 // Owners are looked up by name here, once all tensors are placed.
-void find_owners(BlockLayout& layout) {
-  for (Trainable& entry : layout.trainables) {
+void find_owners(std::vector<Trainable>& entries, const BlockLayout& layout) {
+  for (Trainable& entry : entries) {
     const std::string& owner = layout.tensors[entry.tensor].parameter.owner;
     for (size_t t = 0; !owner.empty() && t < layout.tensors.size(); ++t) {
       const std::vector<ParameterPart>& parts = layout.tensors[t].parameter.parts;
@@ -88,7 +88,9 @@ int64_t placed_bytes(const FrozenPiece& piece) {
 void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, const Encoding& of_matrices,
                   BlockLayout& layout) {
   for (Parameter& parameter : parameters) {
-    const Encoding& encoding = parameter.kind == ParameterKind::kMatrix ? of_matrices : plain;
+    const bool start = is_start(parameter.role);
+    const Encoding& encoding = parameter.kind == ParameterKind::kMatrix && !start ? of_matrices : plain;
+    if (start) layout.starts.push_back({.tensor = layout.tensors.size(), .role = parameter.role});
     TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
     const auto add = [&](int64_t rows) {
       for (const int64_t bytes : encoding.piece_bytes(rows, place.parameter.columns)) {
@@ -100,7 +102,7 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
     for (const ParameterPart& part : place.parameter.parts) {
       if (!encoding.plain()) add(part.rows);
     }
-    layout.frozen_elements += place.parameter.elements();
+    if (!start) layout.frozen_elements += place.parameter.elements();
     layout.tensors.push_back(std::move(place));
   }
 }
@@ -203,7 +205,7 @@ bool BlockLayout::trains(const std::string& name) const {
 }
 
 const TensorPlace* BlockLayout::beside(const TensorPlace& owner, size_t part, TrainableRole role) const {
-  for (const Trainable& entry : trainables) {
+  for (const Trainable& entry : is_start(role) ? starts : trainables) {
     if (entry.role == role && &tensors[entry.owner] == &owner && entry.part == part)
       return &tensors[entry.tensor];
   }
@@ -247,7 +249,8 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     // Fresh values are those of a run that trains all.
     std::map<std::string, uint32_t> numbers;
     for (const auto* const list : {&block.trainable, &block.frozen})
-      for (const Parameter& parameter : *list) numbers[parameter.name] = ++number;
+      for (const Parameter& parameter : *list)
+        numbers[parameter.name] = is_start(parameter.role) ? 0 : ++number;  // nothing of these is drawn
     if (trained && adapter == nullptr) freeze_others(trained, block);
     layout.name = std::move(block.name);
     place_trainable(std::move(block.trainable), layout);
@@ -256,7 +259,8 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     layout.body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
-    find_owners(layout);
+    find_owners(layout.trainables, layout);
+    find_owners(layout.starts, layout);
     for (TensorPlace& place : layout.tensors) place.number = numbers.at(place.parameter.name);
     model.trainable_elements += layout.parameter_elements;
     model.frozen_elements += layout.frozen_elements;

@@ -84,6 +84,7 @@ struct BlockLayout {
   bool body = false;                   // a transformer block
   std::vector<TensorPlace> tensors;    // trainable, then frozen
   std::vector<Trainable> trainables;   // in the order of the flat array
+  std::vector<Trainable> starts;       // frozen tensors of an adapter (is_start)
   std::vector<DecayRange> ranges;      // cover the flat array
   std::vector<GroupRange> groups;      // in order; what is in none has the settings of [optimizer]
   std::vector<ElementRun> small_runs;  // of it: of small tensors one behind another
@@ -91,10 +92,10 @@ struct BlockLayout {
   int64_t flat_elements = 0;           // trainable, padding included; multiple of kGranule (may be 0)
   int64_t parameter_elements = 0;      // trainable, without padding
   int64_t frozen_bytes = 0;
-  int64_t frozen_elements = 0;
+  int64_t frozen_elements = 0;                             // of the base
   const TensorPlace* find(const std::string& name) const;  // null when absent
   bool trains(const std::string& name) const;              // it is there, and not frozen
-  // What is trained in this role beside part `part` of `owner`; null when nothing is.
+  // What has this role beside part `part` of `owner`; null when nothing has.
   const TensorPlace* beside(const TensorPlace& owner, size_t part, TrainableRole role) const;
   // Of the flat array's [from, to): what lies behind a tensor counts as its own, and a matrix that begins
   // there counts with all of its rows and columns.

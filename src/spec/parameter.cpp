@@ -130,7 +130,9 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
                  fmt::format("{}{}.{}", spec.names.layers, i, spec.names.scalar), 1)};
 }
 
-std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
+// Of the targets in layer `i`: what is trained or, with `starts`, the pairs that this began with.
+std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
+                                      bool starts) {
   std::vector<Parameter> out, magnitudes;
   for (const LinearModule& module : linear_modules(spec, i)) {
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
@@ -147,6 +149,11 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
       made.owner = hf + ".weight";
       return made;
     };
+    if (starts) {
+      out.push_back(make(TrainableRole::kStartA, ".start_A", "", rank, module.columns));
+      out.push_back(make(TrainableRole::kStartB, ".start_B", "", module.rows, rank));
+      continue;
+    }
     out.push_back(make(TrainableRole::kLoraA, ".lora_A", ".weight", rank, module.columns));
     out.push_back(make(TrainableRole::kLoraB, ".lora_B", ".weight", module.rows, rank));
     if (adapter.dora)
@@ -170,6 +177,39 @@ std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& a
   out[1].role = TrainableRole::kLoraB;
   for (Parameter& one : out) one.owner = path + ".weight";
   return out;
+}
+
+// Copies of the biases among layer `i`'s parameters that are trained beside pairs; `i` < 0: of other blocks.
+// Their names in the files are peft's, where a layer with pairs stands around the base's.
+std::vector<Parameter> bias_copies(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
+                                   const std::vector<Parameter>& base) {
+  std::vector<Parameter> out;
+  if (adapter.bias == AdapterBias::kNone) return out;
+  const std::vector<LinearModule> modules = i < 0 ? std::vector<LinearModule>{} : linear_modules(spec, i);
+  for (const Parameter& parameter : base) {
+    if (parameter.kind != ParameterKind::kBias) continue;
+    for (const ParameterPart& part : parameter.parts) {
+      const std::string path = part.name.substr(0, part.name.rfind('.'));
+      const auto module = std::ranges::find_if(
+          modules, [&](const LinearModule& one) { return path.ends_with("." + one.path); });
+      const bool linear = module != modules.end(), adapted = linear && adapter.adapts(i, path);
+      if (!adapted && adapter.bias == AdapterBias::kLoraOnly) continue;
+      out.push_back(
+          single(linear ? fmt::format("layers.{}.{}.bias", i, module->name) : parameter.name + "_tuned",
+                 ParameterKind::kBias,
+                 std::string(kAdapterPrefix) + path + (adapted ? ".base_layer.bias" : ".bias"), part.rows));
+      out.back().role = linear ? TrainableRole::kBias : TrainableRole::kReplacement;
+      out.back().owner = part.name;
+      out.back().parts.front().heads = part.heads;
+    }
+  }
+  return out;
+}
+
+// Frozen, beside the trained pairs.
+std::vector<Parameter> block_starts(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer) {
+  return adapter == nullptr || !adapter->pissa ? std::vector<Parameter>{}
+                                               : layer_adapters(spec, *adapter, layer, true);
 }
 
 // IA3's, of the targets in layer `i`.
@@ -224,8 +264,12 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
                                       const std::vector<Parameter>& base) {
   if (adapter == nullptr) return {};
   switch (adapter->kind) {
-    case AdapterKind::kLora:
-      return layer == kNoLayer ? head_adapters(spec, *adapter) : layer_adapters(spec, *adapter, layer);
+    case AdapterKind::kLora: {
+      std::vector<Parameter> out =
+          layer == kNoLayer ? head_adapters(spec, *adapter) : layer_adapters(spec, *adapter, layer, false);
+      std::ranges::move(bias_copies(spec, *adapter, layer, base), std::back_inserter(out));
+      return out;
+    }
     case AdapterKind::kIa3:
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:
@@ -356,16 +400,16 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   const NameMap& names = spec.names;
   const auto weight = [](const char* path) { return path + std::string(".weight"); };
   // The base model's tensors are trained or, beside adapters, frozen but for those that are trained whole;
-  // buffers always are frozen.
+  // `others` always are frozen.
   auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters,
-                 std::vector<Parameter> buffers) {
+                 std::vector<Parameter> others) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
     if (adapter == nullptr) {
       block.trainable = std::move(base);
     } else {
       split_base(spec, *adapter, std::move(base), std::move(adapters), block);
     }
-    std::ranges::move(buffers, std::back_inserter(block.frozen));
+    std::ranges::move(others, std::back_inserter(block.frozen));
     blocks.push_back(std::move(block));
   };
   std::vector<Parameter> first = {
@@ -379,7 +423,9 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     std::vector<Parameter> base = layer_parameters(spec, i);
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);
-    add(fmt::format("block {}", i), std::move(base), std::move(adapters), layer_buffers(spec, i));
+    std::vector<Parameter> others = block_starts(spec, adapter, i);
+    std::ranges::move(layer_buffers(spec, i), std::back_inserter(others));
+    add(fmt::format("block {}", i), std::move(base), std::move(adapters), std::move(others));
   }
   std::vector<Parameter> last;
   if (!spec.tied)

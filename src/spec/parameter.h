@@ -79,6 +79,13 @@ enum class AdapterKind : uint8_t {
 // The tensor of the files of prefix and prompt tuning.
 inline constexpr std::string_view kPromptTensor = "prompt_embeddings";
 
+// Which biases are trained beside pairs of low rank: as copies, which are used in their place.
+enum class AdapterBias : uint8_t {
+  kNone,
+  kAll,       // the layers' and the final norm's, whatever has them
+  kLoraOnly,  // of the layers that have pairs
+};
+
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths
 // ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
@@ -87,6 +94,9 @@ struct AdapterSpec {
   double alpha = 0;
   bool rslora = false;
   bool dora = false;  // the lengths of the rows are trained, too
+  // The pairs began as the best approximations of the matrices, and count from there: W' = W + s (B A - B0
+  // A0), A0 and B0 frozen (PiSSA).
+  bool pissa = false;
   double dropout = 0;
   std::vector<std::string> targets;  // the adapted modules, e.g. {"q_proj", "k_proj", ..., "down_proj"}
   std::vector<int64_t> layers = {};  // in which targets without a path are adapted; empty: in all
@@ -101,6 +111,7 @@ struct AdapterSpec {
   // Tokens whose rows of the embedding (and of a tied head) are trained, in the order of their rows in the
   // files.
   std::vector<int64_t> tokens = {};
+  AdapterBias bias = AdapterBias::kNone;
 
   bool operator==(const AdapterSpec&) const = default;
   // Whether the tensor of the base's files with this name is trained whole.
@@ -162,7 +173,9 @@ struct BlockParameters {
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
-// these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
+// these, and with PiSSA, frozen, layers.i.<module>.start_A [r, in] and .start_B [out, r]. With trained biases
+// layers.i.<module>.bias [out] and <norm>_bias_tuned follow.
+// IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Prefix tuning has layers.i.attn.prefix
 // [virtual tokens, 2 n_kv d], keys and then values; prompt tuning has prompt [virtual tokens, H] in block 0.
 // Beside each of the others a head of scores stays trained, and so do the tensors of the modules in

@@ -20,9 +20,12 @@ enum class TrainableRole : uint8_t {
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kPrefix,       // prefix tuning: a layer's keys and values of the virtual tokens before each document
   kPrompt,       // prompt tuning: the embeddings of these tokens
-  kWhole,      // a tensor of the model that is trained beside adapters, and in their files: a head of scores
-               // and what lora.also names
-  kTokenRows,  // rows of the embedding, which are used in place of its own
+  kWhole,        // a tensor of the model that is trained beside adapters, and in their files: a head of scores
+                 // and what lora.also names
+  kTokenRows,    // rows of the embedding, which are used in place of its own
+  kBias,         // a copy of a linear layer's bias, which is used in its place
+  kStartA,       // PiSSA: A and -B as they began. Frozen, and in no file: W' = W + s (B A - B0 A0)
+  kStartB,
 };
 
 // Whether tensors of this role are an adapter's, and in its files; else they are the model's.
@@ -40,6 +43,9 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kPrompt:
     case TrainableRole::kWhole:
     case TrainableRole::kTokenRows:
+    case TrainableRole::kBias:
+    case TrainableRole::kStartA:
+    case TrainableRole::kStartB:
       return true;
   }
   return false;
@@ -48,6 +54,12 @@ constexpr bool in_adapter(TrainableRole role) {
 // Whether tensors of this role change another tensor of the model; else they are tensors of it.
 constexpr bool adapts(TrainableRole role) {
   return in_adapter(role) && role != TrainableRole::kWhole;
+}
+
+// Whether a tensor of this role is frozen, and computed from the base whenever a run is opened
+// (weights/principal_pairs.h).
+constexpr bool is_start(TrainableRole role) {
+  return role == TrainableRole::kStartA || role == TrainableRole::kStartB;
 }
 
 struct Trainable {

@@ -151,6 +151,14 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
        place);
 }
 
+AdapterBias bias_of(const Json& config, const std::string& place) {
+  const std::string name = text(config, "bias", "none", place);
+  if (name == "none") return AdapterBias::kNone;
+  if (name == "all") return AdapterBias::kAll;
+  if (name == "lora_only") return AdapterBias::kLoraOnly;
+  fail("bias", "= \"" + name.substr(0, 100) + "\" is not supported, only none, all and lora_only", place);
+}
+
 void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* base,
                         const std::string& place) {
   for (const auto& [key, value] : config.items()) {
@@ -168,8 +176,6 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
          place);
   if (task == "SEQ_CLS" && !is_score_head(config, config.value("modules_to_save", Json())))
     fail("task_type", "= \"SEQ_CLS\" has a head of scores, and modules_to_save does not name \"score\"", place);
-  const std::string bias = text(config, "bias", "none", place);
-  if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
   // These initialisations also changed the base weights, so the stored A and B do not fit the published base.
   const auto init = config.find("init_lora_weights");
   if (init != config.end() && init->is_string() && *init != "gaussian" && *init != "orthogonal" &&
@@ -215,6 +221,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
   if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
   out.spec.rslora = flag(config, "use_rslora", place);
   out.spec.dora = flag(config, "use_dora", place);
+  out.spec.bias = bias_of(config, place);
   if (base == nullptr) return out;
   read_modules(config, directory, contents, *base, out.spec);
   out.spec.also = read_saved_modules(config, *base, place);

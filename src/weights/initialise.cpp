@@ -63,6 +63,8 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
+    case TrainableRole::kStartA:     // nobody asks: they are computed
+    case TrainableRole::kStartB:
       return 0;
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
@@ -71,6 +73,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kPrompt:
       return static_cast<float>(normal(first, second, index));
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
+    case TrainableRole::kBias:
     case TrainableRole::kTokenRows:    // load_store copies them
     case TrainableRole::kWeight:
     case TrainableRole::kWhole:

@@ -34,10 +34,11 @@ class Filling {
       : setup_(setup), store_(store), staging_(setup.stream) {}
 
   // The tensor's memory in the unit.
-  LoadTarget target(int64_t unit, const TensorPlace& place) {
+  LoadTarget target(int64_t unit, const TensorPlace& place) { return target(unit, place, setup_.dtype); }
+  LoadTarget target(int64_t unit, const TensorPlace& place, DType dtype) {
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
-    return {open_.back().tensor(place), setup_.dtype, range.first_row, range.rows,
+    return {open_.back().tensor(place), dtype, range.first_row, range.rows,
             place.encoded() ? &place : nullptr};
   }
   // A tensor's memory in the first of its units that is wanted; else none.
@@ -64,7 +65,7 @@ class Filling {
   void put(const Parameter& parameter, const std::vector<float>& values, const LoadTarget& target) {
     by_rows(parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
       const float* const from = values.data() + row * parameter.columns;
-      convert_elements(reinterpret_cast<const std::byte*>(from), DType::kF32, here, setup_.dtype,
+      convert_elements(reinterpret_cast<const std::byte*>(from), DType::kF32, here, target.dtype,
                        rows * parameter.columns);
     });
   }
@@ -73,7 +74,7 @@ class Filling {
   template <class Make>
   void by_rows(const Parameter& parameter, const LoadTarget& target, const Make& make) {
     const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
-    const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
+    const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(target.dtype));
     const int64_t most = staging_.used() ? staging_.piece_bytes() / row_bytes : end;
     LM_CHECK(most > 0, "a row of " + parameter.name + " is larger than half of the staging buffer");
     std::byte* to = target.memory;
@@ -196,7 +197,9 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
   initialise_where(setup, seed, store,
-                   [](const Parameter& p) { return adapts(p.role) && p.role != TrainableRole::kTokenRows; });
+                   [](const Parameter& p) {
+                     return adapts(p.role) && !is_start(p.role) && p.role != TrainableRole::kTokenRows;
+                   });
 }
 
 void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store) {
@@ -289,15 +292,45 @@ void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const Ada
   filling.finish();
 }
 
+void place_starts(const LoadSetup& setup, const PrincipalPairs& pairs, bool fresh, WeightStore& store) {
+  Filling filling(setup, store);
+  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
+    const BlockLayout& block = setup.layout.blocks[b];
+    const auto unit = static_cast<int64_t>(b);
+    const auto put = [&](const TensorPlace& place, const std::vector<float>& values, DType dtype) {
+      filling.put(place.parameter, values, filling.target(unit, place, dtype));
+    };
+    for (const Trainable& entry : block.trainables) {
+      if (entry.role != TrainableRole::kLoraA) continue;
+      const TensorPlace& weight = block.tensors[entry.owner];
+      const auto beside = [&](TrainableRole role) -> const TensorPlace& {
+        return *block.beside(weight, entry.part, role);
+      };
+      PrincipalPair pair = pairs.pair(block, entry);
+      if (fresh) put(block.tensors[entry.tensor], pair.a, store.dtype());
+      if (fresh) put(beside(TrainableRole::kLoraB), pair.b, store.dtype());
+      for (float& value : pair.b) value = -value;
+      put(beside(TrainableRole::kStartA), pair.a, setup.dtype);
+      put(beside(TrainableRole::kStartB), pair.b, setup.dtype);
+    }
+    filling.close();
+  }
+  filling.finish();
+}
+
 void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store) {
-  // Those of drawn weights are drawn alike: norms begin with fixed values.
-  if (directory.empty()) return initialise_adapter(setup, seed, store);
+  const auto is_copy = [](TrainableRole role) {
+    return role == TrainableRole::kReplacement || role == TrainableRole::kBias;
+  };
+  // Those of drawn weights are drawn alike: norms and biases begin with fixed values.
+  if (directory.empty())
+    return initialise_where(setup, seed, store, [&](const Parameter& p) { return is_copy(p.role); });
   const ModelFiles files(directory);
   Filling filling(setup, store);
   for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
     const BlockLayout& block = setup.layout.blocks[b];
     for (const Trainable& entry : block.trainables) {
-      if (entry.role != TrainableRole::kReplacement) continue;
+      if (!is_copy(entry.role)) continue;
       const TensorPlace &copy = block.tensors[entry.tensor], &owner = block.tensors[entry.owner];
       std::vector<float> values(static_cast<size_t>(copy.parameter.elements()));
       elements_of(files, owner.parameter, entry.part, DType::kF32)(

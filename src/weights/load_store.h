@@ -8,6 +8,7 @@
 
 #include "base/cuda.h"
 #include "weights/loans.h"
+#include "weights/principal_pairs.h"
 
 namespace lm {
 
@@ -49,7 +50,11 @@ struct AdapterBase {
 void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBase& base,
                           const AdapterSpec& adapter, WeightStore& store);
 
-// Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
+// PiSSA's frozen pairs (principal_pairs.h); `setup` has the type of the model. With `fresh` what is trained
+// begins as they are, too.
+void place_starts(const LoadSetup& setup, const PrincipalPairs& pairs, bool fresh, WeightStore& store);
+
+// Copies of norms and biases that begin as the base's: read once more from `directory`, or, if it is "", as
 // initialise_weights initialises them.
 void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store);
 // A prefix that begins with zeros, or a prompt that begins with embeddings of tokens drawn from the

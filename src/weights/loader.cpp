@@ -37,6 +37,7 @@ std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const Fi
   std::vector<LoadItem> items;
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (is_start(place.parameter.role)) continue;
       if (in_adapter(place.parameter.role) == adapter) items.push_back({&place.parameter, target(b, place)});
     }
   }

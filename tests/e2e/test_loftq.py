@@ -201,7 +201,7 @@ def test_what_cannot_be_is_refused(work, trained, tmp_path):
     refused("full", "lora.start", "qlora", train__method="full")
     refused("continued", "lora.start", "weights of its own", lora__init="runs/loftq")
     refused("continued_model", "lora.start", "weights of its own", model__path="runs/loftq")
-    refused("unknown", "lora.start", '"zero"', lora__start="pissa")
+    refused("unknown", "lora.start", '"zero"', lora__start="olora")
     from transformers import BitsAndBytesConfig
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                   bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=["lm_head"])

@@ -135,6 +135,11 @@ def test_adapters_that_begin_with_what_was_lost_learn_as_on_the_cpu(work):
     expect_same_curve(*train_on_both(work, "loftq", *LORA[1:], "train.method=qlora", "lora.start=loftq"))
 
 
+def test_adapters_that_begin_with_the_principal_parts_learn_as_on_the_cpu(work):
+    """Those are frozen in the model's type beside the pairs, and joined with them on the card."""
+    expect_same_curve(*train_on_both(work, "pissa", *LORA, "lora.start=pissa"))
+
+
 def test_what_a_run_made_is_the_same_for_every_command(work):
     """Trained on the twin; evaluated, verified and exported on both."""
     lmlaunch("c.toml", "--gpus", "1", "run.dir=runs/made", *LORA, 'data.eval=["eval.jsonl"]', cwd=work)

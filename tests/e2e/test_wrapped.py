@@ -128,7 +128,7 @@ def test_diff_names_tensors_as_the_exported_files_do(base, method):
     assert first in load_file(base / "runs" / f"{method}_slow" / "model" / file)
 
 
-@pytest.mark.parametrize("start", ["zero", "loftq"])
+@pytest.mark.parametrize("start", ["zero", "loftq", "pissa"])
 def test_an_adapter_over_the_quantized_model(base, start):
     run(base, start, **{**ADAPTER, "train__method": "qlora"}, lora__start=start)
     before, after = eval_losses(base, start)

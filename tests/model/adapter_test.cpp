@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <set>
 
 #include "base/bytes.h"
@@ -50,10 +51,13 @@ std::vector<Expected> expected(bool joined) {
 
 // The second layer of a LoRA model in fp32, with a context to compute in.
 struct Fixture {
-  explicit Fixture(bool joined, bool dora = false)
+  explicit Fixture(bool joined, bool dora = false, bool pissa = false)
       : spec(small(joined)),
-        adapter{
-            .r = 4, .alpha = 6, .dora = dora, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
+        adapter{.r = 4,
+                .alpha = 6,
+                .dora = dora,
+                .pissa = pissa,
+                .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
         layout(make_layout(spec, &adapter, DType::kF32)),
         stream(start_torch(DeviceType::kCpu, 1, true)),
         rope(spec, kRows, DType::kF32, DeviceType::kCpu, stream) {
@@ -133,6 +137,11 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
     const at::Tensor a = leaf(f.find(f.trainable, name + ".lora_A")),
                      b = leaf(f.find(f.trainable, name + ".lora_B"));
     at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    if (f.adapter.pissa) {  // A0 and -B0, which have no gradients
+      const at::Tensor start_a = f.find(f.frozen, name + ".start_A").to(at::kDouble),
+                       start_b = f.find(f.frozen, name + ".start_B").to(at::kDouble);
+      part = part.add(at::mm(at::mm(input, start_a.t()), start_b.t()).mul(f.adapter.scale()));
+    }
     if (f.adapter.dora) {  // what it adds to the base's output; the norms are constants
       const at::Tensor of_base = base.narrow(1, rows.first, rows.rows);
       const at::Tensor sum = weight.narrow(0, rows.first, rows.rows).add(at::mm(b, a).mul(f.adapter.scale()));
@@ -163,6 +172,8 @@ TEST(Adapters, OfAFamilysModulesComputeWhatTorchDoes) {
       const Fixture f(joined, dora);
       for (const Expected& e : expected(joined)) expect_as_torch(f, e);
     }
+    const Fixture pissa(joined, false, true);
+    for (const Expected& e : expected(joined)) expect_as_torch(pissa, e);
   }
 }
 
@@ -284,6 +295,47 @@ TEST(Adapters, MergedScalesAreOfRowsColumnsAndBiases) {
   for (int64_t i = 0; i < bias.parameter.rows; ++i) ASSERT_EQ(biases[static_cast<size_t>(i)], factor(i)) << i;
   for (int64_t i = 0; i < down.parameter.elements(); ++i)
     ASSERT_EQ(last[static_cast<size_t>(i)], columns[i % down.parameter.columns]) << i;
+}
+
+// PiSSA: A0 sees what A sees, with the same inputs dropped, so that A = A0 and B = B0 add nothing to an
+// output, and nothing to a gradient of an input.
+TEST(Adapters, ThatAreTheirStartChangeNothingWhateverIsDropped) {
+  Fixture f(false, false, true);
+  f.adapter.dropout = 0.4;
+  for (const char* module : {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) {
+    const std::string name = module;
+    f.find(f.frozen, name + ".start_A").copy_(f.find(f.trainable, name + ".lora_A"));
+    f.find(f.frozen, name + ".start_B").copy_(f.find(f.trainable, name + ".lora_B").neg());
+  }
+  const TransformerBlock block = f.bind(2);
+  for (const char* matrix : {"attn.qkv", "attn.out", "mlp.gate_up", "mlp.down"}) {
+    const ArenaFrame frame(f.arena);
+    const Linear& linear = Fixture::linear(block, matrix);
+    ASSERT_TRUE(linear.adapters.front().dropout.on());
+    Linear alone;
+    alone.weight = linear.weight;
+    const at::Tensor x = at::randn({kRows, linear.weight.weight.columns}, at::kFloat),
+                     dy = at::randn({kRows, linear.weight.weight.rows}, at::kFloat);
+    const auto view = [](const at::Tensor& t) {
+      return View{t.data_ptr(), DType::kF32, t.size(0), t.size(1), t.size(1)};
+    };
+    std::vector<int32_t> position(kRows), sample(kRows, 3);
+    std::iota(position.begin(), position.end(), 0);
+    DeviceBatch batch;
+    batch.tokens = batch.rows = kRows;
+    batch.position = position.data();
+    batch.sample = sample.data();
+    std::vector<at::Tensor> out;
+    for (const Linear* const one : {&linear, static_cast<const Linear*>(&alone)}) {
+      const at::Tensor y = at::empty_like(dy), dx = at::empty_like(x);
+      LinearSaved saved = allocate_saved(f.context, *one, kRows);
+      linear_forward(f.context, *one, batch, {view(x), view(y)}, saved);
+      linear_backward(f.context, *one, batch, {view(x), view(dy), view(dx)}, saved, true);
+      out.push_back(y), out.push_back(dx);
+    }
+    EXPECT_TRUE(at::allclose(out[0], out[2], 1e-4, 1e-4)) << matrix;
+    EXPECT_TRUE(at::allclose(out[1], out[3], 1e-4, 1e-4)) << matrix;
+  }
 }
 
 // Dropout draws by layer and module; joined modules have keys of their own, too.

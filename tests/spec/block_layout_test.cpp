@@ -306,6 +306,63 @@ TEST(Parameters, MagnitudesStandBehindAllMatricesAndHaveNoDecay) {
   EXPECT_EQ(block.ranges[1].first, block.tensors[4].offset);
 }
 
+// PiSSA: the frozen pairs have no place in the flat array, whose sizes decide gradients and state.
+TEST(Parameters, PairsThatTrainingBeganWithAreFrozenInTheModelsTypeBesideTheirOwners) {
+  AdapterSpec pissa = adapter(4, {"self_attn.o_proj", "k_proj"});
+  const ModelLayout plain = make_layout(odd(), &pissa, DType::kBF16, &encoding_of(EncodingKind::kNf4));
+  pissa.pissa = true;
+  const ModelLayout layout = make_layout(odd(), &pissa, DType::kBF16, &encoding_of(EncodingKind::kNf4));
+  const BlockLayout &block = layout.blocks[1], &other = plain.blocks[1];
+  EXPECT_EQ(block.trainables, other.trainables);
+  EXPECT_EQ(block.flat_elements, other.flat_elements);
+  EXPECT_EQ(block.frozen_elements, other.frozen_elements);
+  ASSERT_EQ(block.starts.size(), 4u);
+  for (const char* const owner : {"layers.0.attn.out", "layers.0.attn.qkv"}) {
+    const TensorPlace& weight = *block.find(owner);
+    const size_t part = weight.parameter.parts.size() > 1 ? 1 : 0;
+    for (const auto& [start, trained] : {std::pair{TrainableRole::kStartA, TrainableRole::kLoraA},
+                                         std::pair{TrainableRole::kStartB, TrainableRole::kLoraB}}) {
+      const TensorPlace *const frozen = block.beside(weight, part, start), *const own = block.beside(
+                                                                               weight, part, trained);
+      ASSERT_TRUE(frozen != nullptr && own != nullptr) << owner;
+      EXPECT_TRUE(frozen->frozen && !frozen->encoded());
+      EXPECT_EQ(frozen->pieces.front().bytes, own->parameter.elements() * 2);
+      EXPECT_EQ(frozen->parameter.rows, own->parameter.rows);
+      EXPECT_EQ(frozen->number, 0u);
+    }
+    EXPECT_EQ(weight.number, other.find(owner)->number);  // it is drawn as without them
+  }
+}
+
+TEST(Parameters, TrainedBiasesAreCopiesOfPartsUnderPeftsNames) {
+  AdapterSpec some = adapter(4, {"self_attn.o_proj", "k_proj"});
+  const auto biases = [&](AdapterBias which) {
+    some.bias = which;
+    const ModelLayout layout = make_layout(odd(), &some, DType::kF32);
+    const BlockLayout& block = layout.blocks[1];
+    std::vector<std::string> out;
+    for (const Trainable& entry : block.trainables) {
+      if (entry.role != TrainableRole::kBias) continue;
+      const Parameter& copy = block.tensors[entry.tensor].parameter;
+      const ParameterPart& own = block.tensors[entry.owner].parameter.parts[entry.part];
+      EXPECT_TRUE(block.tensors[entry.owner].frozen && !entry.decay);
+      EXPECT_EQ(copy.rows, own.rows);
+      EXPECT_EQ(block.beside(block.tensors[entry.owner], entry.part, TrainableRole::kBias),
+                &block.tensors[entry.tensor]);
+      out.push_back(copy.parts.front().name);
+    }
+    return out;
+  };
+  const std::string layer = "base_model.model.model.layers.0.self_attn.";
+  EXPECT_TRUE(biases(AdapterBias::kNone).empty());
+  const std::vector<std::string> own = biases(AdapterBias::kLoraOnly), all = biases(AdapterBias::kAll);
+  EXPECT_TRUE(std::ranges::find(own, layer + "k_proj.base_layer.bias") != own.end());
+  EXPECT_TRUE(std::ranges::find(own, layer + "q_proj.bias") == own.end());
+  EXPECT_TRUE(std::ranges::find(all, layer + "q_proj.bias") != all.end());
+  EXPECT_TRUE(std::ranges::find(all, layer + "k_proj.base_layer.bias") != all.end());
+  EXPECT_GT(all.size(), own.size());
+}
+
 TEST(Parameters, ScalesAreOfInputsOrOutputsAndHaveNoDecay) {
   AdapterSpec ia3;
   ia3.kind = AdapterKind::kIa3;

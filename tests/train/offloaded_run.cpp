@@ -133,7 +133,8 @@ std::string Variant::text() const {
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
   add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind));
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
-  add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
+  add("pissa", pissa), add("in_backward", in_backward), add("table_last", table_last), add("stage", stage),
+      add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
@@ -155,7 +156,7 @@ std::string Variant::numbers() const {
                               static_cast<int64_t>(base),
                               int64_t{fp32_adapters},
                               r,
-                              int64_t{dora},
+                              int64_t{dora} + 2 * int64_t{pissa},
                               static_cast<int64_t>(kind),
                               int64_t{nodes},
                               int64_t{groups},
@@ -304,7 +305,10 @@ void Training::load() {
       adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
   const AdapterBase drawn{.directory = "", .dtype = run_.dtype};
-  if (run_.lora && run_.dora)
+  if (run_.lora && run_.pissa) {
+    const PairBase base{.directory = "", .seed = 1, .dtype = run_.dtype};
+    place_starts(load, PrincipalPairs(base, adapter_), true, rank_->weights());
+  } else if (run_.lora && run_.dora)
     initialise_from_base(adapters, 1, drawn, adapter_, rank_->weights());
   else if (run_.lora)
     initialise_adapter(adapters, 1, rank_->weights());

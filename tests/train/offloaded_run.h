@@ -50,6 +50,7 @@ struct Variant {
   bool fp32_adapters = false;                // with LoRA: whatever dtype is
   int64_t r = 4;                             // of adapters
   bool dora = false;                         // with LoRA: with trained lengths of rows
+  bool pissa = false;                        // with LoRA: with the frozen pairs that it begins with
   AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
@@ -90,6 +91,7 @@ struct Variant {
     return {.r = r,
             .alpha = alpha,
             .dora = dora,
+            .pissa = pissa,
             .dropout = 0.1,
             .targets = targets,
             .kind = kind,

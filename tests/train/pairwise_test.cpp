@@ -34,20 +34,21 @@ enum Factor : size_t {
   kFactors
 };
 using Row = std::array<size_t, kFactors>;
-constexpr Row kLevels = {Rules::kSize, kHomes, 2, 3, 2, 3, 2, 3, 2, 2, 6};
+constexpr Row kLevels = {Rules::kSize, kHomes, 2, 3, 2, 3, 2, 3, 2, 2, 7};
 
 std::vector<Row> rows() {
   return pairwise<kFactors>(kLevels, 15);
 }
 
 // Tied; not tied; a head in segments; adapters; DoRA with adapters wider than the model; adapters of a
-// quantised base.
+// quantised base; adapters beside the frozen pairs that they began with.
 void set_model(size_t model, Variant& run) {
   run.tied = model != 1 && model != 2;
   if (model == 2) run.vocab = 17000;
   run.lora = model >= 3;
   if (model == 4) run.r = 96, run.dora = true;
   if (model == 5) run.base = EncodingKind::kNf4Double;
+  if (model == 6) run.pissa = true;
 }
 
 Variant variant_of(const Row& row) {

@@ -148,7 +148,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
   const std::string path = directory / "out/adapter_config.json";
   const json good = json::parse(test::read_text(path));
   const std::pair<const char*, json> kSets[] = {{"use_dora", 1},
-                                                {"bias", "all"},
+                                                {"bias", "some"},
                                                 {"lora_bias", true},
                                                 {"modules_to_save", {"up_proj"}},
                                                 {"modules_to_save", {"mlp"}},

@@ -228,7 +228,9 @@ void bits(const Json& value, Draft& draft) {
 void lora_start(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
   if (name == "loftq") return draft.set("lora.start", "\"loftq\"");
-  if (value != true && name != "gaussian" && !is_off(value)) draft.missing("lora.start has zero and loftq");
+  if (name == "pissa" || name.starts_with("pissa_niter_")) return draft.set("lora.start", "\"pissa\"");
+  if (value != true && name != "gaussian" && !is_off(value))
+    draft.missing("lora.start has zero, loftq and pissa");
 }
 
 void other_file(const Word& word, const Json& value, Draft& draft) {
