@@ -35,6 +35,7 @@ class Checks {
     evaluation();
     generation();
     data();
+    streaming();
     schedule();
     groups();
     scores();
@@ -169,6 +170,32 @@ class Checks {
               "data.columns takes " + value_text(theirs) + " for both `" + before->second + "` and `" + ours +
                   "`");
     }
+  }
+
+  // What all rows of an epoch must be known for.
+  void streaming() {
+    const DataConfig& data = config_.data;
+    if (!data.streaming) {
+      require(!given_("data.shuffle_window") || data.shuffle_window == DataConfig().shuffle_window,
+              "data.shuffle_window", "data.streaming",
+              "data.shuffle_window = " + value_text(data.shuffle_window) +
+                  " is that of data.streaming = true; a token cache is shuffled as a whole: leave it out");
+      return;
+    }
+    const std::string streamed = "data.streaming = true reads rows while the run trains";
+    require(
+        config_.train.steps.has_value(), "data.streaming", "train.steps",
+        streamed + ", so the steps of an epoch are not known" +
+            (config_.train.epochs ? " and train.epochs = " + value_text(config_.train.epochs) + " has no end"
+                                  : std::string()) +
+            ": set train.steps" + (config_.train.epochs ? " in its place" : ""));
+    require(data.eval_fraction == 0, "data.eval_fraction", "data.streaming",
+            streamed + ", and data.eval_fraction = " + value_text(data.eval_fraction) +
+                " holds out examples of all of them: name files in data.eval");
+    require(data.weights.empty(), "data.weights", "data.streaming",
+            streamed +
+                ", and data.weights chooses among all of an epoch: write rows that shall occur more "
+                "often into several files");
   }
 
   void schedule() {
