@@ -294,7 +294,7 @@ struct OffloadConfig {
   OffloadHome optimizer = OffloadHome::kAuto;    // master weights and optimizer state
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
   OffloadHome weights = OffloadHome::kAuto;      // of transformer blocks (LoRA: the frozen base)
-  OffloadHome activations = OffloadHome::kAuto;  // block inputs; needs train.recompute = "block"
+  OffloadHome activations = OffloadHome::kAuto;  // what blocks keep for their backward
   std::vector<std::string> paths;                // directories on fast disks; state is striped over them
   Budget device_memory = {0, 0.9};               // of the GPU
   Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process

@@ -454,12 +454,6 @@ class Checks {
             "offload.gradients = " + value_text(offload.gradients) +
                 " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
                 "leave one of them out");
-    const RecomputeChoice& recompute = config_.train.recompute;
-    require(!names_tier(offload.activations) || recompute.chosen_by_plan() || recompute.whole(),
-            "offload.activations", "train.recompute",
-            "offload.activations = " + value_text(offload.activations) +
-                " offloads block inputs, and train.recompute = " + value_text(recompute) +
-                " keeps other activations: set train.recompute = \"block\"");
   }
 
   const Config& config_;

@@ -378,7 +378,8 @@ void visit_offload(OffloadT& offload, V& v) {
   v.key("offload", "weights", offload.weights,
         {kPlacement, "where the transformer blocks' weights are kept (LoRA: the frozen base)"});
   v.key("offload", "activations", offload.activations,
-        {kPlacement, "where block inputs are kept; needs train.recompute = \"block\""});
+        {kPlacement,
+         "where saved activations are kept: block inputs, and what train.recompute keeps of blocks"});
   v.key("offload", "paths", offload.paths,
         {kPlacement, "directories on fast disks for offloaded state; striped by their speed"});
   v.key("offload", "device_memory", offload.device_memory, {kPlacement, "GPU memory that a run may use"});

@@ -17,7 +17,7 @@
 namespace lm {
 
 // What moves as one array: a unit's weights, a unit's gradient, a tile of optimizer state, a micro-batch's
-// input of a block.
+// activations of a block.
 enum class Pool : uint8_t { kWeights, kGradients, kOptimizer, kActivations };
 inline constexpr int kPools = 4;
 const char* pool_name(Pool pool);
@@ -43,8 +43,9 @@ struct ScheduleUnit {
 // The units of a model (list_units says which), all state on the device.
 std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments = 0);
 
-// Places of block inputs off the device. The inputs of blocks before the first trained one take two places in
-// turns: each ends when the next one has been computed, and no backward reads it.
+// Places of block inputs off the device, and of what these blocks keep. The inputs of blocks before the first
+// trained one take two places in turns: each ends when the next one has been computed, and no backward reads
+// it.
 struct InputPlaces {
   int64_t first_trained = 0;                                                   // block
   int64_t passing() const { return std::max<int64_t>(first_trained - 1, 0); }  // such inputs
@@ -110,7 +111,8 @@ struct StepConfig {
   int64_t first_trained = 0;
 
   // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
-  // activations place x group + micro-batch in its group, the place of the input of blocks 1 .. L + 1.
+  // activations place x group + micro-batch in its group, the place of the input of blocks 1 .. L + 1, which
+  // has behind it what the block's level of recomputation keeps.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
 
@@ -143,8 +145,9 @@ struct StepConfig {
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
-  bool uses_slots() const;                                                       // any pool
-  bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }  // of blocks
+  bool uses_slots() const;  // any pool
+  // Activations: block inputs, with what their blocks keep.
+  bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }
   int64_t input_array(int64_t block, int64_t micro) const {
     return InputPlaces{first_trained}.place(block) * group + micro % group;
   }

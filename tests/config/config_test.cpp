@@ -292,9 +292,6 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
              "offload.weights = \"nvme\" needs offload.paths");
   EXPECT_HAS(
-      failure(std::string(kLeast) + "[train]\nrecompute = \"none\"\n[offload]\nactivations = \"host\"\n"),
-      "set train.recompute = \"block\"");
-  EXPECT_HAS(
       failure(std::string(kLeast) + "[train]\nupdate = \"in_backward\"\n[offload]\ngradients = \"host\"\n"),
       "has at most one block's");
 }

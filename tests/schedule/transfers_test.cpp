@@ -102,6 +102,43 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
       "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
 }
 
+// An array is written back when its block's forward has added what it keeps, and comes back for its backward.
+TEST(Transfers, ParkWhatBlocksKeepBehindTheirInputs) {
+  const StepConfig run{.units = schedule_units(3), .recompute = Recompute::kNone};
+  const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
+  SlotState state(shape);
+  const StepSchedule step = make_schedule(run);
+  EXPECT_EQ(
+      text(add_transfers(step, step, shape, state)),
+      "c0>0 c1>1 forward0.0 forward1.0 w0>0 c2>0 forward2.0 w1>1 c3>1 forward3.0 f1>1 backward3.0 f0>0 "
+      "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
+}
+
+// At every level an array is there when it is needed, and nobody wants it after the last backward, of one or
+// of two.
+TEST(Transfers, KeptActivationsEndWithTheLastBackwardThatReadsThem) {
+  constexpr Recompute kBlock = Recompute::kBlock;
+  for (const RecomputeChoice level :
+       {RecomputeChoice(Recompute::kNone), {Recompute::kAttention}, {kBlock, 2}, {kBlock, 3}, {kBlock}}) {
+    for (const bool twice : {false, true}) {
+      StepConfig run{.units = schedule_units(6),
+                     .micro_batches = 2,
+                     .recompute = level,
+                     .group = 2,
+                     .in_backward = twice};
+      run.pool(Pool::kActivations) = {std::vector<char>(14, 1), 3};
+      std::vector<char> alive(14, 0);
+      const StepSchedule step = make_schedule(run);
+      for (const ArrayUse& use : array_uses(step, Pool::kActivations, run)) {
+        char& one = alive.at(static_cast<size_t>(use.array));
+        EXPECT_EQ(one != 0, use.needs) << use.begin;
+        one = use.dies ? 0 : 1;
+      }
+      EXPECT_EQ(std::ranges::count(alive, 1), 0) << static_cast<int>(level.level) << level.every << twice;
+    }
+  }
+}
+
 // Before the first trained block an input ends when the next one is there, so they take two places in turns.
 TEST(Transfers, TakeTwoPlacesForTheInputsOfFrozenBlocks) {
   for (const int64_t group : {1, 2, 5}) {
@@ -251,7 +288,10 @@ StepConfig random_case(std::mt19937& random) {
   StepConfig c{.units = {},
                .micro_batches = draw(1, 5),
                .tied = draw(0, 1) == 1,
-               .recompute = draw(0, 1) == 1 ? Recompute::kBlock : Recompute::kNone,
+               .recompute =
+                   std::array<RecomputeChoice, 4>{
+                       Recompute::kNone, Recompute::kAttention, Recompute::kBlock,
+                       RecomputeChoice(Recompute::kBlock, 2)}[static_cast<size_t>(draw(0, 3))],
                .clip = static_cast<Clip>(draw(0, 2)),
                .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
@@ -270,7 +310,7 @@ StepConfig random_case(std::mt19937& random) {
   };
   if (draw(0, 1) == 1) c.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && !c.in_backward) c.pool(Pool::kGradients) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && c.recompute.whole()) {
+  if (draw(0, 1) == 1) {
     c.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.group), 1),
                                   draw(2, 5)};
   }
