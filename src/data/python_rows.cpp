@@ -82,11 +82,12 @@ void PythonRows::note(const Json& answer) const {
 
 void PythonRows::seek(const RowPosition& position) {
   const Json format = position.format.empty() ? Json() : Json(position.format);
-  session_.ask({{"start", {position.file, position.row, position.byte, format}}, {"rows", position.rows}});
+  session_.ask(Json::object({{"start", Json::array({position.file, position.row, position.byte, format})},
+                             {"rows", position.rows}}));
 }
 
 std::optional<RowChunk> PythonRows::next() {
-  const Json answer = session_.ask({{"next", 1}});
+  const Json answer = session_.ask(Json::object({{"next", 1}}));
   note(answer);
   if (answer.contains("last")) return std::nullopt;
   return chunk_of(answer, session_.take(answer.at("bytes").get<size_t>()));

@@ -26,9 +26,11 @@ std::vector<int64_t> activation_arrays(const PlanInput& in, const Plan& plan) {
   std::vector<int64_t> bytes(static_cast<size_t>((places.place(head) + 1) * group), 0);
   // Their sum stays a number, however far it is from any memory.
   const int64_t most = Arena::kEndless / std::ssize(bytes);
+  const std::vector<int64_t>* const kept =
+      plan.recompute().whole() ? nullptr : &in.rehearsals->activations(in, plan);
   for (int64_t block = 1; block <= head; ++block) {
-    const bool alone = plan.recompute().whole() || block < in.first_trained();
-    const int64_t each = alone ? input : in.rehearsals->activations(in, plan)[static_cast<size_t>(block)];
+    const bool alone = kept == nullptr || block < in.first_trained();
+    const int64_t each = alone ? input : (*kept)[static_cast<size_t>(block)];
     const auto first = bytes.begin() + places.place(block) * group;
     std::fill(first, first + group, std::min(each, most));
   }
