@@ -259,7 +259,6 @@ TEST(StreamLoader, ABadRowEndsTheStepThatNeedsIt) {
   MemoryRows rows(source);
   rows.bad_row = 120;
   StreamLoader stream(rows, small(false, false, 16));
-  const LoaderPosition begin = stream.position();
   try {
     for (;;) stream.next();
   } catch (const Error& error) {
@@ -267,11 +266,13 @@ TEST(StreamLoader, ABadRowEndsTheStepThatNeedsIt) {
   }
   EXPECT_GT(stream.position().step, 20);
   // What is in memory is not used again: the same step is made from the rows.
+  const LoaderPosition at = stream.position();
   rows.bad_row = -1;
-  stream.restore(begin);
+  stream.restore(at);
   MemoryRows others(source);
   StreamLoader fresh(others, small(false, false, 16));
-  EXPECT_EQ(steps_of(stream, 30), steps_of(fresh, 30));
+  steps_of(fresh, at.step);
+  EXPECT_EQ(steps_of(stream, 20), steps_of(fresh, 20));
 }
 
 Exit refused(const StreamOptions& options, const MemorySource& source, const LoaderPosition& position) {
