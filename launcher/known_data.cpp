@@ -84,6 +84,7 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
   }
   return {.seed = config.run.seed,
           .max_length = config.data.max_length,
+          .virtual_tokens = model.virtual_tokens(),
           .too_long = config.data.too_long,
           .packing = config.data.packing,
           .global_batch = config.train.global_batch,

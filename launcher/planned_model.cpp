@@ -113,6 +113,19 @@ void note_dropouts(const PlannedModel& model) {
   log_note("MODEL-24", fmt::format("{}, of {}", text, path));
 }
 
+void require_trainable(const PlannedModel& model) {
+  if (!model.adapter || !model.adapter->encoded) return;
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = "the adapter of lora.init is one of P-tuning, whose file has the embeddings that an encoder "
+               "has computed, and not the encoder's weights, which would be trained",
+       .place = "",
+       .next = "use it as it is (lmlaunch generate, eval), or set peft_type to \"PROMPT_TUNING\" in its "
+               "adapter_config.json to train the embeddings themselves",
+       .kept = "nothing was started or written"});
+}
+
 bool model_is_known(const std::string& path, std::span<const ModelShape> known) {
   return find_shape(path, known) != nullptr;
 }

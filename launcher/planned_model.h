@@ -23,6 +23,7 @@ struct PlannedModel {
   std::optional<AdapterSpec> adapter;  // of any train.method but "full"
   ModelLayout layout;
 
+  int64_t virtual_tokens() const { return adapter ? adapter->virtual_tokens : 0; }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
   // Borrows both.
   PlanInputs inputs(const Config& config, DeviceType device) const {
@@ -40,6 +41,9 @@ void warn_of_length(const Config& config, const ModelSpec& spec);
 
 // Notes which dropouts of the model's config.json training applies, and which it leaves out.
 void note_dropouts(const PlannedModel& model);
+
+// Throws Error(10) for an adapter that can be used and not trained further.
+void require_trainable(const PlannedModel& model);
 
 // Whether a plan for that name needs no file of the model.
 bool model_is_known(const std::string& path, std::span<const ModelShape> known);

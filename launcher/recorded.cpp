@@ -121,6 +121,7 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {
+    if (one.key == "prompt.length") return !asked.lora.init.empty() && !asked.prompt.length_written;
     const bool adapter =  // decided by the adapter's files
         one.key.starts_with("lora.") && one.key != "lora.init" && one.key != "lora.dtype";
     return adapter && !asked.lora.init.empty() &&

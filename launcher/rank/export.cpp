@@ -51,8 +51,15 @@ std::optional<GgufType> gguf_type(const CommandLine& line) {
 }
 
 // Checks the request against the subject, before anything is read.
-void check_request(const CommandLine& line, bool lora) {
+void check_request(const CommandLine& line, const PlannedModel& model) {
+  const bool lora = model.adapter.has_value();
   const bool merge = line.has("--merge"), adapter = line.has("--adapter");
+  if (merge && model.virtual_tokens() > 0)
+    throw usage_error(
+        "--merge adds an adapter to the weights; " + line.positional[0] +
+            " has virtual tokens, which are part of no weight",
+        "leave --merge out: peft reads the adapter; vLLM and llama.cpp read neither a prefix nor "
+        "a prompt");
   if (merge && !lora)
     throw usage_error("--merge adds an adapter to the weights; " + line.positional[0] + " has none",
                       "leave --merge out");
@@ -64,6 +71,9 @@ void check_request(const CommandLine& line, bool lora) {
                       lora ? "leave --merge or --patterns out" : "leave --patterns out");
   if (adapter && merge)
     throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
+  if (model.virtual_tokens() > 0 && line.has("--gguf"))
+    throw usage_error("--gguf writes a model, and llama.cpp has no virtual tokens before a text",
+                      "leave --gguf out: peft reads the adapter");
   if (lora && !merge && line.has("--gguf"))
     throw usage_error("--gguf writes a model, and " + line.positional[0] + " is an adapter",
                       "add --merge: the adapter is merged into the weights that it was trained on");
@@ -146,7 +156,7 @@ Exit export_command(const CommandLine& line) {
   job->chat_template = own_template(subject);
   const PlannedModel& model = job->model;
   const bool lora = model.adapter.has_value();
-  check_request(line, lora);
+  check_request(line, model);
   if (gguf) check_gguf(model.spec, *output);
   Merge merged;
   if (merge) {

@@ -391,12 +391,13 @@ void start_head(const Job& job, const LoadSetup& setup, Rank& rank) {
 
 void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
-  const bool drawn = job.config.model.init == ModelInit::kRandom;
-  const std::string base = drawn ? "" : job.model.directory;
+  const std::string base = job.config.model.init == ModelInit::kRandom ? "" : job.model.directory;
   const AdapterSpec& adapter = *job.model.adapter;
   const bool loftq = job.config.lora.start == LoraStart::kLoftq;
   if (loftq) log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
-  if (adapter.kind == AdapterKind::kNorms) {
+  if (job.config.prompt.start != PromptStart::kNormal) {
+    start_virtual_tokens(setup, seed, base, rank.weights());
+  } else if (adapter.kind == AdapterKind::kNorms) {
     copy_replaced(setup, seed, base, rank.weights());
   } else if (loftq || adapter.dora) {
     initialise_from_base(setup, seed, {.directory = base, .dtype = job.plan.numerics.dtype, .loftq = loftq},
@@ -458,7 +459,9 @@ void fit_positions(Config& config) {
 
 // A PEFT adapter names the model that it is for.
 void open_adapter(const std::string& path, Subject& subject) {
-  subject.config.train.method = method_of(read_adapter_config(path, nullptr).spec.kind);
+  const AdapterSpec adapter = read_adapter_config(path, nullptr).spec;
+  subject.config.train.method = method_of(adapter.kind);
+  if (adapter.virtual_tokens > 0) subject.config.prompt.length = adapter.virtual_tokens;
   subject.trained = path;
   settle_model(subject.config, read_environment());
 }

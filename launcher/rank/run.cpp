@@ -147,7 +147,8 @@ void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job
 void take_data(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
   job.chat_template = data.train.chat_template;
   files.keep_template(job);
-  const SampleLength length{job.config.data.max_length, job.config.data.too_long};
+  const SampleLength length{job.config.data.max_length - job.model.virtual_tokens(),
+                            job.config.data.too_long};
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   const std::string lengths = data.loader->length_report();
   if (!lengths.empty()) log_line(lengths);
@@ -384,6 +385,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
   const std::vector<FoundCheckpoint> saved = find_saved(ranks, config, directory);
   const auto job = open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved), &ranks);
+  require_trainable(job->model);
   files.begin(*job, line.positional[0], saved.empty());
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), ranks.leads() ? model_bytes(*job) : 0);

@@ -34,6 +34,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.optimizer.threads = job.plan.placement.optimizer_threads;
   if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
   if (job.model.adapter) config.lora.dtype = adapter_type(config);
+  if (job.model.virtual_tokens() > 0) config.prompt.length = job.model.virtual_tokens();
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
   return config;
 }
@@ -189,7 +190,9 @@ BaseModel base_of_adapter(const std::string& path, const std::string& directory,
                  .architecture = spec.architecture,
                  .revision = "",
                  .scores = spec.scores(),
-                 .wrapped = !spec.wrapper.empty()};
+                 .wrapped = !spec.wrapper.empty(),
+                 .prefix = prompt_shape(spec, AdapterKind::kPrefix),
+                 .prompt = prompt_shape(spec, AdapterKind::kPrompt)};
   if (const auto hub = name_of_snapshot(directory)) {
     base.name = hub->repository();
     base.revision = hub->revision;

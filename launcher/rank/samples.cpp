@@ -60,7 +60,8 @@ Samples::Samples(const Job& job) : job_(job) {
   options_.stop = session.stop();
   for (const std::string& text : texts) {
     prompts_.push_back({text, session.prompt(text)});
-    const int64_t tokens = std::ssize(prompts_.back().tokens), room = job.plan.cache_positions;
+    const int64_t tokens = std::ssize(prompts_.back().tokens),
+                  room = job.plan.cache_positions - job.model.virtual_tokens();
     if (tokens == 0 || tokens > room)
       throw refusal(
           fmt::format("a prompt of train.sample_prompts has {} tokens, and with its answer it may have {}",

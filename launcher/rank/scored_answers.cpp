@@ -19,7 +19,7 @@ ScoredAnswers::ScoredAnswers(const Job& job) : job_(job) {
   for (ReferencePrompt& asked : read_references(files, job.config.data.columns)) {
     const std::vector<int32_t> tokens = asked.messages.empty() ? session.prompt(asked.text, asked.system)
                                                                : session.conversation(asked.messages);
-    const int64_t room = job.plan.cache_positions;
+    const int64_t room = job.plan.cache_positions - job.model.virtual_tokens();
     if (tokens.empty() || std::ssize(tokens) > room)
       throw Error(
           Exit::kInput,

@@ -39,7 +39,7 @@ Speaker::Speaker(const CommandLine& line)
 }
 
 void Speaker::load(int64_t positions, int64_t texts) {
-  subject_.config.data.max_length = std::max<int64_t>(positions, 2);
+  subject_.config.data.max_length = std::max<int64_t>(positions, 2) + virtual_tokens(subject_.config);
   subject_.config.data.packing = false;  // a text is one document
   subject_.config.train.global_batch = texts;
   subject_.config.train.micro_batch = texts;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -49,20 +50,53 @@ int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
   return out;
 }
 
+namespace {
+
+// A prefix: the layers' parts side by side, as its one tensor in the export.
+void hash_prefix(const TrainedValues& values, std::vector<const SavedTensor*> parts, WeightsHash& hash) {
+  std::ranges::sort(parts, {}, [](const SavedTensor* part) { return part->block; });
+  const int64_t rows = parts.front()->shape.at(0);
+  int64_t columns = 0;
+  for (const SavedTensor* part : parts) columns += part->shape.at(1);
+  hash.tensor(std::string(kPromptTensor), DType::kF32, {rows, columns});
+  std::vector<float> floats;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (const SavedTensor* part : parts) {
+      const int64_t width = part->shape.at(1);
+      floats.resize(static_cast<size_t>(width));
+      values.read(part->block, part->first + row * width, width, floats.data());
+      hash.bytes(std::as_bytes(std::span(floats)));
+    }
+  }
+}
+
+}  // namespace
+
 std::string trained_hash(CheckpointReader& reader) {
   constexpr int64_t kChunk = int64_t{1} << 20;  // elements
   const Manifest& manifest = reader.manifest();
   std::vector<const SavedTensor*> tensors;
   for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, [](const SavedTensor* tensor) { return tensor->name; });
-  const bool adapter = std::ranges::any_of(
-      tensors, [](const SavedTensor* tensor) { return tensor->name.ends_with(".lora_A.weight"); });
+  const bool adapter = std::ranges::any_of(tensors, [](const SavedTensor* tensor) {
+    return tensor->name.starts_with(kAdapterPrefix) || tensor->name.starts_with(kPromptTensor);
+  });
   DType dtype = DType::kF32;
   for (const DType half : {DType::kBF16, DType::kF16}) {
     if (!adapter && manifest.numerics.value("dtype", "") == dtype_name(half)) dtype = half;
   }
   const TrainedValues values(reader, adapter);
   WeightsHash hash;
+  const std::string part = std::string(kPromptTensor) + ".";
+  constexpr int64_t kMostElements = int64_t{1} << 31;  // of a layer
+  const bool prefix = !tensors.empty() && std::ranges::all_of(tensors, [&](const SavedTensor* one) {
+    return one->name.starts_with(part) && one->shape.size() == 2 && one->shape[0] == tensors[0]->shape[0] &&
+           elements_of(*one, reader.directory()) <= kMostElements;
+  });
+  if (prefix) {
+    hash_prefix(values, tensors, hash);
+    return hash.hex();
+  }
   std::vector<float> floats;
   std::vector<std::byte> bytes;
   for (const SavedTensor* tensor : tensors) {

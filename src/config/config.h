@@ -45,7 +45,9 @@ enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
 // Of classify; auto: regression with one label, else one label of several.
 enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
 // load_config makes kQlora kLora with model.quantize.
-enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms };
+enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms, kPrefix, kPrompt };
+// Initial values of virtual tokens, of which each method has its own.
+enum class PromptStart : uint8_t { kNormal, kZero, kVocabulary };
 enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
@@ -288,6 +290,15 @@ struct LoraConfig {
   std::vector<std::string> written;  // keys of this table that were given a value; set by load_config
 };
 
+// Virtual tokens before each document (prefix and prompt tuning).
+struct PromptConfig {
+  int64_t length = 20;  // of data.max_length so many are theirs, in each document
+  // normal: N(0, 1), peft's default of both methods. zero: a prefix of zeros, which attention gives weight
+  // all the same. vocabulary: a prompt of embeddings of tokens drawn from the vocabulary.
+  PromptStart start = PromptStart::kNormal;
+  bool length_written = false;  // set by load_config
+};
+
 // Where state is placed. "auto" keeps everything on the device while it fits, and then moves one class after
 // another to the next tier, as much as needed; a named tier takes all of its class. Never changes a result.
 struct OffloadConfig {
@@ -347,6 +358,7 @@ struct Config {
   EvalConfig eval;
   OptimizerConfig optimizer;
   LoraConfig lora;
+  PromptConfig prompt;
   ZeroConfig zero;
   OffloadConfig offload;
   IoConfig io;
@@ -387,6 +399,14 @@ inline LoraDType adapter_type(const Config& config) {
 // Whether the model is frozen, and an adapter of any kind trained.
 inline bool trains_adapter(const Config& config) {
   return config.train.method != Method::kFull;
+}
+// Whether every document begins with virtual tokens.
+constexpr bool has_virtual_tokens(Method method) {
+  return method == Method::kPrefix || method == Method::kPrompt;
+}
+// Of a run whose adapter is new, or recorded.
+inline int64_t virtual_tokens(const Config& config) {
+  return has_virtual_tokens(config.train.method) ? config.prompt.length : 0;
 }
 // Whether adapters are fp32.
 inline bool has_fp32_adapters(const Config& config) {

@@ -11,6 +11,7 @@
 #include "base/name_pattern.h"
 #include "config/config_text.h"
 #include "config/listen_address.h"
+#include "config/streaming_rules.h"
 
 namespace lm {
 namespace {
@@ -42,6 +43,7 @@ class Checks {
     freezing();
     adapter();
     without_pairs();
+    prompt();
     adapter_start();
     quantisation();
     types();
@@ -172,30 +174,9 @@ class Checks {
     }
   }
 
-  // What all rows of an epoch must be known for.
   void streaming() {
-    const DataConfig& data = config_.data;
-    if (!data.streaming) {
-      require(!given_("data.shuffle_window") || data.shuffle_window == DataConfig().shuffle_window,
-              "data.shuffle_window", "data.streaming",
-              "data.shuffle_window = " + value_text(data.shuffle_window) +
-                  " is that of data.streaming = true; a token cache is shuffled as a whole: leave it out");
-      return;
-    }
-    const std::string streamed = "data.streaming = true reads rows while the run trains";
-    require(
-        config_.train.steps.has_value(), "data.streaming", "train.steps",
-        streamed + ", so the steps of an epoch are not known" +
-            (config_.train.epochs ? " and train.epochs = " + value_text(config_.train.epochs) + " has no end"
-                                  : std::string()) +
-            ": set train.steps" + (config_.train.epochs ? " in its place" : ""));
-    require(data.eval_fraction == 0, "data.eval_fraction", "data.streaming",
-            streamed + ", and data.eval_fraction = " + value_text(data.eval_fraction) +
-                " holds out examples of all of them: name files in data.eval");
-    require(data.weights.empty(), "data.weights", "data.streaming",
-            streamed +
-                ", and data.weights chooses among all of an epoch: write rows that shall occur more "
-                "often into several files");
+    for (const KeyRule& rule : streaming_rules(config_, given_("data.shuffle_window")))
+      require(rule.holds, rule.key, rule.other, rule.text);
   }
 
   void schedule() {
@@ -303,14 +284,16 @@ class Checks {
   // key: the values count.
   void without_pairs() {
     const Method method = config_.train.method;
-    if (method != Method::kIa3 && method != Method::kNorms) return;
+    const bool with_prompt = has_virtual_tokens(method);
+    if (method != Method::kIa3 && method != Method::kNorms && !with_prompt) return;
     const LoraConfig& lora = config_.lora;
     const LoraConfig fresh;
     const auto refuse = [&](const char* key, bool changed) {
       require(!changed, key, "train.method",
-              std::string(key) + " is LoRA's, and train.method = " + value_text(method) +
-                  " has only lora.targets, lora.dtype and lora.init: leave it out");
+              std::string(key) + " is LoRA's, and train.method = " + value_text(method) + " has only " +
+                  (with_prompt ? "" : "lora.targets, ") + "lora.dtype and lora.init: leave it out");
     };
+    refuse("lora.targets", with_prompt && lora.targets != fresh.targets);
     refuse("lora.r", lora.r != fresh.r);
     refuse("lora.alpha", lora.alpha != fresh.alpha);
     refuse("lora.dropout", lora.dropout != fresh.dropout);
@@ -322,6 +305,39 @@ class Checks {
     refuse("lora.dora", lora.dora);
     refuse("lora.b_lr_ratio", lora.b_lr_ratio != fresh.b_lr_ratio);
     refuse("lora.start", lora.start != fresh.start);
+  }
+
+  // A recorded configuration has every key: the values count.
+  void prompt() {
+    const PromptConfig &prompt = config_.prompt, fresh;
+    const Method method = config_.train.method;
+    const std::string here = "train.method = " + value_text(method);
+    const auto unused = [&](const char* key, bool changed) {
+      require(!changed, key, "train.method",
+              std::string(key) + " is of virtual tokens, and " + here +
+                  " has none: leave it out, or set train.method = \"prefix\" or \"prompt\"");
+    };
+    if (!has_virtual_tokens(method)) {
+      unused("prompt.length", prompt.length != fresh.length);
+      return unused("prompt.start", prompt.start != fresh.start);
+    }
+    const bool prefix = method == Method::kPrefix;
+    require(prompt.start != PromptStart::kZero || prefix, "prompt.start", "train.method",
+            "prompt.start = \"zero\" is for a prefix, and " + here +
+                " would begin with equal tokens, which stay equal: set \"normal\" or \"vocabulary\"");
+    require(prompt.start != PromptStart::kVocabulary || !prefix, "prompt.start", "train.method",
+            "prompt.start = \"vocabulary\" takes embeddings, and " + here +
+                " trains keys and values: set \"normal\" or \"zero\"");
+    require(config_.train.objective == ObjectiveChoice::kSft, "train.method", "train.objective",
+            here + " and train.objective = " + value_text(config_.train.objective) +
+                ": virtual tokens beside a head of scores are not implemented; set train.method = \"lora\"");
+    // A continued adapter brings its own number.
+    if (!config_.lora.init.empty() && !prompt.length_written) return;
+    const int64_t length = config_.data.max_length;
+    require(prompt.length + 2 <= length, "prompt.length", "data.max_length",
+            fmt::format("prompt.length = {} leaves {} of data.max_length = {} tokens to a document, and it "
+                        "needs two: lower prompt.length or raise data.max_length",
+                        prompt.length, length - prompt.length, length));
   }
 
   void adapter_start() {

@@ -105,11 +105,16 @@ struct EnumNames<LabelProblem> {
 };
 template <>
 struct EnumNames<Method> {
-  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},
-                                              {Method::kLora, "lora"},
-                                              {Method::kQlora, "qlora"},
-                                              {Method::kIa3, "ia3"},
-                                              {Method::kNorms, "norms"}};
+  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},    {Method::kLora, "lora"},
+                                              {Method::kQlora, "qlora"},  {Method::kIa3, "ia3"},
+                                              {Method::kNorms, "norms"},  {Method::kPrefix, "prefix"},
+                                              {Method::kPrompt, "prompt"}};
+};
+template <>
+struct EnumNames<PromptStart> {
+  static constexpr EnumName<PromptStart> kAll[] = {{PromptStart::kNormal, "normal"},
+                                                   {PromptStart::kZero, "zero"},
+                                                   {PromptStart::kVocabulary, "vocabulary"}};
 };
 template <>
 struct EnumNames<GradientDType> {

@@ -288,6 +288,7 @@ class Loader {
          {"r", "alpha", "rslora", "dora", "targets", "exclude", "layers", "ranks", "alphas"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
+    config_.prompt.length_written = given("prompt.length");
     let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))
       blame(conflict.key, conflict.text);

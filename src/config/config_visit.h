@@ -182,7 +182,8 @@ void visit_train(TrainT& train, V& v) {
   v.key("train", "method", train.method,
         {kState,
          "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\"; "
-         "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning)"});
+         "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning); "
+         "prefix: keys and values of virtual tokens in every layer; prompt: embeddings of virtual tokens"});
   visit_objective(train, v);
   v.key("train", "only", train.only,
         {kState,
@@ -358,6 +359,22 @@ void visit_lora(LoraT& lora, V& v) {
          "adapters"});
 }
 
+template <class PromptT, class V>
+void visit_prompt(PromptT& prompt, V& v) {
+  using enum KeyTag;
+  v.table("prompt",
+          "virtual tokens before each document; used with train.method = \"prefix\" and \"prompt\"");
+  v.key("prompt", "length", prompt.length,
+        {kState,
+         "number of virtual tokens; they are part of data.max_length, so that a document has room for the "
+         "rest of it",
+         {.low = 1, .high = 65536}});
+  v.key("prompt", "start", prompt.start,
+        {kNumerics,
+         "initial values. normal: random numbers of standard deviation 1, as peft; zero: a prefix of zeros; "
+         "vocabulary: a prompt of embeddings of random tokens"});
+}
+
 template <class ZeroT, class V>
 void visit_zero(ZeroT& zero, V& v) {
   v.table("zero", "sharding across ranks; never changes a result");
@@ -469,6 +486,7 @@ void visit_config(ConfigT& config, V& v) {
   visit_eval_generate(config.eval.generate, v);
   visit_optimizer(config.optimizer, v);
   visit_lora(config.lora, v);
+  visit_prompt(config.prompt, v);
   visit_zero(config.zero, v);
   visit_offload(config.offload, v);
   visit_io(config.io, v);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <numeric>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -34,15 +35,18 @@ void append_document(const DocumentView& document, const std::optional<ScoredDat
   const ExampleView& view = document.text;
   const size_t n = view.tokens.size(), at = batch.token.size();
   batch.document_start.push_back(static_cast<int32_t>(at));
+  // Any token will do for the virtual ones.
+  const auto before = static_cast<size_t>(document.virtual_tokens), first = at + before;
+  batch.token.insert(batch.token.end(), before, view.tokens.front());
   batch.token.insert(batch.token.end(), view.tokens.begin(), view.tokens.end());
-  batch.sample.insert(batch.sample.end(), n, document.sample);
-  batch.position.resize(at + n);
-  batch.target.resize(at + n);
-  for (size_t i = 0; i < n; ++i) {
-    batch.position[at + i] = static_cast<int32_t>(i);
-    batch.target[at + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
-  }
+  batch.sample.insert(batch.sample.end(), before + n, document.sample);
+  batch.position.resize(first + n);
+  std::iota(batch.position.begin() + static_cast<std::ptrdiff_t>(at), batch.position.end(), 0);
+  batch.target.resize(first + n, -1);
+  for (size_t i = 0; i < n; ++i)
+    batch.target[first + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
   if (!scored) return;
+  LM_CHECK(before == 0, "a scored text has no virtual tokens");
   part_scored(view, at, scored->pad_token, batch);
   batch.label.insert(batch.label.end(), document.labels.begin(), document.labels.end());
 }

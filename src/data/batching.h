@@ -23,6 +23,7 @@ struct DocumentView {
   ExampleView text;
   int32_t sample;                 // number of its example
   std::span<const float> labels;  // ScoredData::labels numbers; else empty
+  int64_t virtual_tokens = 0;     // before it
 };
 
 // Appends a document; the caller ends the batch's document_start.

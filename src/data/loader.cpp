@@ -73,7 +73,7 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
   if (eval.from.groups.empty()) {
     eval.pieces = pieces_of(*eval.from.source, options_, takes, eval.from.text, eval.counts);
   } else {
-    eval.pieces = ending_pieces(*eval.from.source, options_.max_length, eval.counts);
+    eval.pieces = ending_pieces(*eval.from.source, options_.room(), eval.counts);
     if (eval.counts.endless > 0) {
       refuse(fmt::format("{} of {} endings are longer than data.max_length {} allows", eval.counts.endless,
                          eval.counts.examples, options_.max_length),
@@ -90,9 +90,9 @@ void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes
 std::vector<Piece> pieces_of(const DataSource& source, const LoaderOptions& options,
                              const std::function<bool(int64_t)>& takes, std::span<const ExampleRange> text,
                              PieceCounts& counts) {
-  if (!options.scored) return cut_pieces(source, options.max_length, options.too_long, takes, counts, text);
+  if (!options.scored) return cut_pieces(source, options.room(), options.too_long, takes, counts, text);
   const bool drops = options.scored->pairs || options.too_long == TooLong::kDrop;
-  return whole_pieces(source, options.max_length, drops, takes, counts);
+  return whole_pieces(source, options.room(), drops, takes, counts);
 }
 
 const std::vector<float>& Loader::labels_of(const DataSource& source) const {
@@ -120,12 +120,13 @@ const SequenceList& Loader::sequences_of(int64_t epoch) {
   const Permutation shuffled(pieces_in_epoch(), options_.seed, epoch, ShufflePurpose::kEpoch);
   const auto order = [&](int64_t i) { return options_.shuffle ? shuffled(i) : i; };
   if (options_.weights.empty()) {
-    plan_ = pack_sequences(pieces_, order, options_.packing, options_.max_length);
+    plan_ =
+        pack_sequences(pieces_, order, options_.packing, options_.max_length, -1, options_.virtual_tokens);
   } else {
     const std::vector<int32_t> weighted = weighted_pieces(epoch);
     plan_ = pack_sequences(
         pieces_, [&](int64_t i) { return weighted[static_cast<size_t>(order(i))]; }, options_.packing,
-        options_.max_length, std::ssize(weighted));
+        options_.max_length, std::ssize(weighted), options_.virtual_tokens);
   }
   planned_ = epoch;
   return plan_;
@@ -175,9 +176,10 @@ EpochCounts Loader::counts_of(int64_t epoch) {
   EpochCounts counts{.sequences = list.sequences()};
   for (const int32_t index : list.order) {
     const Piece& piece = pieces_[static_cast<size_t>(index)];
-    counts.tokens += piece.length;
+    const int64_t length = piece.length + options_.virtual_tokens;
+    counts.tokens += length;
     counts.targets += piece.targets;
-    counts.squares += static_cast<double>(piece.length) * piece.length;
+    counts.squares += static_cast<double>(length) * static_cast<double>(length);
   }
   return counts;
 }
@@ -244,7 +246,8 @@ std::vector<EvalBatches> Loader::eval_sets() const {
   std::vector<EvalBatches> sets;
   for (const Eval& eval : evals_) {
     const SequenceList list = pack_sequences(
-        eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length);
+        eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length, -1,
+        options_.virtual_tokens);
     EvalBatches& out =
         sets.emplace_back(EvalBatches{.set = eval.from.set, .batches = {}, .groups = eval.from.groups});
     for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
@@ -261,7 +264,7 @@ Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& piece
   size_t tokens = 0;
   for (int64_t s = begin; s < end; ++s) {
     for (const int32_t piece : list.sequence(s))
-      tokens += static_cast<size_t>(pieces[static_cast<size_t>(piece)].length);
+      tokens += static_cast<size_t>(pieces[static_cast<size_t>(piece)].length + options_.virtual_tokens);
   }
   for (auto* column : {&batch.token, &batch.position, &batch.target, &batch.sample}) column->reserve(tokens);
   for (int64_t s = begin; s < end; ++s) {
@@ -282,7 +285,7 @@ void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) 
     labels = std::span(labels_of(source))
                  .subspan(static_cast<size_t>(piece.example * options_.scored->labels),
                           static_cast<size_t>(options_.scored->labels));
-  append_document({view, piece.example, labels}, options_.scored, batch);
+  append_document({view, piece.example, labels, options_.virtual_tokens}, options_.scored, batch);
 }
 
 }  // namespace lm

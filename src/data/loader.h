@@ -36,6 +36,8 @@ struct EvalSource {
 struct LoaderOptions {
   int64_t seed = 42;
   int64_t max_length = 2048;  // tokens per sequence
+  // Of these, that stand before each document: rows of a batch whose tokens mean nothing.
+  int64_t virtual_tokens = 0;
   TooLong too_long = TooLong::kAuto;
   bool packing = false;
   int64_t global_batch = 8;  // sequences per step, over all ranks
@@ -52,9 +54,11 @@ struct LoaderOptions {
   std::vector<float> labels = {};  // of scored training examples
   std::string name = {};           // for messages: the user's files; "": the source's name
   int rank = 0, world = 1;  // a step's sequences are divided among the ranks as equal, contiguous ranges
+
+  int64_t room() const { return max_length - virtual_tokens; }  // of a document
 };
 
-// Sums over the sequences of an epoch.
+// Sums over the sequences of an epoch, virtual tokens included.
 struct EpochCounts {
   int64_t sequences = 0, tokens = 0, targets = 0;
   double squares = 0;  // of the documents' numbers of tokens

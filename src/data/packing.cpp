@@ -151,7 +151,7 @@ std::span<const int32_t> SequenceList::sequence(int64_t index) const {
 }
 
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
-                            bool packing, int64_t max_length, int64_t count) {
+                            bool packing, int64_t max_length, int64_t count, int64_t before) {
   if (count < 0) count = std::ssize(pieces);
   // Pass 1: the sequence of each piece, in visiting order. room[s % kOpenSequences] is the space left in
   // sequence s, for the newest kOpenSequences ones; older sequences are closed.
@@ -160,7 +160,7 @@ SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<i
   int64_t sequences = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t piece = at(i);
-    const int64_t length = pieces[static_cast<size_t>(piece)].length;
+    const int64_t length = pieces[static_cast<size_t>(piece)].length + before;
     LM_CHECK(length <= max_length, "a piece is longer than a sequence");
     int64_t home = packing ? std::max<int64_t>(0, sequences - kOpenSequences) : sequences;
     while (home < sequences && room[static_cast<size_t>(home % kOpenSequences)] < length) ++home;

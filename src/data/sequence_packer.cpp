@@ -7,11 +7,11 @@
 
 namespace lm {
 
-SequencePacker::SequencePacker(bool packing, int64_t max_length)
-    : packing_(packing), max_length_(max_length) {}
+SequencePacker::SequencePacker(bool packing, int64_t max_length, int64_t before)
+    : packing_(packing), max_length_(max_length), before_(before) {}
 
 void SequencePacker::add(Document document) {
-  const int64_t length = std::ssize(document.tokens);
+  const int64_t length = std::ssize(document.tokens) + before_;
   LM_CHECK(length <= max_length_ && !finished_, "a document that joins a sequence");
   const auto fits = std::ranges::find_if(room_, [&](int64_t room) { return room >= length; });
   int64_t home = begun_ - std::ssize(room_) + (fits - room_.begin());

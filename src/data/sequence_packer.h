@@ -13,7 +13,8 @@ namespace lm {
 
 class SequencePacker {
  public:
-  SequencePacker(bool packing, int64_t max_length);
+  // `before`: tokens of a sequence that stand before each document.
+  SequencePacker(bool packing, int64_t max_length, int64_t before = 0);
 
   void add(Document document);
   void finish() { finished_ = true; }  // the epoch ends: every sequence is complete
@@ -30,7 +31,7 @@ class SequencePacker {
 
  private:
   const bool packing_;
-  const int64_t max_length_;
+  const int64_t max_length_, before_;
   int64_t begun_ = 0, taken_ = 0;
   bool finished_ = false;
   std::deque<int64_t> room_;                     // of the kOpenSequences newest; empty without packing

@@ -31,7 +31,7 @@ StreamLoader::StreamLoader(RowStream& rows, const StreamOptions& options)
     : options_(options),
       reader_(rows, options_.sequences),
       window_(reader_, options.window, options.sequences.shuffle, options.sequences.seed),
-      packer_(options.sequences.packing, options.sequences.max_length),
+      packer_(options.sequences.packing, options.sequences.max_length, options.sequences.virtual_tokens),
       position_{.fingerprint = options.fingerprint} {
   LM_CHECK(options.sequences.weights.empty(), "weights of entries need all of an epoch");
 }
@@ -140,7 +140,10 @@ Batch StreamLoader::assemble(const std::vector<std::vector<Document>>& sequences
   Batch batch;
   for (int64_t s = range.begin; s < range.end; ++s) {
     for (const Document& document : sequences[static_cast<size_t>(s)]) {
-      append_document({{document.tokens, document.trained}, document.sample, document.labels},
+      append_document({{document.tokens, document.trained},
+                       document.sample,
+                       document.labels,
+                       options_.sequences.virtual_tokens},
                       options_.sequences.scored, batch);
     }
   }

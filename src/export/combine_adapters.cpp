@@ -35,6 +35,9 @@ std::string module_path(const TensorPlace& place) {
 
 AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
   AdapterSpec spec = read_adapter_config(adapter.directory, &base).spec;
+  if (spec.virtual_tokens > 0)
+    refuse("this adapter has virtual tokens, which cannot be added to another adapter", adapter.directory,
+           "combine LoRA adapters");
   if (spec.kind != AdapterKind::kLora)
     refuse("this adapter has no pairs of low rank, and others cannot be added to it", adapter.directory,
            "combine LoRA adapters, or merge this one into its base model: lmlaunch export " +

@@ -25,6 +25,10 @@ const char* name_of(const AdapterSpec& spec) {
       return "IA3";
     case AdapterKind::kNorms:
       return "LN tuning";
+    case AdapterKind::kPrefix:
+      return "Prefix tuning";
+    case AdapterKind::kPrompt:
+      return spec.encoded ? "P-tuning" : "Prompt tuning";
   }
   return "";
 }
@@ -35,6 +39,8 @@ std::string card(const AdapterSpec& spec, const BaseModel& base) {
       "---\nbase_model: " + Json(base.name).dump(-1, ' ', true) +
       "\nlibrary_name: peft\npipeline_tag: " + (base.scores ? "text-classification\n" : "text-generation\n") +
       (pairs ? "tags:\n- lora\n" : "") + "---\n\n";
+  if (spec.virtual_tokens > 0)
+    return out + fmt::format("{} adapter, {} virtual tokens.\n", name_of(spec), spec.virtual_tokens);
   out += std::string(name_of(spec)) + " adapter, " + (pairs ? fmt::format("r = {}, ", spec.r) : "") +
          "target modules:";
   for (const std::string& target : spec.targets) out += " " + target;
@@ -213,8 +219,31 @@ Json config_without_pairs(const AdapterSpec& spec, const BaseModel& base, const 
   return config;
 }
 
+// adapter_config.json of prefix or prompt tuning.
+Json config_of_virtual_tokens(const AdapterSpec& spec, const BaseModel& base) {
+  const bool prefix = spec.kind == AdapterKind::kPrefix;
+  const PromptShape& shape = prefix ? base.prefix : base.prompt;
+  Json config = common_config(base);
+  config.update(Json{{"num_attention_heads", shape.heads},
+                     {"num_layers", shape.layers},
+                     {"num_transformer_submodules", 1},
+                     {"num_virtual_tokens", spec.virtual_tokens},
+                     {"peft_type", prefix         ? "PREFIX_TUNING"
+                                   : spec.encoded ? "P_TUNING"
+                                                  : "PROMPT_TUNING"},
+                     {"token_dim", shape.token_dim}});
+  if (prefix) {
+    config["encoder_hidden_size"] = shape.token_dim;
+    config["prefix_projection"] = false;
+  } else if (!spec.encoded) {
+    config["prompt_tuning_init"] = "RANDOM";
+  }
+  return config;
+}
+
 // adapter_config.json of the adapter as it is written.
 Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout) {
+  if (spec.virtual_tokens > 0) return config_of_virtual_tokens(spec, base);
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
   const Json targets = target_modules(spec, base.wrapped);
   const bool names_layers = !spec.layers.empty() && targets.is_array();

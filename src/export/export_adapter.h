@@ -18,6 +18,7 @@ struct BaseModel {
   std::string revision = {};       // the commit of a hub model
   bool scores = false;             // it has a head of scores, which is trained beside the adapter
   bool wrapped = false;            // the base is a text model inside another one (ModelSpec::wrapper)
+  PromptShape prefix = {}, prompt = {};
 };
 
 struct AdapterForm {

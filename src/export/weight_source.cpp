@@ -63,9 +63,12 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
       const bool head = place.parameter.role == TrainableRole::kHead && what == What::kModel;
       if (!head && in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
       for (const ParameterPart& part : place.parameter.parts) {
-        const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.name;
-        tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.shape(part)});
-        parts_.emplace(name, Part{b, &place, &part});
+        const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.tensor();
+        Parts& parts = parts_[name];
+        if (parts.empty())
+          tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.file_shape(part)});
+        LM_CHECK(parts.empty() || !part.file.empty(), name);
+        parts.push_back({b, &place, &part});
       }
     }
   }
@@ -74,7 +77,8 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
 void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) const {
   const auto it = parts_.find(name);
   LM_CHECK(it != parts_.end(), name);
-  const Part& part = it->second;
+  if (!it->second.front().part->file.empty()) return fill_columns(it->second, sink);
+  const Part& part = it->second.front();
   if (part.part->transposed) return fill_transposed(part, sink);
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
   for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
@@ -98,6 +102,25 @@ void OutgoingTensors::fill_transposed(const Part& part, const TensorSink& sink) 
                   });
     sink(std::span(memory).first(static_cast<size_t>(band.columns * rows * size)));
   }
+}
+
+// Such tensors are an adapter's, and small.
+void OutgoingTensors::fill_columns(const Parts& parts, const TensorSink& sink) const {
+  const ParameterPart& any = *parts.front().part;
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  std::vector<std::byte> memory(static_cast<size_t>(any.rows * any.file_columns * size));
+  for (const Part& part : parts) {
+    const int64_t first = part.part->first, columns = part.place->parameter.columns;
+    for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
+                  [&](int64_t row, int64_t rows, const std::byte* from, DType dtype) {
+                    const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
+                    for (int64_t r = 0; r < rows; ++r) {
+                      const int64_t at = (row - first + r) * any.file_columns + part.part->column;
+                      convert_elements(from + r * stride, dtype, memory.data() + at * size, dtype_, columns);
+                    }
+                  });
+  }
+  sink(memory);
 }
 
 void OutgoingTensors::pass_on(const std::byte* from, DType dtype, int64_t elements,

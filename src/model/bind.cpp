@@ -62,6 +62,7 @@ class ModelBinding::Finder {
 
   Place place(const std::string& name) const { return find(layout_, prefix_ + name); }
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
+  void operator()(const char* name, const Prefix& /*part*/) { out_.prefixes.push_back(place(name)); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
@@ -107,13 +108,16 @@ class ModelBinding::Binder {
   void operator()(const char* /*name*/, Linear& part) {
     part = binding_.bind(place_.linears[linear_++], memory_, options_);
   }
+  void operator()(const char* /*name*/, Prefix& part) {
+    part.rows = bind(place_.prefixes[prefix_++], memory_, options_);
+  }
 
  private:
   const ModelBinding& binding_;
   const SublayerPlace& place_;
   const BlockMemory& memory_;
   const BindOptions& options_;
-  size_t norm_ = 0, linear_ = 0;
+  size_t norm_ = 0, linear_ = 0, prefix_ = 0;
 };
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
@@ -122,6 +126,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       input_norm_spec_(spec.embedding.inputs.norm),
       embedding_(find(layout.blocks.front(), "embed")),
       positions_(find(layout.blocks.front(), "positions")),
+      prompt_(find(layout.blocks.front(), "prompt")),
       input_table_(find(layout.blocks.front(), "inputs.table")),
       input_projection_(find(layout.blocks.front(), "inputs.projection")),
       head_(find(layout.blocks.back(), "head")),
@@ -214,7 +219,8 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
           {bind(input_table_, memory, options),
            {bind(input_projection_, memory, options), {}, {}},
            bind(input_norm_spec_, input_norm_, memory, options)},
-          embedding_dropout(options)};
+          embedding_dropout(options),
+          bind(prompt_, memory, options)};
 }
 
 DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {

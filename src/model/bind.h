@@ -85,6 +85,7 @@ class ModelBinding {
     NormPlace norm, norm_after;
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
+    std::vector<Place> prefixes;
   };
   struct LayerPlace {
     std::vector<SublayerPlace> sublayers;
@@ -104,7 +105,7 @@ class ModelBinding {
   float dropout_ = 0;  // of the adapters
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
-  Place embedding_, positions_, input_table_, input_projection_, head_;
+  Place embedding_, positions_, prompt_, input_table_, input_projection_, head_;
   NormPlace norm_, input_norm_;
   std::vector<LayerPlace> layers_;
 };

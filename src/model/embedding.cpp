@@ -13,6 +13,11 @@ float embedding_scale(const EmbeddingSpec& spec, DType dtype) {
   return spec.round_scale ? as_stored(dtype, scale) : scale;
 }
 
+float prompt_scale(const Context& context) {
+  const EmbeddingSpec& spec = context.spec.embedding;
+  return spec.scales_prompt ? embedding_scale(spec, context.dtype) : 1;
+}
+
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x) {
   context.kernels.gather_rows({.table = embedding.table.weight.data,
@@ -23,6 +28,7 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
                                .scale = embedding_scale(context.spec.embedding, context.dtype),
                                .dtype = context.dtype},
                               context.stream);
+  put_virtual_rows(context, embedding.prompt, batch, x, prompt_scale(context));
   if (embedding.positions.weight.defined()) {
     context.kernels.gather_rows({.table = embedding.positions.weight.data,
                                  .index = batch.position,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/layer_inputs.h"
+#include "model/virtual_tokens.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -17,12 +18,17 @@ struct Embedding {
   Param positions;           // [P, H]; undefined where positions are not learned
   LayerInputs inputs = {};   // undefined tensors where layers have none of their own
   DropoutMask dropout = {};  // of their sum, while training
+  Param prompt = {};         // [n, H], of the virtual tokens; undefined without prompt tuning
 };
 
 // What multiplies a token's row, as the model's type has it.
 float embedding_scale(const EmbeddingSpec& spec, DType dtype);
 
-// x [T, H] = drop(scale * table[token] (+ positions[position])).
+// And an embedding of a prompt.
+float prompt_scale(const Context& context);
+
+// x [T, H] = drop(scale * table[token] (+ positions[position])); a prompt's rows are in place of the
+// products.
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x);
 

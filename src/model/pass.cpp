@@ -52,6 +52,7 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
       first_trained_(model.layout.first_trained()),
       norm_trained_(model.layout.blocks.back().trains("norm") ||
                     model.layout.blocks.back().trains("norm_bias")),
+      prompt_trained_(model.layout.blocks.front().trains("prompt")),
       group_(static_cast<size_t>(step.group)),
       mark_(model.layout.blocks.size()) {
   if (step.table_last) take_gradient_slot(model.layout);
@@ -367,6 +368,11 @@ void Pass::embedding_backward(int64_t micro) {
   }
   const DropoutMask dropout = binding_.embedding_dropout(options(true));
   if (dropout.on()) drop(context_, dropout, m.device, m.dx, m.dx);
+  if (prompt_trained_) {
+    if (micro == 0) memory_.begin_gradient(0);
+    const Embedding tables = embedding(memory_.borrow(0, true), true);
+    return take_virtual_gradient(context_, tables.prompt, m.device, m.dx, micro == 0, prompt_scale(context_));
+  }
   memory_.add_embedding_gradient(micro, m.dx, inputs);
 }
 

@@ -109,6 +109,7 @@ class Pass {
   int64_t head_;           // the last block, and its unit
   int64_t first_trained_;  // block; nobody wants the gradient of its input
   bool norm_trained_;      // the final norm
+  const bool prompt_trained_;
   // Of a tied table that is made last: what each micro-batch's head has kept for it, and behind that in the
   // arena the slot, at whose beginning it begins, too.
   std::vector<HeadRows> kept_heads_;

@@ -135,6 +135,9 @@ bool trained(const std::optional<Norm>& norm) {
 bool trained(const Linear& linear) {
   return linear.weight.gradient.defined() || linear.bias.gradient.defined() || linear.adapted();
 }
+bool trained(const Prefix& prefix) {
+  return prefix.rows.gradient.defined();
+}
 bool trained(const Sublayer& sublayer) {
   bool out = trained(sublayer.norm) || trained(sublayer.norm_after);
   const auto look = [&](const char* /*name*/, const auto& part) { out = out || trained(part); };

@@ -167,6 +167,10 @@ AdapterKind kind_of(Method method) {
       return AdapterKind::kIa3;
     case Method::kNorms:
       return AdapterKind::kNorms;
+    case Method::kPrefix:
+      return AdapterKind::kPrefix;
+    case Method::kPrompt:
+      return AdapterKind::kPrompt;
     case Method::kFull:
     case Method::kLora:
     case Method::kQlora:
@@ -205,6 +209,28 @@ AdapterSpec without_pairs(const ModelSpec& model, const Config& config) {
   return out;
 }
 
+// A fresh prefix or prompt.
+AdapterSpec with_virtual_tokens(const ModelSpec& model, const Config& config) {
+  AdapterSpec out;
+  out.kind = kind_of(config.train.method);
+  out.virtual_tokens = config.prompt.length;
+  const std::string mistake = virtual_token_mistake(model, out.kind);
+  if (!mistake.empty())
+    throw lora_error(fmt::format("train.method = {} and model_type = {}: {}", value_text(config.train.method),
+                                 model.model_type, mistake),
+                     "set train.method = \"lora\"");
+  return out;
+}
+
+// A continued adapter brings its own number.
+void require_room(int64_t tokens, int64_t max_length) {
+  if (tokens + 2 <= max_length) return;
+  throw lora_error(
+      fmt::format("the adapter's {} virtual tokens leave {} of data.max_length = {} to a document", tokens,
+                  max_length - tokens, max_length),
+      "raise data.max_length");
+}
+
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
   return Error(Exit::kConfig, {.area = "CONF-20",
                                .what = "the adapter of lora.init is continued as it is: " + std::move(what),
@@ -223,13 +249,18 @@ Method method_of(AdapterKind kind) {
       return Method::kIa3;
     case AdapterKind::kNorms:
       return Method::kNorms;
+    case AdapterKind::kPrefix:
+      return Method::kPrefix;
+    case AdapterKind::kPrompt:
+      return Method::kPrompt;
   }
   return Method::kLora;
 }
 
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
-  return kind_of(config.train.method) == AdapterKind::kLora ? configured_adapter(model, config.lora)
-                                                            : without_pairs(model, config);
+  const AdapterKind kind = kind_of(config.train.method);
+  if (has_virtual_tokens(config.train.method)) return with_virtual_tokens(model, config);
+  return kind == AdapterKind::kLora ? configured_adapter(model, config.lora) : without_pairs(model, config);
 }
 
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
@@ -240,6 +271,14 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
                                   " is written, and the adapter is one of train.method = " + there,
                               directory, "set train.method = " + there);
   if (given.kind == AdapterKind::kLora) return continued_adapter(model, config.lora, given, directory);
+  if (has_virtual_tokens(config.train.method)) {
+    if (config.prompt.length_written && config.prompt.length != given.virtual_tokens)
+      throw continued_otherwise(fmt::format("prompt.length = {} is written, and the adapter has {}",
+                                            config.prompt.length, given.virtual_tokens),
+                                directory, "leave prompt.length out");
+    require_room(given.virtual_tokens, config.data.max_length);
+    return given;
+  }
   if (!written(config.lora, "targets")) return given;
   if (const AdapterSpec asked = without_pairs(model, config); asked.targets != given.targets)
     throw continued_otherwise("lora.targets = " + value_text(asked.targets) +
@@ -312,6 +351,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
 
 LoraConfig resolved_lora(const LoraConfig& lora, const AdapterSpec& adapter) {
   LoraConfig out = lora;
+  if (adapter.virtual_tokens > 0) return out;
   out.targets = adapter.targets;
   if (adapter.kind != AdapterKind::kLora) return out;
   out.r = adapter.r;

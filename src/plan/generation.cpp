@@ -15,7 +15,8 @@ bool scores_answers(const PlanInput& in) {
 int64_t cache_positions(const PlanInput& in) {
   if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
   const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
-  return samples || scores_answers(in) ? std::min(in.config.data.max_length, kSamplePositions) : 0;
+  const int64_t before = in.adapter == nullptr ? 0 : in.adapter->virtual_tokens;
+  return samples || scores_answers(in) ? std::min(in.config.data.max_length, kSamplePositions + before) : 0;
 }
 
 int64_t cache_texts(const PlanInput& in, const Plan& plan) {

@@ -34,6 +34,8 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
+    case TrainableRole::kPrefix:
+    case TrainableRole::kPrompt:
     case TrainableRole::kHead:
       return false;
   }

@@ -164,7 +164,8 @@ StepCosts::StepCosts(const StepShape& shape)
     products.gemm_flops *= shape.bf16_time;
     products_.push_back(products);
   }
-  if (units_.front().elements > 0) {
+  // A prompt is there without rows of a table.
+  if (units_.front().elements > 0 && !shape.model.layout.blocks.front().trains("prompt")) {
     const ModelSpec& spec = shape.model.spec;
     const double rows = std::min(static_cast<double>(spec.vocab), shape.step_tokens) +
                         std::min(static_cast<double>(spec.embedding.positions), shape.step_tokens);

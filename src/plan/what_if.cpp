@@ -22,6 +22,8 @@ const char* method_name(const PlanInput& in) {
   if (method == Method::kFull) return "full";
   if (method == Method::kIa3) return "ia3";
   if (method == Method::kNorms) return "norms";
+  if (method == Method::kPrefix) return "prefix";
+  if (method == Method::kPrompt) return "prompt";
   const bool plain = in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
   return plain ? "lora" : "qlora";
 }

@@ -58,11 +58,12 @@ struct InputsSpec {
 
 // What becomes of a token's row of the embedding.
 struct EmbeddingSpec {
-  double scale = 1;          // multiplies it
-  bool round_scale = false;  // the factor is rounded to the weights' type first
-  int64_t positions = 0;     // rows of a table of learned positions, which are added to it; 0: none
-  InputsSpec inputs = {};    // of the layers (LayerInputSpec)
-  double dropout = 0;        // of the sum, while training
+  double scale = 1;            // multiplies it
+  bool round_scale = false;    // the factor is rounded to the weights' type first
+  bool scales_prompt = false;  // embeddings that do not come of the table are multiplied by it, too
+  int64_t positions = 0;       // rows of a table of learned positions, which are added to it; 0: none
+  InputsSpec inputs = {};      // of the layers (LayerInputSpec)
+  double dropout = 0;          // of the sum, while training
   bool operator==(const EmbeddingSpec&) const = default;
 };
 

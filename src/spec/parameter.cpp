@@ -188,6 +188,29 @@ std::vector<Parameter> replacements(const std::vector<Parameter>& base, const Ad
   return out;
 }
 
+// A layer's columns of the one tensor that prefix tuning has in its files.
+Parameter layer_prefix(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
+  const AttentionSpec* const attention = common_attention(spec);
+  LM_CHECK(attention != nullptr, "a prefix has keys and values of one size in every layer");
+  const int64_t columns = 2 * attention->kv_rows();
+  Parameter out = single(fmt::format("layers.{}.attn.prefix", i), ParameterKind::kEmbedding,
+                         fmt::format("{}.{}", kPromptTensor, i), adapter.virtual_tokens, columns);
+  out.role = TrainableRole::kPrefix;
+  out.parts.front().file = kPromptTensor;
+  out.parts.front().column = i * columns;
+  out.parts.front().file_columns = spec.layer_count() * columns;
+  return out;
+}
+
+// What an adapter has in the embedding's block.
+std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter) {
+  if (adapter == nullptr || adapter->kind != AdapterKind::kPrompt) return {};
+  Parameter out = single("prompt", ParameterKind::kEmbedding, std::string(kPromptTensor),
+                         adapter->virtual_tokens, spec.hidden);
+  out.role = TrainableRole::kPrompt;
+  return {out};
+}
+
 // What an adapter has in a block with these parameters; `layer` < 0: none of the transformer's.
 std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
                                       const std::vector<Parameter>& base) {
@@ -199,11 +222,49 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
       return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
     case AdapterKind::kNorms:
       return replacements(base, *adapter);
+    case AdapterKind::kPrefix:
+      return layer < 0 ? std::vector<Parameter>{} : std::vector{layer_prefix(spec, *adapter, layer)};
+    case AdapterKind::kPrompt:
+      return {};
   }
   return {};
 }
 
 }  // namespace
+
+const AttentionSpec* common_attention(const ModelSpec& spec) {
+  const AttentionSpec* first = nullptr;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const one = layer.find<AttentionSpec>();
+    if (one == nullptr || one->borrows()) return nullptr;
+    if (first == nullptr) first = one;
+    if (one->kv_heads != first->kv_heads || one->head_dim != first->head_dim) return nullptr;
+  }
+  return first;
+}
+
+PromptShape prompt_shape(const ModelSpec& spec, AdapterKind kind) {
+  if (kind == AdapterKind::kPrefix) {
+    const AttentionSpec* const common = common_attention(spec);
+    return common == nullptr ? PromptShape()
+                             : PromptShape{common->kv_rows(), common->kv_heads, spec.layer_count()};
+  }
+  PromptShape out{.token_dim = spec.hidden, .layers = spec.layer_count()};
+  for (const LayerSpec& layer : spec.layers) {
+    if (const AttentionSpec* const attention = layer.find<AttentionSpec>()) out.heads = attention->heads;
+    if (out.heads > 0) break;
+  }
+  return out;
+}
+
+std::string virtual_token_mistake(const ModelSpec& spec, AdapterKind kind) {
+  if (spec.scores()) return "virtual tokens beside a head of scores are not implemented";
+  if (kind == AdapterKind::kPrefix && common_attention(spec) == nullptr)
+    return "its layers have keys of different sizes, or share them, and a prefix has one size for all";
+  if (kind == AdapterKind::kPrompt && spec.embedding.inputs.width > 0)
+    return "its layers read tokens' embeddings of their own, which virtual tokens do not have";
+  return "";
+}
 
 std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
   std::vector<MatrixSpec> out;
@@ -263,7 +324,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
                            spec.embedding.positions, spec.hidden));
   }
   add_inputs(spec, first);
-  add("embedding", std::move(first), {}, {});
+  add("embedding", std::move(first), embedding_adapters(spec, adapter), {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     std::vector<Parameter> base = layer_parameters(spec, i);
     std::vector<Parameter> adapters = block_adapters(spec, adapter, i, base);

@@ -33,6 +33,11 @@ struct ParameterPart {
   int64_t rows = 0;
   bool transposed = false;  // the files hold it as [columns, rows]
   int64_t heads = 0;        // of a vector: the files hold it as [heads, rows / heads]; 0: as [rows]
+  // Columns [column, column + columns) of a tensor of the files with `file_columns` of them, which has other
+  // parts beside this one. `file`: its name, `name` being the part's own; "": the part is a whole tensor.
+  std::string file = {};
+  int64_t column = 0, file_columns = 0;
+  const std::string& tensor() const { return file.empty() ? name : file; }
 };
 
 struct Parameter {
@@ -49,7 +54,7 @@ struct Parameter {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
            kind == ParameterKind::kMagnitude;
   }
-  // Of that part, in the files.
+  // Of that part, as the files have it.
   std::vector<int64_t> shape(const ParameterPart& part) const {
     if (role == TrainableRole::kOutputScale) return {part.rows, 1};
     if (role == TrainableRole::kInputScale) return {1, part.rows};
@@ -57,14 +62,22 @@ struct Parameter {
       return part.heads > 0 ? std::vector{part.heads, part.rows / part.heads} : std::vector{part.rows};
     return part.transposed ? std::vector{columns, part.rows} : std::vector{part.rows, columns};
   }
+  // Of the tensor of the files that has the part.
+  std::vector<int64_t> file_shape(const ParameterPart& part) const {
+    return part.file.empty() ? shape(part) : std::vector{part.rows, part.file_columns};
+  }
 };
 
 // What the tensors of an adapter are.
 enum class AdapterKind : uint8_t {
-  kLora,   // pairs of low rank beside linear layers, with DoRA also lengths of rows
-  kIa3,    // factors of linear layers' outputs, and of the inputs of an MLP's last layer
-  kNorms,  // LN tuning: copies of norms
+  kLora,    // pairs of low rank beside linear layers, with DoRA also lengths of rows
+  kIa3,     // factors of linear layers' outputs, and of the inputs of an MLP's last layer
+  kNorms,   // LN tuning: copies of norms
+  kPrefix,  // keys and values of virtual tokens before each document, of every layer
+  kPrompt,  // embeddings of such tokens
 };
+// The tensor of the files of prefix and prompt tuning.
+inline constexpr std::string_view kPromptTensor = "prompt_embeddings";
 
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths
@@ -81,6 +94,8 @@ struct AdapterSpec {
   std::vector<std::pair<std::string, int64_t>> ranks = {};
   std::vector<std::pair<std::string, double>> alphas = {};
   AdapterKind kind = AdapterKind::kLora;
+  int64_t virtual_tokens = 0;  // before each document; of prefix and prompt tuning
+  bool encoded = false;        // a prompt that an encoder has computed, whose weights are nowhere (P-tuning)
 
   bool operator==(const AdapterSpec&) const = default;
   // Of the module with this path.
@@ -106,6 +121,19 @@ struct LinearModule {
   // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
   bool feedforward() const { return matrix == "mlp.down"; }
 };
+// The attention whose keys and values those of every layer are like, in number and size: prefix tuning has
+// one size for all. Null where layers differ, borrow keys or have none.
+const AttentionSpec* common_attention(const ModelSpec& spec);
+// Sizes of virtual tokens, as peft's adapter_config.json has them. All 0 where the model cannot have them.
+struct PromptShape {
+  int64_t token_dim = 0;  // of a prefix: of a layer's keys; of a prompt: H
+  int64_t heads = 0;      // of a prefix: of keys; of a prompt: of queries
+  int64_t layers = 0;
+};
+PromptShape prompt_shape(const ModelSpec& spec, AdapterKind kind);
+// Why the model cannot have a prefix or a prompt; "": it can.
+std::string virtual_token_mistake(const ModelSpec& spec, AdapterKind kind);
+
 // Of a layer, in the order of its matrices.
 std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
 
@@ -128,8 +156,9 @@ struct BlockParameters {
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
 // being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these. IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
-// and <norm>_bias_tuned of each target norm, in the norm's own block. Beside each of them a head of scores
-// stays trained.
+// and <norm>_bias_tuned of each target norm, in the norm's own block. Prefix tuning has layers.i.attn.prefix
+// [virtual tokens, 2 n_kv d], keys and then values; prompt tuning has prompt [virtual tokens, H] in block 0.
+// Beside each of the others a head of scores stays trained.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws

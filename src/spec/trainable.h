@@ -18,6 +18,8 @@ enum class TrainableRole : uint8_t {
   kOutputScale,  // IA3: factors of what a linear layer computes, its bias included
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
+  kPrefix,       // prefix tuning: a layer's keys and values of the virtual tokens before each document
+  kPrompt,       // prompt tuning: the embeddings of these tokens
   kHead,         // a head of scores, trained whole beside adapters and in their files
 };
 
@@ -32,6 +34,8 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
     case TrainableRole::kReplacement:
+    case TrainableRole::kPrefix:
+    case TrainableRole::kPrompt:
     case TrainableRole::kHead:
       return true;
   }

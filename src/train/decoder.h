@@ -15,10 +15,14 @@ namespace lm {
 
 class Decoder {
  public:
-  // `positions`: the longest text in tokens. `texts`: how many can be continued together.
-  Decoder(const Context& context, int64_t positions, int64_t texts = 1);
+  // `positions`: the longest text in tokens, the virtual ones that every text begins with included. `texts`:
+  // how many can be continued together.
+  struct Size {
+    int64_t positions = 0, texts = 1, virtual_tokens = 0;
+  };
+  Decoder(const Context& context, const Size& size);
 
-  int64_t positions() const { return caches_.front().positions(); }
+  int64_t positions() const { return caches_.front().positions() - virtual_tokens_; }  // of a text alone
   int64_t texts() const { return std::ssize(caches_); }
 
   // The logits of the token after `text`: [V], valid until the next call. Text number 0 is continued as far
@@ -42,10 +46,13 @@ class Decoder {
 
  private:
   View row_view(int64_t rows) const;
+  // `cache` has the virtual tokens and nothing else.
+  void begin_text(TrainStep& step, KeyValueCache& cache);
   // The rows' logits in fp32, once the stream has computed them.
   std::span<const float> read(int64_t rows);
 
   const Context& context_;
+  int64_t virtual_tokens_;
   std::vector<KeyValueCache> caches_;
   std::vector<int32_t> text_;  // the cached tokens of text 0, as logits() has continued it
   Memory logits_;              // [rows, V] of the model's type

@@ -134,7 +134,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   }
   make_step();
   if (setup_.plan.cache_positions > 0)
-    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions, setup_.plan.cache_texts);
+    decoder_ = std::make_unique<Decoder>(
+        context_,
+        Decoder::Size{.positions = setup_.plan.cache_positions,
+                      .texts = setup_.plan.cache_texts,
+                      .virtual_tokens = setup_.adapter == nullptr ? 0 : setup_.adapter->virtual_tokens});
 }
 
 void Rank::make_step() {

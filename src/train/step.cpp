@@ -229,9 +229,10 @@ void TrainStep::add_rows() {
   // A tied embedding's gradient is begun by the head; an untied one, and those of positions and of the table
   // of layers' inputs, consist of the step's rows alone. What projects such inputs has its gradient already.
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
-  if (rows_alone) gradients_->zero(0);
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
+  if (embedding.prompt.gradient.defined()) return;  // complete, and beside it every table is frozen
+  if (rows_alone) gradients_->zero(0);
   const auto zero = [&](const View& gradient) {
     if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
   };

@@ -16,6 +16,8 @@ namespace lm {
 namespace {
 
 constexpr int64_t kMostLabels = 1 << 16;
+// P-tuning: its file has the prompt, and not the encoder that has made it.
+constexpr const char* kEncodedPrompt = "P_TUNING";
 const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
@@ -139,7 +141,12 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
   if (type == "LORA") return AdapterKind::kLora;
   if (type == "IA3") return AdapterKind::kIa3;
   if (type == "LN_TUNING") return AdapterKind::kNorms;
-  fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA, IA3 and LN_TUNING",
+  if (type == "PREFIX_TUNING") return AdapterKind::kPrefix;
+  if (type == "PROMPT_TUNING" || type == kEncodedPrompt) return AdapterKind::kPrompt;
+  fail("peft_type",
+       "= \"" + type.substr(0, 100) +
+           "\" is not supported, only LORA, IA3, LN_TUNING, PREFIX_TUNING, PROMPT_TUNING "
+           "and P_TUNING",
        place);
 }
 
@@ -155,6 +162,9 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
   const std::string task = text(config, "task_type", "CAUSAL_LM", place);
   if (task != "CAUSAL_LM" && task != "SEQ_CLS")
     fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM and SEQ_CLS",
+         place);
+  if (task == "SEQ_CLS" && !is_score_head(config, config.value("modules_to_save", Json())))
+    fail("task_type", "= \"SEQ_CLS\" has a head of scores, and modules_to_save does not name \"score\"",
          place);
   const std::string bias = text(config, "bias", "none", place);
   if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
@@ -182,6 +192,12 @@ AdapterConfig read_adapter_config(const std::string& directory, const ModelSpec*
     out.base_class = text(*mapping, "base_model_class", "", place);
   out.base_revision = text(config, "revision", "", place);
   out.scores = text(config, "task_type", "CAUSAL_LM", place) == "SEQ_CLS";
+  if (out.spec.kind == AdapterKind::kPrefix || out.spec.kind == AdapterKind::kPrompt) {
+    read_virtual_tokens(config, directory, base, out.spec);
+    out.spec.encoded = text(config, "peft_type", "", place) == kEncodedPrompt;
+    if (out.scores) fail("task_type", "= \"SEQ_CLS\" is not supported beside virtual tokens", place);
+    return out;
+  }
   if (out.spec.kind != AdapterKind::kLora) {
     if (base != nullptr) read_without_pairs(config, directory, *base, out.spec);
     return out;

@@ -49,6 +49,13 @@ class Numbers {
   uint32_t words_[64];
 };
 
+// N(0, 1), by Box and Muller.
+double normal(Numbers& first, Numbers& second, uint64_t index) {
+  const double radius = std::sqrt(-2 * std::log(unit(first.at(index))));
+  const double angle = 2 * std::numbers::pi * unit(second.at(index));
+  return radius * std::cos(angle);
+}
+
 // The initial value of element `index` of the tensor.
 float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
   switch (parameter.role) {
@@ -60,6 +67,9 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case TrainableRole::kOutputScale:
     case TrainableRole::kInputScale:
       return 1;
+    case TrainableRole::kPrefix:  // peft's nn.Embedding
+    case TrainableRole::kPrompt:
+      return static_cast<float>(normal(first, second, index));
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
     case TrainableRole::kWeight:
     case TrainableRole::kHead:
@@ -76,9 +86,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
     case ParameterKind::kMatrix:
       break;
   }
-  const double radius = std::sqrt(-2 * std::log(unit(first.at(index))));  // Box-Muller
-  const double angle = 2 * std::numbers::pi * unit(second.at(index));
-  return static_cast<float>(kStddev * radius * std::cos(angle));
+  return static_cast<float>(kStddev * normal(first, second, index));
 }
 
 }  // namespace

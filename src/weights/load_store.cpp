@@ -115,6 +115,28 @@ void by_home(const WeightStore& store, const std::function<void(const std::funct
   }
 }
 
+// For a prompt: embeddings of tokens drawn from the vocabulary, as a layer sees them.
+std::vector<float> drawn_embeddings(const LoadSetup& setup, uint64_t seed, const std::string& directory,
+                                    const TensorPlace& prompt) {
+  const TensorPlace& table = *setup.layout.blocks.front().find("embed");
+  std::optional<ModelFiles> files;
+  if (!directory.empty()) files.emplace(directory);
+  const MatrixElements rows =
+      files ? elements_of(*files, table.parameter, 0, DType::kF32) : drawn(table, 0, seed, DType::kF32);
+  const EmbeddingSpec& spec = setup.spec.embedding;
+  const auto scale = static_cast<float>(spec.scales_prompt ? 1 : spec.scale);
+  const int64_t columns = table.parameter.columns;
+  std::vector<float> values(static_cast<size_t>(prompt.parameter.elements()));
+  const uint64_t key = philox_key(seed, Purpose::kInit, 0, prompt.number);
+  for (int64_t i = 0; i < prompt.parameter.rows; ++i) {
+    const int64_t word = philox_at(key, static_cast<uint64_t>(i), 0, 0);
+    const int64_t token = word * table.parameter.rows >> 32;
+    rows(token * columns, columns, reinterpret_cast<std::byte*>(values.data() + i * columns));
+  }
+  for (float& value : values) value *= scale;
+  return values;
+}
+
 void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
                       const std::function<bool(const Parameter&)>& wanted) {
   Filling filling(setup, store);
@@ -250,6 +272,23 @@ void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& dire
       elements_of(files, owner.parameter, entry.part, DType::kF32)(
           0, std::ssize(values), reinterpret_cast<std::byte*>(values.data()));
       filling.put(copy.parameter, values, filling.target(static_cast<int64_t>(b), copy));
+    }
+    filling.close();
+  }
+  filling.finish();
+}
+
+void start_virtual_tokens(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                          WeightStore& store) {
+  Filling filling(setup, store);
+  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
+    const BlockLayout& block = setup.layout.blocks[b];
+    for (const Trainable& entry : block.trainables) {
+      const TensorPlace& place = block.tensors[entry.tensor];
+      std::vector<float> values(static_cast<size_t>(place.parameter.elements()));
+      if (entry.role == TrainableRole::kPrompt)
+        values = drawn_embeddings(setup, static_cast<uint64_t>(seed), directory, place);
+      filling.put(place.parameter, values, filling.target(static_cast<int64_t>(b), place));
     }
     filling.close();
   }

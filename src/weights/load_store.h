@@ -42,5 +42,9 @@ void initialise_from_base(const LoadSetup& setup, int64_t seed, const AdapterBas
 // Copies of norms that begin as the base's: read once more from `directory`, or, if it is "", as
 // initialise_weights initialises them.
 void copy_replaced(const LoadSetup& setup, int64_t seed, const std::string& directory, WeightStore& store);
+// A prefix that begins with zeros, or a prompt that begins with embeddings of tokens drawn from the
+// vocabulary; `directory` as above.
+void start_virtual_tokens(const LoadSetup& setup, int64_t seed, const std::string& directory,
+                          WeightStore& store);
 
 }  // namespace lm

@@ -83,10 +83,14 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
   std::unordered_set<std::string> wanted;
   for (const LoadItem& item : items) {
     for (const ParameterPart& part : item.parameter->parts) {
-      LM_CHECK(wanted.insert(part.name).second, part.name);
-      const auto tensor = files.find(part.name);
+      // Parts that are columns of one tensor are checked with the first of them.
+      if (!wanted.insert(part.tensor()).second) {
+        LM_CHECK(!part.file.empty(), part.name);
+        continue;
+      }
+      const auto tensor = files.find(part.tensor());
       if (!tensor) {
-        differences.add("missing: " + part.name);
+        differences.add("missing: " + part.tensor());
         continue;
       }
       if (item.parameter->kind == ParameterKind::kMatrix && !in_adapter(item.parameter->role)) {
@@ -95,12 +99,12 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
           continue;
         }
       }
-      const std::vector<int64_t> shape = item.parameter->shape(part);
+      const std::vector<int64_t> shape = item.parameter->file_shape(part);
       if (tensor->entry->shape != shape) {
-        differences.add("shape: " + part.name + " is " + shape_text(tensor->entry->shape) +
+        differences.add("shape: " + part.tensor() + " is " + shape_text(tensor->entry->shape) +
                         ", the model needs " + shape_text(shape));
       } else if (!is_weight_type(tensor->entry->dtype)) {
-        differences.add("type: " + part.name + " is " + safetensors_dtype(tensor->entry->dtype) +
+        differences.add("type: " + part.tensor() + " is " + safetensors_dtype(tensor->entry->dtype) +
                         ", only F32, BF16 and F16 are supported");
       }
     }

@@ -1,5 +1,6 @@
 #include "weights/other_adapters.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -49,6 +50,17 @@ bool is_known_without_pairs(AdapterKind kind, const std::string& key) {
   static const std::set<std::string> kBoth = {
       "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision",
       "task_type",    "target_modules"};
+  static const std::set<std::string> kVirtual = {"num_virtual_tokens", "num_transformer_submodules",
+                                                 "num_attention_heads", "num_layers", "token_dim"};
+  // How new values begin, and the size of a projection, which prefix_projection = false leaves out.
+  static const std::set<std::string> kPrefix = {"encoder_hidden_size", "init_weights"};
+  static const std::set<std::string> kPrompt = {"encoder_dropout",    "encoder_hidden_size",
+                                                "encoder_num_layers", "encoder_reparameterization_type",
+                                                "prompt_tuning_init", "prompt_tuning_init_text",
+                                                "tokenizer_kwargs",   "tokenizer_name_or_path"};
+  const bool prefix = kind == AdapterKind::kPrefix, prompt = kind == AdapterKind::kPrompt;
+  if ((prefix || prompt) && key != "target_modules")
+    return kBoth.contains(key) || kVirtual.contains(key) || (prefix ? kPrefix : kPrompt).contains(key);
   const bool ia3 = kind == AdapterKind::kIa3;
   return kBoth.contains(key) || (ia3 && (key == "feedforward_modules" || key == "init_ia3_weights"));
 }
@@ -85,6 +97,38 @@ void read_without_pairs(const Json& config, const std::string& directory, const 
   if (std::find(chosen.begin(), chosen.end(), true) == chosen.end())
     refuse_adapter("target_modules", "chooses no module of the model", place);
   out.targets = shortest_targets(modules, chosen);
+}
+
+void read_virtual_tokens(const Json& config, const std::string& directory, const ModelSpec* base,
+                         AdapterSpec& out) {
+  const std::string place = directory + "/" + kAdapterConfig;
+  const auto count = [&](const char* key) -> std::optional<int64_t> {
+    const auto it = config.find(key);
+    if (it == config.end() || it->is_null()) return std::nullopt;
+    if (!it->is_number_integer() || *it < 1 || *it > kMostRank)
+      refuse_adapter(key, fmt::format("must be an integer in 1 .. {}", kMostRank), place);
+    return it->get<int64_t>();
+  };
+  const std::optional<int64_t> tokens = count("num_virtual_tokens");
+  if (!tokens) refuse_adapter("num_virtual_tokens", "is missing", place);
+  if (count("num_transformer_submodules").value_or(1) != 1)
+    refuse_adapter("num_transformer_submodules", "other than 1 is not supported: it is of encoder-decoders",
+                   place);
+  out.virtual_tokens = *tokens;
+  if (base == nullptr) return;
+  const std::string mistake = virtual_token_mistake(*base, out.kind);
+  if (!mistake.empty()) refuse_adapter("peft_type", "is not supported for this model: " + mistake, place);
+  const PromptShape shape = prompt_shape(*base, out.kind);
+  const auto require = [&](const char* key, int64_t expected) {
+    const std::optional<int64_t> value = count(key);
+    if (value && *value != expected)
+      refuse_adapter(key, fmt::format("= {} does not fit the base model, which has {}", *value, expected),
+                     place);
+  };
+  require("token_dim", shape.token_dim);
+  require("num_layers", shape.layers);
+  // Of a prompt it has no effect.
+  if (out.kind == AdapterKind::kPrefix) require("num_attention_heads", shape.heads);
 }
 
 }  // namespace lm

@@ -65,18 +65,37 @@ void read_transposed(const FilePart& part, DType dtype, const Range& range) {
   }
 }
 
+void read_columns(const FilePart& part, DType dtype, const Range& range) {
+  FilePart whole = part;
+  whole.file_columns = 0;
+  const auto size = static_cast<int64_t>(dtype_size(dtype));
+  for (int64_t done = 0; done < range.elements;) {
+    const int64_t row = (range.first + done) / part.columns, column = (range.first + done) % part.columns;
+    const int64_t run = std::min(part.columns - column, range.elements - done);
+    read_part(whole, row * part.file_columns + part.column + column, run, dtype, range.to + done * size);
+    done += run;
+  }
+}
+
 }  // namespace
 
 FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part) {
-  const auto tensor = files.find(part.name);
+  const auto tensor = files.find(part.tensor());
   LM_CHECK(tensor.has_value(), part.name);
-  return {tensor->entry, tensor->file, part.rows, parameter.columns, part.transposed};
+  return {.entry = tensor->entry,
+          .file = tensor->file,
+          .rows = part.rows,
+          .columns = parameter.columns,
+          .transposed = part.transposed,
+          .column = part.column,
+          .file_columns = part.file_columns};
 }
 
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to) {
   static thread_local std::vector<std::byte> buffer;
   if (elements == 0) return;
   if (part.transposed) return read_transposed(part, dtype, {first, elements, to});
+  if (part.file_columns > 0) return read_columns(part, dtype, {first, elements, to});
   const DType stored = part.entry->dtype;
   const size_t bytes = static_cast<size_t>(elements) * dtype_size(stored);
   const int64_t offset = first * static_cast<int64_t>(dtype_size(stored));

@@ -11,14 +11,16 @@ struct FilePart {
   const SafetensorsEntry* entry = nullptr;
   const SafetensorsFile* file = nullptr;
   int64_t rows = 0, columns = 0;
-  bool transposed = false;  // the file has [columns, rows]
+  bool transposed = false;               // the file has [columns, rows]
+  int64_t column = 0, file_columns = 0;  // as ParameterPart; 0: the file has no other columns
 };
 
 // A part that the files have, unquantized.
 FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part);
 
 // Reads elements [first, first + elements), counted in the program's order, and converts them to `dtype`. Of
-// a transposed tensor it reads a run of each row of the file, and holds at most 1 MiB or one run.
+// a transposed tensor, and of some columns, it reads a run of each row of the file, and holds at most 1 MiB
+// or one run.
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to);
 
 }  // namespace lm

@@ -329,7 +329,7 @@ def test_progress_is_told_as_time_passes(run, monkeypatch, capfd):
 def test_the_words_of_data_format_are_those_of_the_configuration():
     names = open(os.path.join(os.path.dirname(PREPARE), "..", "config", "config_names.h")).read()
     words = re.findall(r'DataFormat::k\w+, "([\w-]+)"', names)
-    assert set(words) == {"auto", *kinds.COLUMNS}
+    assert set(words) == {"auto", *kinds.COLUMNS, judged.FORMATS["classify"]}
     for word in kinds.COLUMNS:
         with pytest.raises(InputError) as caught:
             formats.example(word, {}, "a.jsonl:1")

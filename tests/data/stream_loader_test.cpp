@@ -105,6 +105,7 @@ TEST(StreamLoader, GivesATokenFilesBatches) {
     for (const auto& [shuffle, window] :
          std::vector<std::pair<bool, int64_t>>{{false, 1}, {false, 300}, {true, 10000}}) {
       StreamOptions options = small(packing, shuffle, window);
+      options.sequences.virtual_tokens = packing && !shuffle ? 3 : 0;
       LoaderOptions whole = options.sequences;
       whole.text = text;
       Loader expected(source, nullptr, whole);

@@ -129,7 +129,11 @@ def test_a_head_of_scores_trains_as_with_transformers(work, case):
     assert type(result) is type(reference)
     theirs = dict(reference.named_parameters())
     for key, value in result.named_parameters():
-        assert (value - theirs[key]).norm() <= 1e-4 * theirs[key].norm(), key
+        here, there = value.detach(), theirs[key].detach()
+        if key.endswith("c_attn.bias"):  # a key's bias moves all scores of a query alike: its gradient is rounding alone
+            third = here.numel() // 3
+            here, there = (torch.cat([bias[:third], bias[2 * third:]]) for bias in (here, there))
+        assert (here - there).norm() <= 1e-4 * there.norm(), key
     evaluated = json.loads(lmlaunch("eval", f"runs/{case}", "--json", cwd=work).stdout)
     assert evaluated["eval_loss"] == pytest.approx(loss_of(result.eval(), data)[0].item(), rel=1e-4)
     assert ("f1" in evaluated) == (case in ("llama-single", "gpt2-multi")) and "perplexity" not in evaluated

@@ -191,7 +191,7 @@ class Trainee {
  private:
   // A token, five at once, token by token, and from an earlier place once more.
   std::vector<std::pair<int64_t, std::vector<float>>> continued(const Batch& batch) {
-    Decoder decoder(rank_->context(), kMaxLength);
+    Decoder decoder(rank_->context(), {.positions = kMaxLength});
     const int64_t length = batch.document_start[1];
     std::vector<int64_t> ends = {1};
     for (int64_t end = std::min<int64_t>(6, length); end <= length; ++end) ends.push_back(end);

@@ -218,5 +218,34 @@ TEST(Adapters, WithoutPairsRefuseWhatTheyDoNotHave) {
             std::string::npos);
 }
 
+TEST(Adapters, VirtualTokensAreAsManyAsConfiguredOrAsTheContinuedOnes) {
+  const auto config = [](const std::string& keys) {
+    return parse_config(
+        "[model]\npath = \"m\"\n[data]\ntrain = \"d\"\nmax_length = 16\n[train]\nmethod = \"prefix\"\n" +
+            keys,
+        "c.toml");
+  };
+  const Config seven = config("[prompt]\nlength = 7\n"), unwritten = config("[lora]\ninit = \"there\"\n");
+  const AdapterSpec given = configured_adapter(model(), seven);
+  EXPECT_EQ(given.kind, AdapterKind::kPrefix);
+  EXPECT_EQ(given.virtual_tokens, 7);
+  EXPECT_EQ(resolved_lora(seven.lora, given).targets, seven.lora.targets);
+  EXPECT_EQ(continued_adapter(model(), seven, given, "there"), given);
+  AdapterSpec longer = given;
+  const auto what = [&](const Config& asked) -> std::string {
+    try {
+      continued_adapter(model(), asked, longer, "there");
+    } catch (const Error& error) {
+      return error.report();
+    }
+    return "";
+  };
+  longer.virtual_tokens = 9;
+  EXPECT_EQ(what(config("[prompt]\nlength = 9\n")), "");
+  EXPECT_NE(what(seven).find("prompt.length = 7 is written, and the adapter has 9"), std::string::npos);
+  longer.virtual_tokens = 15;
+  EXPECT_NE(what(unwritten).find("leave 1 of data.max_length = 16"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace lm

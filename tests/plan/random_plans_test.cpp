@@ -127,7 +127,7 @@ class DrawKeys {
     }
     // What no plan looks at and excludes other keys.
     for (const char* seldom : {"steps", "epochs", "eval", "early", "warmup", "schedule", "ratio", "answers",
-                               "checkpoint", "lora.start"}) {
+                               "checkpoint", "lora.start", "prompt."}) {
       if (key.find(seldom) != std::string::npos) return 60;
     }
     return key.starts_with("offload.") || key.starts_with("train.") ? 4 : 10;

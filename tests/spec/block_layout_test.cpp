@@ -345,6 +345,51 @@ TEST(Parameters, CopiesOfNormsAreInTheBlocksOfTheNorms) {
             "base_model.model.model.layers.0.input_layernorm.ln_tuning_layers.weight");
 }
 
+TEST(Parameters, APrefixIsInEveryLayerAndOneTensorOfTheFiles) {
+  AdapterSpec prefix;
+  prefix.kind = AdapterKind::kPrefix;
+  prefix.virtual_tokens = 5;
+  const ModelSpec spec = odd();
+  const AttentionSpec& attention = spec.layer(0).attention();
+  const ModelLayout layout = make_layout(spec, &prefix, DType::kF32);
+  EXPECT_TRUE(layout.blocks.front().trainables.empty() && layout.blocks.back().trainables.empty());
+  const int64_t columns = 2 * attention.kv_rows();
+  for (int64_t i = 0; i < spec.layer_count(); ++i) {
+    const BlockLayout& block = layout.blocks[static_cast<size_t>(i) + 1];
+    ASSERT_EQ(block.trainables.size(), 1u);
+    EXPECT_TRUE(block.trainables[0].decay);
+    const Parameter& p = block.tensors[0].parameter;
+    EXPECT_EQ(p.shape(p.parts[0]), (std::vector<int64_t>{5, columns}));
+    EXPECT_EQ(p.file_shape(p.parts[0]), (std::vector<int64_t>{5, spec.layer_count() * columns}));
+    EXPECT_EQ(p.parts[0].tensor(), "prompt_embeddings");
+    EXPECT_EQ(p.parts[0].column, i * columns);
+  }
+}
+
+TEST(Parameters, APromptIsInTheEmbeddingsBlock) {
+  AdapterSpec prompt;
+  prompt.kind = AdapterKind::kPrompt;
+  prompt.virtual_tokens = 5;
+  const ModelSpec spec = odd();
+  const ModelLayout layout = make_layout(spec, &prompt, DType::kF32);
+  EXPECT_EQ(layout.first_trained(), 0);
+  EXPECT_EQ(layout.trainable_elements, 5 * spec.hidden);
+  const Parameter& p = layout.blocks.front().tensors[0].parameter;
+  EXPECT_EQ(p.file_shape(p.parts[0]), (std::vector<int64_t>{5, spec.hidden}));
+  EXPECT_TRUE(layout.blocks.front().find("embed")->frozen);
+}
+
+TEST(Parameters, VirtualTokensThatAModelCannotHaveAreNamed) {
+  ModelSpec spec = odd();
+  EXPECT_EQ(virtual_token_mistake(spec, AdapterKind::kPrefix), "");
+  spec.layers.back().attention().head_dim *= 2;
+  EXPECT_NE(virtual_token_mistake(spec, AdapterKind::kPrefix).find("different sizes"), std::string::npos);
+  EXPECT_EQ(virtual_token_mistake(spec, AdapterKind::kPrompt), "");
+  spec.embedding.inputs.width = 4;
+  EXPECT_NE(virtual_token_mistake(spec, AdapterKind::kPrompt).find("embeddings of their own"),
+            std::string::npos);
+}
+
 TEST(Trainables, AreAllTrainedTensorsWithTheirOwners) {
   const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "k_proj"});
   const ModelLayout full = make_layout(odd(), nullptr, DType::kF32),

@@ -86,7 +86,14 @@ struct Variant {
     std::vector<std::string> targets = {"q_proj", "v_proj", "down_proj"};
     if (kind == AdapterKind::kNorms) targets = {"input_layernorm", "q_norm", "norm"};
     const double alpha = 2.0 * static_cast<double>(r);
-    return {.r = r, .alpha = alpha, .dora = dora, .dropout = 0.1, .targets = targets, .kind = kind};
+    const bool with_tokens = kind == AdapterKind::kPrefix || kind == AdapterKind::kPrompt;
+    return {.r = r,
+            .alpha = alpha,
+            .dora = dora,
+            .dropout = 0.1,
+            .targets = targets,
+            .kind = kind,
+            .virtual_tokens = with_tokens ? 3 : 0};
   }
   std::string text() const;
   std::string numbers() const;  // what decides them

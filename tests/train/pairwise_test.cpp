@@ -107,16 +107,20 @@ TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
   expect_same_bits(first);
 }
 
-// Adapters without pairs of low rank: factors, and copies of norms, of which one is in the head's block.
-TEST_F(Pairwise, ScalesAndNormsGiveTheSameBitsOffTheDevice) {
-  for (const AdapterKind kind : {AdapterKind::kIa3, AdapterKind::kNorms}) {
+// Adapters without pairs of low rank: factors, copies of norms, of which one is in the head's block, and
+// virtual tokens, of which a prompt is in the embedding's.
+TEST_F(Pairwise, OtherAdaptersGiveTheSameBitsOffTheDevice) {
+  for (const AdapterKind kind :
+       {AdapterKind::kIa3, AdapterKind::kNorms, AdapterKind::kPrefix, AdapterKind::kPrompt}) {
     for (const bool fp32 : {false, true}) {
       Variant run;
       run.steps = 4;
       run.lora = true;
       run.kind = kind;
       run.tied = fp32;
-      run.family = kind == AdapterKind::kNorms ? Family::kQwen3 : Family::kQwen2;
+      run.family = kind == AdapterKind::kNorms    ? Family::kQwen3
+                   : kind == AdapterKind::kPrompt ? Family::kGranite
+                                                  : Family::kQwen2;
       run.fp32_adapters = fp32;
       run.master = fp32 ? Master::kF32 : Master::kSplit;
       run.base = fp32 ? EncodingKind::kNf4Double : EncodingKind::kPlain;

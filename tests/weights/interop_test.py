@@ -321,6 +321,19 @@ OTHERS = {
     "a key of LoRA": (peft.IA3Config, {}, {"use_dora": True}, "use_dora"),
     "other norms": (peft.LNTuningConfig, {}, {"target_modules": ["norm"]}, "target_modules"),
     "trained whole": (peft.LNTuningConfig, {}, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    "prefix": (peft.PrefixTuningConfig, dict(num_virtual_tokens=3), {}, None),
+    "prompt": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {}, None),
+    "prompt of an older file": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"num_layers": None, "token_dim": None}, None),
+    "a projected prefix": (peft.PrefixTuningConfig, dict(num_virtual_tokens=3), {"prefix_projection": True}, "prefix_projection"),
+    "a prefix of another model": (peft.PrefixTuningConfig, dict(num_virtual_tokens=3), {"token_dim": 999}, "token_dim"),
+    "a prefix of other heads": (peft.PrefixTuningConfig, dict(num_virtual_tokens=3), {"num_attention_heads": 1}, "num_attention_heads"),
+    "more tokens than there are": (peft.PrefixTuningConfig, dict(num_virtual_tokens=3), {"num_virtual_tokens": 4}, "prompt_embeddings"),
+    "no number of tokens": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"num_virtual_tokens": None}, "num_virtual_tokens"),
+    "an encoder and a decoder": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"num_transformer_submodules": 2}, "num_transformer_submodules"),
+    "modules of a prompt": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"target_modules": ["q_proj"]}, "target_modules"),
+    "a prompt for labels": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"task_type": "SEQ_CLS"}, "task_type"),
+    "an encoded prompt": (peft.PromptEncoderConfig, dict(num_virtual_tokens=4), {}, None),
+    "a prompt of several tasks": (peft.PromptTuningConfig, dict(num_virtual_tokens=4), {"peft_type": "MULTITASK_PROMPT_TUNING"}, "MULTITASK_PROMPT_TUNING"),
 }
 
 

@@ -150,7 +150,11 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
                {.threads = 2});
-  write_adapter(out, config.spec, {config.base_model, ""}, layout,
+  const BaseModel of{.name = config.base_model,
+                     .directory = "",
+                     .prefix = prompt_shape(spec, AdapterKind::kPrefix),
+                     .prompt = prompt_shape(spec, AdapterKind::kPrompt)};
+  write_adapter(out, config.spec, of, layout,
                 [&](size_t, const TensorPlace& place, int64_t) {
                   return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
                 },

@@ -27,7 +27,8 @@ void adapter(const Json& value, Draft& draft) {
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
   } else if (!is_off(value)) {
-    draft.missing("train.method has full, lora, qlora, ia3 and norms; all weights are trained");
+    draft.missing(
+        "train.method has full, lora, qlora, ia3, norms, prefix and prompt; all weights are trained");
   }
 }
 

@@ -323,6 +323,8 @@ View Attention::forward(const Context& context, const DeviceBatch& batch, const 
   }
   rotate(context, spec, batch, saved.qkv, false);
   scale_queries(context, spec, batch, q_of(spec, saved.qkv));
+  // As they are: a prefix has no norm and no RoPE.
+  put_virtual_rows(context, prefix.rows, batch, own_keys(spec, saved.qkv));
   lend(context, *this, batch, saved.qkv);
   attend(context, *this, batch, saved);
   zero_surplus(context, saved.attention, batch.tokens);
@@ -346,6 +348,7 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
     }
   }
   take_back(context, *this, batch, dqkv);
+  take_virtual_gradient(context, prefix.rows, batch, own_keys(spec, dqkv), first);
   scale_queries(context, spec, batch, q_of(spec, dqkv));
   rotate(context, spec, batch, dqkv, true);
   if (spec.head_norm) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "model/mixers/mixer.h"
+#include "model/virtual_tokens.h"
 
 namespace lm {
 
@@ -14,6 +15,7 @@ struct Attention {
   Norm q_norm, k_norm;  // [d], or joint or heads' own [n_h d] and [n_kv d]; undefined without head norms
   Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
+  Prefix prefix = {};   // undefined without prefix tuning
 
   static constexpr bool kKeptWithAttention = true;
   struct Saved {
@@ -40,6 +42,7 @@ struct Attention {
     visitor("attn.q_norm", self.q_norm);
     visitor("attn.k_norm", self.k_norm);
     visitor("attn.out", self.out);
+    visitor("attn.prefix", self.prefix);
   }
 };
 

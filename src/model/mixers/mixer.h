@@ -4,7 +4,7 @@
 //   kKeptWithAttention   whether train.recompute = "attention" keeps that; false: backward begins with
 //   forward View forward(context, batch, x, saved, output) void backward(context, batch, input, saved, dy,
 //   first) static void visit(self, visitor)   calls visitor(name, part) for each of its linear layers
-//   (Linear) and norms (Norm)
+//   (Linear), norms (Norm) and prefixes (Prefix)
 #pragma once
 
 #include <optional>

@@ -18,8 +18,14 @@ using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Sav
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
   const Norm heads{.spec = spec.head_norm.value_or(NormSpec()), .weight = {}},
       values{.spec = spec.value_norm.value_or(NormSpec()), .weight = {}};
-  return {
-      .spec = spec, .layer = layer, .qkv = {}, .q_norm = heads, .k_norm = heads, .v_norm = values, .out = {}};
+  return {.spec = spec,
+          .layer = layer,
+          .qkv = {},
+          .q_norm = heads,
+          .k_norm = heads,
+          .v_norm = values,
+          .out = {},
+          .prefix = {}};
 }
 inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .gate_up = {}, .down = {}};

@@ -5,6 +5,7 @@ namespace lm::families {
 
 void read_multipliers(const ConfigReader& config, ModelSpec& spec) {
   spec.embedding.scale = config.positive("embedding_multiplier", 1);
+  spec.embedding.scales_prompt = true;
   spec.head.logit_scale = 1 / config.positive("logits_scaling", 1);
   const double residual = config.positive("residual_multiplier", 1);
   const double scores = config.positive("attention_multiplier", 1);

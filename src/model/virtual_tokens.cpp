@@ -1,0 +1,80 @@
+#include "model/virtual_tokens.h"
+
+#include <algorithm>
+
+namespace lm {
+namespace {
+
+// The virtual tokens that a document has in the batch: all of them, or, of a text that is continued, those
+// that its cache does not have.
+struct VirtualRows {
+  int64_t row = 0;    // of the batch
+  int64_t first = 0;  // of the virtual tokens
+  int64_t count = 0;
+};
+
+VirtualRows virtual_rows(const DeviceBatch& batch, int64_t document, int64_t all) {
+  // A dry run counts documents without their lengths.
+  if (batch.document_start == nullptr) return {0, 0, std::min(all, batch.tokens)};
+  const int32_t* const start = batch.document_start + document;
+  const int64_t past = batch.continues() ? batch.caches[static_cast<size_t>(document)]->tokens() : 0;
+  return {start[0], past, std::clamp<int64_t>(all - past, 0, start[1] - start[0])};
+}
+
+}  // namespace
+
+void put_virtual_rows(const Context& context, const Param& values, const DeviceBatch& batch, const View& x,
+                      float factor) {
+  if (!values.weight.defined()) return;
+  const ArenaFrame frame(context.arena);
+  const View stored = context.tensor(values.weight.rows, values.weight.columns, x.dtype);
+  context.kernels.accumulate({.to = stored.data,
+                              .from = values.weight.data,
+                              .elements = stored.elements(),
+                              .to_dtype = stored.dtype,
+                              .from_dtype = values.weight.dtype,
+                              .overwrite = true},
+                             context.stream);
+  if (factor != 1) context.kernels.scale({.x = stored, .out = stored, .factor = factor}, context.stream);
+  for (int64_t d = 0; d < batch.document_count; ++d) {
+    const VirtualRows at = virtual_rows(batch, d, stored.rows);
+    if (at.count == 0) continue;
+    context.kernels.copy_rows(
+        {.from = stored.row_range(at.first, at.count), .to = x.row_range(at.row, at.count)}, context.stream);
+  }
+}
+
+void take_virtual_gradient(const Context& context, const Param& values, const DeviceBatch& batch,
+                           const View& dx, bool first, float factor) {
+  if (!values.gradient.defined()) return;
+  const ArenaFrame frame(context.arena);
+  const int64_t rows = values.gradient.rows, columns = values.gradient.columns;
+  const View sum = context.tensor(rows, columns, DType::kF32),
+             zeros = context.tensor(rows, columns, dx.dtype), part = context.like(zeros);
+  context.kernels.zero(sum, context.stream);
+  context.kernels.zero(zeros, context.stream);
+  for (int64_t d = 0; d < batch.document_count; ++d) {
+    const VirtualRows at = virtual_rows(batch, d, rows);
+    if (at.count == 0) continue;
+    const View here = dx.row_range(at.row, at.count), one = part.row_range(0, at.count),
+               to = sum.row_range(at.first, at.count);
+    context.kernels.copy_rows({.from = here, .to = one}, context.stream);
+    context.kernels.accumulate({.to = to.data,
+                                .from = one.data,
+                                .elements = one.elements(),
+                                .to_dtype = to.dtype,
+                                .from_dtype = one.dtype},
+                               context.stream);
+    context.kernels.copy_rows({.from = zeros.row_range(0, at.count), .to = here}, context.stream);
+  }
+  if (factor != 1) context.kernels.scale({.x = sum, .out = sum, .factor = factor}, context.stream);
+  context.kernels.accumulate({.to = values.gradient.data,
+                              .from = sum.data,
+                              .elements = sum.elements(),
+                              .to_dtype = values.gradient.dtype,
+                              .from_dtype = sum.dtype,
+                              .overwrite = first},
+                             context.stream);
+}
+
+}  // namespace lm
