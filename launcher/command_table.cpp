@@ -107,7 +107,7 @@ CommandRow planning() {
           1,
           true,
           {kJson,
-           {"--gpu", Takes::kText, "NAME", "plan for a card of this name, e.g. RTX-4090, L4 or H100"},
+           {"--gpu", Takes::kText, "NAME", "plan for a card of this name, e.g. RTX-4090, T4 or H100"},
            {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
            {"--gpu-flops", Takes::kNumber, "N", "of that GPU: TFLOP/s of dense bf16 products"},
            {"--gpu-bandwidth", Takes::kBytes, "SIZE", "of that GPU: memory read per second, e.g. 1008GB"},

@@ -1,12 +1,17 @@
 #include "launcher/known_data.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/process.h"
+#include "data/content_key.h"
 #include "launcher/recorded.h"
 
 namespace lm {
@@ -85,6 +90,7 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
           .global_batch = config.train.global_batch,
           .micro_batch = micro_batch,
           .vocab = model.spec.vocab,
+          .shuffle = config.data.shuffle,
           .eval_fraction = config.data.eval_fraction,
           .text = train.text,
           .weights = weights,
@@ -103,9 +109,20 @@ DataShape data_shape(Loader& loader) {
           .sequences = counts.sequences};
 }
 
+DataShape data_shape(const Prepared& first, const Config& config) {
+  if (first.examples == 0) return {};
+  // A document of the cut examples; packed sequences are full but for a few tokens.
+  const double most = static_cast<double>(config.data.max_length);
+  const double mean = static_cast<double>(first.tokens) / static_cast<double>(first.examples);
+  const double length = std::min(mean, most);
+  return {.mean_length = config.data.packing ? most : length,
+          .document_length = length,
+          .target_share = static_cast<double>(first.trained_tokens) / static_cast<double>(first.tokens)};
+}
+
 std::optional<DataShape> known_data_shape(const Config& config, const PlannedModel& model,
                                           const Environment& environment, const std::string& run) {
-  if (model.directory.empty() || config.data.train.empty()) return std::nullopt;
+  if (model.directory.empty() || config.data.train.empty() || config.data.streaming) return std::nullopt;
   try {
     const auto tokens = find_tokens(prepare_options(config, model, environment, recorded_date(run)));
     if (!tokens || tokens->examples > kMostRowsPlanned) return std::nullopt;
@@ -115,6 +132,36 @@ std::optional<DataShape> known_data_shape(const Config& config, const PlannedMod
   } catch (const Error&) {  // a run reports mistakes in its data; a plan need not
     return std::nullopt;
   }
+}
+
+StreamedFiles streamed_files(const Config& config, const Environment& environment) {
+  StreamedFiles out;
+  if (!config.data.streaming) return out;
+  try {
+    for (const std::string& file :
+         expand_files(config.data.train, {environment.hub_caches, environment.datasets_caches})) {
+      ++out.files;
+      std::error_code ignored;
+      out.bytes += static_cast<int64_t>(fs::file_size(file, ignored));
+    }
+    out.found = true;
+  } catch (const Error&) {  // a run reports missing files; a plan need not
+    return {};
+  }
+  return out;
+}
+
+std::string describe_streamed(const Config& config, const StreamedFiles& files) {
+  if (!config.data.streaming) return "";
+  const DataConfig& data = config.data;
+  return fmt::format(
+      "data: {} read and tokenized as the run goes, by each rank; at most {} documents are in memory{}, and "
+      "no "
+      "tokens on a disk\n",
+      files.found ? fmt::format("{} file{}, {}, are", files.files, files.files == 1 ? "" : "s",
+                                format_bytes(files.bytes))
+                  : "its files are",
+      data.shuffle_window, data.shuffle ? ", shuffled among themselves" : "");
 }
 
 }  // namespace lm

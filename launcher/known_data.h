@@ -23,10 +23,21 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
 
 // Row lengths of the first epoch.
 DataShape data_shape(Loader& loader);
+// Of streamed rows, by the first of them.
+DataShape data_shape(const Prepared& first, const Config& config);
 
 // The same, from tokens that an earlier start has cached; prepares nothing, and does not read large files
 // that are not cached. `run`: the directory of the planned run, "": none.
 std::optional<DataShape> known_data_shape(const Config& config, const PlannedModel& model,
                                           const Environment& environment, const std::string& run);
+
+// What data.streaming reads, for a plan; `found`: false, if no file is here.
+struct StreamedFiles {
+  bool found = false;
+  int64_t files = 0, bytes = 0;
+};
+StreamedFiles streamed_files(const Config& config, const Environment& environment);
+// "data: 3 files, 1.2 GiB, ..."; "" without data.streaming.
+std::string describe_streamed(const Config& config, const StreamedFiles& files);
 
 }  // namespace lm

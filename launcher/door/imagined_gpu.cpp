@@ -51,9 +51,11 @@ std::string assumptions(const Gpu& gpu) {
     return fmt::format("{:.4g} {}{}", (known > 0 ? known : assumed) / unit, text,
                        known > 0 ? "" : " (assumed)");
   };
-  return fmt::format("{}: {}, {}, {}", gpu.name.empty() ? "a GPU" : gpu.name, format_bytes(gpu.memory_bytes),
-                     rate(gpu.bf16_flops, kAssumedGpuBF16, 1e12, "TFLOP/s of bf16"),
-                     rate(gpu.bandwidth, kAssumedGpuBandwidth, 1e9, "GB/s"));
+  const bool fp16 = gpu.capability.known() && gpu.capability.major < 8;  // it has no bf16
+  return fmt::format(
+      "{}: {}, {}, {}", gpu.name.empty() ? "a GPU" : gpu.name, format_bytes(gpu.memory_bytes),
+      rate(gpu.bf16_flops, kAssumedGpuBF16, 1e12, fp16 ? "TFLOP/s of fp16" : "TFLOP/s of bf16"),
+      rate(gpu.bandwidth, kAssumedGpuBandwidth, 1e9, "GB/s"));
 }
 
 }  // namespace lm

@@ -210,13 +210,27 @@ struct Planned {
   std::optional<Scaling> scaling;  // with several ranks
   Object gpu;                      // null on the CPU
   std::optional<Error> refusal;    // why it does not fit, and what would
+  std::string streamed;            // a line on what data.streaming reads; "": a token cache
+  Object data;                     // the same for programs, else null
 };
+
+Object data_object(const Config& config, const StreamedFiles& files) {
+  if (!config.data.streaming) return nullptr;
+  Object out = {{"streaming", true}, {"shuffle_window", config.data.shuffle_window}};
+  if (!files.found) return out;
+  out["files"] = files.files;
+  out["bytes"] = files.bytes;
+  return out;
+}
 
 Planned plan_of(const CommandLine& line) {
   const std::unique_ptr<Question> question = question_of(line);
   Machine& machine = question->machine;
   const PlanInputs inputs = question->inputs();
   const World& world = question->world;
+  const StreamedFiles files = streamed_files(question->config, read_environment());
+  const std::string streamed = describe_streamed(question->config, files);
+  const Object data = data_object(question->config, files);
   const auto scaling = [&]() -> std::optional<Scaling> {
     if (world.ranks == 1) return std::nullopt;
     return predict_scaling(inputs, machine, world);
@@ -227,10 +241,10 @@ Planned plan_of(const CommandLine& line) {
       machine.disks = survey_disks(question->config, question->cache_dir, DiskRates::kMeasured);
       plan = make_plan(inputs, question->share(), world);
     }
-    return {std::move(plan), scaling(), question->gpu, std::nullopt};
+    return {std::move(plan), scaling(), question->gpu, std::nullopt, streamed, data};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(inputs, question->share(), world), scaling(), question->gpu, error};
+    return {draft_plan(inputs, question->share(), world), scaling(), question->gpu, error, streamed, data};
   }
 }
 
@@ -282,7 +296,7 @@ Exit plan_command(const CommandLine& line) {
         std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       if (planned.refusal) throw *planned.refusal;
       print_gpu(planned.gpu);
-      std::fputs(print_plan(planned.plan).c_str(), stdout);
+      std::fputs((planned.streamed + print_plan(planned.plan)).c_str(), stdout);
       if (planned.scaling) std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       return Exit::kDone;
     }
@@ -292,6 +306,7 @@ Exit plan_command(const CommandLine& line) {
     object.update(Object::parse(plan_json(planned.plan)));
     if (planned.refusal) object["fits"] = false;  // a refusal may have other reasons than bytes
     if (!planned.gpu.is_null()) object["gpu"] = planned.gpu;
+    if (!planned.data.is_null()) object["data"] = planned.data;
     if (planned.scaling) object["scaling"] = Object::parse(scaling_json(*planned.scaling));
     if (planned.scaling) object["notes"] = scaling_notes(planned.plan);
     print_object(object);

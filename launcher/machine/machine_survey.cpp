@@ -40,7 +40,8 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagin
     if (!imagined.gpu->name.empty() || imagined.gpu->bf16_flops > 0) gpu = *imagined.gpu;
     gpu.memory_bytes = size;
     gpu.free_bytes = 0;
-    if (gpu.capability.major < 8) gpu.capability = {};  // another card than this one, which may have bf16
+    // Another card than this one, which may have bf16.
+    if (imagined.gpu->name.empty() && gpu.capability.major < 8) gpu.capability = {};
   }
   return machine;
 }

@@ -10,6 +10,8 @@
 #include "config/config.h"
 #include "data/loader.h"
 #include "data/prepare.h"
+#include "data/python_rows.h"
+#include "data/stream_loader.h"
 #include "launcher/command_line.h"
 #include "launcher/planned_model.h"
 #include "launcher/rank/ranks.h"
@@ -59,14 +61,18 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nu
 // fresh). With `trained`, a run's model/ directory or a checkpoint, loads its weights or adapter instead.
 void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
 
-// The token files of a run and the loader over them.
+// The token files of a run and the loader over them; with data.streaming its rows.
 struct JobData {
   std::unique_ptr<TokenCache> cache;
-  Prepared train;
+  Prepared train;               // of streamed rows: the first of them
   std::vector<Prepared> evals;  // data.eval; empty: a share of train, or no evaluation data
   std::unique_ptr<DataSource> train_source;
   std::vector<std::unique_ptr<DataSource>> eval_sources;
-  std::unique_ptr<Loader> loader;
+  std::unique_ptr<Loader> loader;  // of streamed rows: of the evaluation sets alone
+  std::unique_ptr<PythonRows> rows;
+  std::unique_ptr<StreamLoader> stream;  // unset: the loader trains
+
+  BatchSource& batches() { return stream ? static_cast<BatchSource&>(*stream) : *loader; }
 };
 // `run`: the run's directory, "": none; written to if there are several `ranks`, or one that trains. Sets
 // job.date.

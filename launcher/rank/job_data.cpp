@@ -19,8 +19,13 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
   options.cache_dir = data.cache->directory();
   options.workers = job.plan.numerics.threads;
   options.stopped = stopped;
-  data.train = prepare_tokens(options);
-  data.train_source = std::make_unique<TokenFile>(data.train.path);
+  if (config.data.streaming) {
+    data.rows = std::make_unique<PythonRows>(options, rank == 0);
+    data.train = data.rows->first_rows();
+  } else {
+    data.train = prepare_tokens(options);
+    data.train_source = std::make_unique<TokenFile>(data.train.path);
+  }
   std::vector<EvalSource> evals;
   for (const EvalSet& set : config.data.eval.all) {
     options.files = set.files;
@@ -32,7 +37,17 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
   LoaderOptions sequences = loader_options(config, job.model, data.train, job.plan.numerics.micro_batch);
   sequences.rank = rank;
   sequences.world = job.plan.numerics.ranks;
-  data.loader = std::make_unique<Loader>(*data.train_source, evals, sequences);
+  if (!data.rows) {
+    data.loader = std::make_unique<Loader>(*data.train_source, evals, sequences);
+    return data;
+  }
+  data.loader = std::make_unique<Loader>(evals, sequences);
+  sequences.text.clear();  // of the sample
+  data.stream =
+      std::make_unique<StreamLoader>(*data.rows, StreamOptions{.sequences = sequences,
+                                                               .window = config.data.shuffle_window,
+                                                               .fingerprint = data.rows->fingerprint(),
+                                                               .reports = rank == 0});
   return data;
 }
 

@@ -130,9 +130,10 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
 
 // Estimates the step time again, with the data's sequence lengths and at most the sequences of an epoch.
 void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
-  job.data = data_shape(*data.loader);
+  job.data = data.stream ? data_shape(data.train, job.config) : data_shape(*data.loader);
   foretell_again(plan_inputs(job), share_of_machine(job.machine, job.ranks_on_machine), job.plan);
   files.write_plan(job);
+  if (data.stream) return;  // the sequences of an epoch are not known
   const int64_t sequences = job.data.sequences, wanted = job.config.train.global_batch;
   if (sequences >= wanted || !ranks.leads()) return;
   log_warning("DATA-24",
@@ -149,7 +150,8 @@ void take_data(const JobData& data, RunFiles& files, const Ranks& ranks, Job& jo
   const SampleLength length{job.config.data.max_length - job.model.virtual_tokens(),
                             job.config.data.too_long};
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
-  log_line(data.loader->length_report());
+  const std::string lengths = data.loader->length_report();
+  if (!lengths.empty()) log_line(lengths);
   plan_for_rows(data, files, ranks, job);
   log_line(step_line(job.plan));
 }
@@ -402,7 +404,8 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
   RunExport exported({config.log, directory, job->plan, rank->pulse(), steps, ranks.leads()});
-  Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
+  Trainer trainer(*rank, data.batches(), config, {.total_steps = steps, .sol_share = std::ref(limit)},
+                  metrics);
 
   // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());

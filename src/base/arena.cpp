@@ -56,6 +56,9 @@ Arena::Arena(Rehearsed)
       owned_(false),
       capacity_(kEndless) {}
 
+Arena::Arena(DeviceType device, std::byte* memory, int64_t bytes)
+    : device_(device), memory_(memory), owned_(false), capacity_(bytes) {}
+
 Arena::~Arena() {
   if (owned_) give_back(device_, memory_, capacity_);
 }

@@ -20,6 +20,8 @@ class Arena {
   struct Rehearsed {};
   static constexpr int64_t kEndless = int64_t{1} << 60;
   explicit Arena(Rehearsed);
+  // Over memory of its caller, which outlives it and begins at a multiple of kAlignment.
+  Arena(DeviceType device, std::byte* memory, int64_t bytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

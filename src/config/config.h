@@ -156,6 +156,10 @@ struct EvalSets {
   bool empty() const { return all.empty(); }
 };
 
+// Unfinished sequences that data.packing considers. They are 97 % full for uniformly distributed
+// lengths, 99.6 % for short ones, at under 1 us per piece; 64 gives 95 %.
+inline constexpr int64_t kOpenSequences = 256;
+
 struct DataConfig {
   std::vector<std::string> train;  // files or globs: JSONL, JSON, Parquet, CSV, text; or ORG/NAME in a cache
   std::vector<double> weights;     // for each entry of `train`: how often its examples occur in an epoch
@@ -171,6 +175,9 @@ struct DataConfig {
   Reasoning reasoning = Reasoning::kKeep;  // reasoning of assistants: by the template, or removed
   int64_t max_length = 2048;               // tokens per sequence; activation memory grows with it
   TooLong too_long = TooLong::kAuto;       // longer examples; auto: plain text is split, others are cut
+  bool shuffle = true;                     // a new order in each epoch; false: the order of the files
+  bool streaming = false;                  // rows are read as the run goes, in place of a cache of all tokens
+  int64_t shuffle_window = 10000;          // with streaming: documents that are held and shuffled at a time
   bool packing = false;                  // pack several examples into a sequence; attention stays inside each
   LossOn loss_on = LossOn::kCompletion;  // train on answers only, or on every token
   std::string cache_dir;                 // of cached tokens; "" = ~/.cache/lmlaunch/tokens
@@ -321,7 +328,7 @@ struct OffloadConfig {
   OffloadHome optimizer = OffloadHome::kAuto;    // master weights and optimizer state
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
   OffloadHome weights = OffloadHome::kAuto;      // of transformer blocks (LoRA: the frozen base)
-  OffloadHome activations = OffloadHome::kAuto;  // block inputs; needs train.recompute = "block"
+  OffloadHome activations = OffloadHome::kAuto;  // what blocks keep for their backward
   std::vector<std::string> paths;                // directories on fast disks; state is striped over them
   Budget device_memory = {0, 0.9};               // of the GPU
   Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process

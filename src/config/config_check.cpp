@@ -11,6 +11,7 @@
 #include "base/name_pattern.h"
 #include "config/config_text.h"
 #include "config/listen_address.h"
+#include "config/streaming_rules.h"
 
 namespace lm {
 namespace {
@@ -35,6 +36,7 @@ class Checks {
     evaluation();
     generation();
     data();
+    streaming();
     schedule();
     groups();
     scores();
@@ -170,6 +172,11 @@ class Checks {
               "data.columns takes " + value_text(theirs) + " for both `" + before->second + "` and `" + ours +
                   "`");
     }
+  }
+
+  void streaming() {
+    for (const KeyRule& rule : streaming_rules(config_, given_("data.shuffle_window")))
+      require(rule.holds, rule.key, rule.other, rule.text);
   }
 
   void schedule() {
@@ -474,12 +481,6 @@ class Checks {
             "offload.gradients = " + value_text(offload.gradients) +
                 " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
                 "leave one of them out");
-    const RecomputeChoice& recompute = config_.train.recompute;
-    require(!names_tier(offload.activations) || recompute.chosen_by_plan() || recompute.whole(),
-            "offload.activations", "train.recompute",
-            "offload.activations = " + value_text(offload.activations) +
-                " offloads block inputs, and train.recompute = " + value_text(recompute) +
-                " keeps other activations: set train.recompute = \"block\"");
   }
 
   const Config& config_;

@@ -183,6 +183,13 @@ struct EnumNames<RuleId> {
       {Rules::id<Lion8bit>(), "bitsandbytes.optim.PagedLion8bit"},
       {Rules::id<Sgd>(), "torch.optim.SGD"},
   };
+  // Words in names of what is refused, and why.
+  static constexpr std::pair<const char*, const char*> kRefused[] = {
+      {"galore",
+       "GaLore's steps follow from singular vectors of whole gradients, and would change with shards and "
+       "placement: \"adamw_4bit\" or \"adafactor\", with train.update = \"in_backward\", take as little "
+       "memory"},
+  };
 };
 template <>
 struct EnumNames<Master> {

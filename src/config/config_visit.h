@@ -137,6 +137,18 @@ void visit_data(DataT& data, V& v) {
          {.low = 2, .high = 16777216}});
   v.key("data", "too_long", data.too_long,
         {kNumerics, "what happens to longer examples; auto: plain text is split, other rows are truncated"});
+  v.key("data", "shuffle", data.shuffle,
+        {kNumerics, "a new order of the examples in each epoch; false: the order of the files"});
+  v.key("data", "streaming", data.streaming,
+        {kTokens,
+         "read, tokenize and pack rows while the run trains, and keep none on the disk: for data that is "
+         "larger than the token cache may be. It needs train.steps, and shuffles within "
+         "data.shuffle_window; the cache shuffles all examples"});
+  v.key("data", "shuffle_window", data.shuffle_window,
+        {kNumerics,
+         "with data.streaming: documents that are held in memory and shuffled at a time; 5 bytes a token on "
+         "each rank",
+         {.low = 1, .high = 1e9}});
   v.key("data", "packing", data.packing,
         {kNumerics, "pack several examples into one sequence; attention does not cross examples"});
   v.key("data", "loss_on", data.loss_on, {kTokens, "train on the answers only, or on every token"});
@@ -397,7 +409,8 @@ void visit_offload(OffloadT& offload, V& v) {
   v.key("offload", "weights", offload.weights,
         {kPlacement, "where the transformer blocks' weights are kept (LoRA: the frozen base)"});
   v.key("offload", "activations", offload.activations,
-        {kPlacement, "where block inputs are kept; needs train.recompute = \"block\""});
+        {kPlacement,
+         "where saved activations are kept: block inputs, and what train.recompute keeps of blocks"});
   v.key("offload", "paths", offload.paths,
         {kPlacement, "directories on fast disks for offloaded state; striped by their speed"});
   v.key("offload", "device_memory", offload.device_memory, {kPlacement, "GPU memory that a run may use"});

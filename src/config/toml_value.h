@@ -276,6 +276,10 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
     for (const auto& known : EnumNames<E>::kOtherNames) names.emplace_back(known.name);
   }
   const auto text = word(entry);
+  if constexpr (requires { EnumNames<E>::kRefused; }) {
+    for (const auto& [part, why] : EnumNames<E>::kRefused)
+      if (text && text->find(part) != std::string::npos) return std::string("; ") + why;
+  }
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";
 }

@@ -15,18 +15,13 @@
 
 #include "base/batch.h"
 #include "config/config.h"
+#include "data/batch_source.h"
+#include "data/batching.h"
 #include "data/choices.h"
 #include "data/packing.h"
 #include "data/source.h"
 
 namespace lm {
-
-// Of data whose examples are scored as a whole.
-struct ScoredData {
-  bool pairs = false;      // an example is a chosen text and a rejected one, two documents
-  int64_t labels = 0;      // numbers of an example in LoaderOptions::labels and EvalSource::labels
-  int32_t pad_token = -1;  // a document's scores are those of its last token that is not this one
-};
 
 // An evaluation set from its own file.
 struct EvalSource {
@@ -48,6 +43,7 @@ struct LoaderOptions {
   int64_t global_batch = 8;  // sequences per step, over all ranks
   int64_t micro_batch = 1;   // sequences per micro-batch
   int64_t vocab = 0;         // the model's: every id must be below it
+  bool shuffle = true;       // false: every epoch has the order of the source
   double eval_fraction =
       0.0;  // fraction of the training examples held out for eval; used without an eval source
   std::vector<ExampleRange> text = {};  // training examples that are plain text
@@ -58,14 +54,8 @@ struct LoaderOptions {
   std::vector<float> labels = {};  // of scored training examples
   std::string name = {};           // for messages: the user's files; "": the source's name
   int rank = 0, world = 1;  // a step's sequences are divided among the ranks as equal, contiguous ranges
-};
 
-// A run's position in its data: the step that next() returns.
-struct LoaderPosition {
-  int64_t epoch = 0, step = 0;  // completed steps of the epoch
-  // Identifies its data. For a token file it follows from the cache key, which covers everything the tokens
-  // depend on: data files, tokenizer, template and options (data/prepare.h).
-  int64_t fingerprint = 0;
+  int64_t room() const { return max_length - virtual_tokens; }  // of a document
 };
 
 // Sums over the sequences of an epoch, virtual tokens included.
@@ -81,7 +71,13 @@ struct EvalBatches {
   std::vector<ChoiceGroup> groups = {};  // of its examples (Batch::sample); empty: no rows of choices
 };
 
-class Loader {
+// The documents of the examples that `takes` accepts, in the order of the source. `text`, ascending, are its
+// plain-text ones.
+std::vector<Piece> pieces_of(const DataSource& source, const LoaderOptions& options,
+                             const std::function<bool(int64_t)>& takes, std::span<const ExampleRange> text,
+                             PieceCounts& counts);
+
+class Loader : public BatchSource {
  public:
   Loader(const DataSource& train, const std::vector<EvalSource>& evals, const LoaderOptions& options);
   // `eval` may be null.
@@ -89,8 +85,10 @@ class Loader {
       : Loader(train, eval == nullptr ? std::vector<EvalSource>() : std::vector<EvalSource>{{.source = eval}},
                options) {}
 
-  // The next step's micro-batches of this rank; moves the position. The last step of an epoch may be short.
-  StepBatches next();
+  // Evaluation sets alone: there are no steps.
+  Loader(const std::vector<EvalSource>& evals, const LoaderOptions& options);
+
+  StepBatches next() override;
 
   // The steps of the first epoch; with packing, epochs may differ by a few sequences.
   int64_t steps_per_epoch() { return steps_in_epoch(0); }
@@ -107,9 +105,9 @@ class Loader {
 
   // The effect of data.max_length on the rows of the training set and of each evaluation set: one line each.
   std::string length_report() const;
-  const LoaderPosition& position() const { return position_; }
-  // next() refuses a position of other data or options.
-  void restore(const LoaderPosition& position) { position_ = position; }
+  const LoaderPosition& position() const override { return position_; }
+  void restore(const LoaderPosition& position) override { position_ = position; }
+  double epochs() override;
 
  private:
   // An evaluation set, from the training source or from its own.
@@ -119,6 +117,7 @@ class Loader {
     PieceCounts counts = {};
   };
 
+  Loader(const DataSource* train, const LoaderOptions& options);
   void add_eval(EvalSource from, const std::function<bool(int64_t)>& takes);
   const std::string& name_of(const DataSource& source) const;
   const SequenceList& sequences_of(int64_t epoch);
@@ -128,15 +127,10 @@ class Loader {
   Batch assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
                  int64_t begin, int64_t end) const;
   void append(const DataSource& source, const Piece& piece, Batch& batch) const;
-  // The pieces of the examples that `takes` accepts.
-  std::vector<Piece> pieces_of(const DataSource& source, const std::function<bool(int64_t)>& takes,
-                               std::span<const ExampleRange> text, PieceCounts& counts) const;
   const std::vector<float>& labels_of(const DataSource& source) const;
 
-  int64_t room() const { return options_.max_length - options_.virtual_tokens; }  // of a document
-
-  const DataSource& train_;
-  LoaderOptions options_;  // with a name
+  const DataSource* train_;  // null: evaluation sets alone
+  LoaderOptions options_;    // with a name
   std::vector<Piece> pieces_;
   PieceCounts train_counts_;
   std::vector<Eval> evals_;

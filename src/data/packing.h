@@ -78,9 +78,9 @@ struct SequenceList {
 };
 
 // One piece per sequence, or with `packing` as many whole pieces as fit into max_length: first fit among the
-// 256 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences are emitted in the
-// order in which they were begun. `count`: the number of entries of at(), which may repeat; -1: every piece
-// once. `before`: tokens of a sequence that stand before each piece.
+// kOpenSequences newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences are
+// emitted in the order in which they were begun. `count`: the number of entries of at(), which may repeat;
+// -1: every piece once. `before`: tokens of a sequence that stand before each piece.
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
                             bool packing, int64_t max_length, int64_t count = -1, int64_t before = 0);
 

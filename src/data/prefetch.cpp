@@ -10,7 +10,7 @@
 
 namespace lm {
 
-Prefetch::Prefetch(Loader& loader, std::function<double()> clock)
+Prefetch::Prefetch(BatchSource& loader, std::function<double()> clock)
     : loader_(loader), clock_(std::move(clock)), position_(loader.position()) {}
 
 Prefetch::~Prefetch() {
@@ -91,11 +91,7 @@ ReadyStep Prefetch::assemble(const LoaderPosition& from) {
   ReadyStep out;
   out.batches = loader_.next();
   out.position = loader_.position();
-  out.epoch = static_cast<double>(out.position.epoch);
-  if (out.position.step > 0) {
-    out.epoch += static_cast<double>(out.position.step) /
-                 static_cast<double>(loader_.steps_in_epoch(out.position.epoch));
-  }
+  out.epoch = loader_.epochs();
   return out;
 }
 

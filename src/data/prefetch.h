@@ -13,7 +13,7 @@
 
 #include "base/batch.h"
 #include "base/clock.h"
-#include "data/loader.h"
+#include "data/batch_source.h"
 
 namespace lm {
 
@@ -28,7 +28,7 @@ struct ReadyStep {
 class Prefetch {
  public:
   // `clock`: monotonic seconds.
-  explicit Prefetch(Loader& loader, std::function<double()> clock = monotonic_seconds);
+  explicit Prefetch(BatchSource& loader, std::function<double()> clock = monotonic_seconds);
   ~Prefetch();  // waits for what is being assembled
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
@@ -51,7 +51,7 @@ class Prefetch {
   void run();
   ReadyStep assemble(const LoaderPosition& from);
 
-  Loader& loader_;
+  BatchSource& loader_;
   const std::function<double()> clock_;
   LoaderPosition position_;
 

@@ -22,8 +22,8 @@
 #include "base/log.h"
 #include "config/config_names.h"
 #include "data/content_key.h"
+#include "data/prepare_request.h"
 #include "data/python.h"
-#include "data/template_date.h"
 
 namespace lm {
 namespace {
@@ -54,68 +54,9 @@ std::string make_cache_dir(const std::string& wanted) {
   return dir;
 }
 
-// The options on rows, in the form of prepare/'s request.
-Json row_options(const PrepareOptions& options) {
-  Json out = {{"format", name_of(options.format)},
-              {"loss_on", name_of(options.loss_on)},
-              {"columns", options.columns},
-              {"bad_rows", name_of(options.bad_rows)},
-              {"max_rows", options.max_rows},
-              {"answers", name_of(options.answers)},
-              {"reasoning", name_of(options.reasoning)},
-              {"render", options.render == Render::kChat ? "chat" : "plain"},
-              {"score", options.score}};
-  if (options.objective == ObjectiveChoice::kSft) return out;
-  out["objective"] = name_of(options.objective);
-  out["labels"] = options.labels;
-  out["problem"] = name_of(options.problem);
-  return out;
-}
-
 bool exists(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
-}
-
-bool asks_for_date(const PrepareOptions& options) {
-  return template_asks_for_date(options.chat_template, options.model_dir);
-}
-
-// The hash of everything that the tokens depend on.
-ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
-                  ContentHasher& hasher) {
-  std::vector<std::string> parts{fmt::format("tokens {}", kTokenFileVersion), row_options(options).dump(),
-                                 "ids " + std::to_string(options.vocab)};
-  const auto add = [&](const std::string& name, const std::string& path) {
-    parts.push_back(name + " " + (exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
-  };
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "generation_config.json", "chat_template.jinja"}) {
-    add(name, options.model_dir + "/" + name);
-  }
-  for (const std::string& folder : {options.model_dir + "/additional_chat_templates", options.program_dir}) {
-    std::vector<fs::path> entries;
-    std::error_code absent;
-    for (const auto& entry : fs::directory_iterator(folder, absent)) {
-      if (entry.is_regular_file()) entries.push_back(entry.path());
-    }
-    std::sort(entries.begin(), entries.end());
-    for (const fs::path& entry : entries) add(entry.filename(), entry);
-  }
-  if (!options.chat_template.empty()) {
-    if (!exists(options.chat_template))
-      refuse(Exit::kInput, "data.chat_template names no file", options.chat_template,
-             "name a file that holds a chat template in Jinja");
-    add("own template", options.chat_template);
-  }
-  if (asks_for_date(options)) parts.push_back("date " + options.date);
-  // The kind of a file follows from its suffix, so the suffix is part of the key: ".jsonl", ".jsonl.gz".
-  for (const std::string& file : files) {
-    const fs::path name(file);
-    const bool packed = name.extension() == ".gz" || name.extension() == ".zst";
-    add((packed ? name.stem().extension().string() : "") + name.extension().string(), file);
-  }
-  return combine(parts);
 }
 
 // Held while a cache is written, so that one of several runs tokenizes and the others wait for it.
@@ -147,15 +88,8 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                 const ContentKey& key) {
   const std::string program = options.program_dir + "/prepare.py";
   if (!exists(program)) refuse(Exit::kInternal, "the data program is not installed", program, "build again");
-  Json request = row_options(options);
-  request.update({{"files", files},
-                  {"model_dir", options.model_dir},
-                  {"chat_template", options.chat_template},
-                  {"workers", options.workers},
-                  {"vocab", options.vocab},
-                  {"date", asks_for_date(options) ? options.date : ""},
-                  {"out", out},
-                  {"key", to_hex(key)}});
+  Json request = prepare_request(options, files);
+  request.update({{"out", out}, {"key", to_hex(key)}});
   ask_python(options.python, program, request, options.stopped);
 }
 
@@ -305,7 +239,7 @@ Prepared prepare_quietly(const PrepareOptions& options) {
   const auto [files, counts] = data_files(options);
   const std::string dir = make_cache_dir(options.cache_dir);
   ContentHasher hasher(dir + "/hashes");
-  const ContentKey key = key_of(options, files, hasher);
+  const ContentKey key = token_key(options, files, hasher);
   hasher.save();
   const std::string path = token_path(dir, key);
   if (auto found = cached(path, key, counts, false)) return *found;
@@ -336,6 +270,8 @@ Prepared prepare_quietly(const PrepareOptions& options) {
   return describe(TokenFile(path), false, counts);
 }
 
+}  // namespace
+
 // Not cached: "auto" and "plain" share their tokens.
 std::string note_on_rendering(const Prepared& prepared, Render render) {
   if (render != Render::kAuto) {
@@ -355,8 +291,6 @@ std::string note_on_rendering(const Prepared& prepared, Render render) {
       prepared.plain_pairs, prepared.plain_pairs == 1 ? "row is" : "rows are");
 }
 
-}  // namespace
-
 Prepared prepare_tokens(const PrepareOptions& options) {
   Prepared prepared = prepare_quietly(options);
   const std::string note = note_on_rendering(prepared, options.render);
@@ -371,7 +305,7 @@ std::optional<Prepared> find_tokens(const PrepareOptions& options) {
     ContentHasher hasher(options.cache_dir + "/hashes");
     if (!std::ranges::all_of(files, [&](const std::string& file) { return hasher.knows(file); }))
       return std::nullopt;
-    const ContentKey key = key_of(options, files, hasher);
+    const ContentKey key = token_key(options, files, hasher);
     return cached(token_path(options.cache_dir, key), key, counts, false);
   } catch (const Error&) {  // a missing file, or anything else that a run will refuse
     return std::nullopt;

@@ -54,8 +54,9 @@ struct SamplePiece {
 };
 
 struct Prepared {
-  std::string path;  // of the token file
+  std::string path;  // of the token file; of streamed rows a key of their files
   bool from_cache = false;
+  bool streamed = false;  // nothing is on a disk, and the numbers are of the first rows
   int64_t examples = 0, tokens = 0, trained_tokens = 0;
   int64_t dropped = 0;                     // examples without a target
   std::vector<ExampleRange> text = {};     // ranges of plain-text examples
@@ -80,6 +81,10 @@ Prepared prepare_evaluation(PrepareOptions options);
 // The result of prepare_tokens if it is in `cache_dir`; nullopt if it would have to work, including large
 // data files whose hash is not cached. Never throws because of the data.
 std::optional<Prepared> find_tokens(const PrepareOptions& options);
+
+// Of rows of a plain prompt and completion whose model has a chat template, or of a data.render that changes
+// nothing; "": no note.
+std::string note_on_rendering(const Prepared& prepared, Render render);
 
 // For messages: the first few of PrepareOptions::files.
 std::string names_of(const std::vector<std::string>& files);

@@ -93,6 +93,14 @@ PythonSession::~PythonSession() {
   }
 }
 
+void PythonSession::receive() {
+  char buffer[65536];
+  const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
+  if (n < 0 && errno == EINTR) return;
+  if (n <= 0) refuse(Exit::kInput, "the text program has ended", program_, "see its own message above");
+  received_.append(buffer, static_cast<size_t>(n));
+}
+
 Json PythonSession::ask(const Json& request) {
   const auto ended = [&] {
     refuse(Exit::kInput, "the text program has ended", program_, "see its own message above");
@@ -104,17 +112,22 @@ Json PythonSession::ask(const Json& request) {
     if (n > 0) sent += static_cast<size_t>(n);
   }
   size_t end = 0;
-  while ((end = received_.find('\n')) == std::string::npos) {
-    char buffer[65536];
-    const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
-    if (n == 0 || (n < 0 && errno != EINTR)) ended();
-    if (n > 0) received_.append(buffer, static_cast<size_t>(n));
+  while ((end = received_.find('\n', end)) == std::string::npos) {
+    end = received_.size();
+    receive();
   }
   const Json answer = Json::parse(received_.substr(0, end), nullptr, false);
   received_.erase(0, end + 1);
   throw_error_of(answer);
   if (!answer.is_object()) ended();
   return answer;
+}
+
+std::string PythonSession::take(size_t bytes) {
+  while (received_.size() < bytes) receive();
+  std::string out = received_.substr(0, bytes);
+  received_.erase(0, bytes);
+  return out;
 }
 
 }  // namespace lm

@@ -26,8 +26,12 @@ class PythonSession {
 
   // Throws Error(11) for an error reported by the program, and if it has ended.
   nlohmann::json ask(const nlohmann::json& request);
+  // The bytes that follow the last response; throws likewise.
+  std::string take(size_t bytes);
 
  private:
+  void receive();
+
   std::string program_;
   int socket_ = -1;
   int pid_ = -1;

@@ -36,9 +36,9 @@ std::string sample_view(const Prepared& prepared, bool terminal, const SampleLen
   const double share = prepared.tokens > 0 ? 100.0 * static_cast<double>(prepared.trained_tokens) /
                                                  static_cast<double>(prepared.tokens)
                                            : 0.0;
-  std::string view =
-      fmt::format("data: {} examples, {} tokens, {:.1f} % of them trained{}\n", prepared.examples,
-                  prepared.tokens, share, prepared.from_cache ? " (from the cache)" : "");
+  std::string view = fmt::format("data: {}{} examples, {} tokens, {:.1f} % of them trained{}\n",
+                                 prepared.streamed ? "streamed; of the first rows " : "", prepared.examples,
+                                 prepared.tokens, share, prepared.from_cache ? " (from the cache)" : "");
   for (const std::string& note : prepared.notes) view += "data: " + escape_controls(note) + "\n";
   view += terminal ? "one example, trained text in green:\n" : "one example, trained text between « and »:\n";
   const bool text = !prepared.text.empty() && prepared.text.front().begin == 0;

@@ -109,6 +109,11 @@ struct Context {
   }
   // Of the shape and type of x.
   View like(const View& x) const { return tensor(x.rows, x.columns, x.dtype); }
+  // The same with memory from another arena.
+  Context with(Arena& other) const {
+    return {spec,       dtype, device, kernels, stream, other, rope, uploads, documents_at_once,
+            round_rows, counts};
+  }
 };
 
 // The rows of x behind the first `used` become zero.

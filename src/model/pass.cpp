@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "model/score_head.h"
 
@@ -11,8 +12,9 @@ namespace lm {
 // The activations of a group of micro-batches lie in the arena in the order forward makes them:
 //   [batch 0] [carried 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] ...
 // and backward gives them back from the end, block by block. [saved b] is the part that the block's level of
-// recomputation keeps; the other part lies behind everything, around forward and around backward of b. Inputs
-// that live off the device lie in their slots instead.
+// recomputation keeps; the other part lies behind everything, around forward and around backward of b. Where
+// activations live off the device, x_in b and [saved b] lie in one array of a slot instead. It may be another
+// slot in backward, so its views are made again there.
 //
 // Where a tied table's gradient is made last, before all of that lie what it is made of and the slot of the
 // blocks' gradients; when these have ended, it takes the slot's place and what lies behind:
@@ -227,6 +229,29 @@ View Pass::input(int64_t block, int64_t micro) {
   return view_of(memory_.input(block, micro), context_.dtype, m.device.rows, context_.spec.hidden);
 }
 
+void Pass::keep(const TransformerBlock& bound, int64_t block, int64_t micro, Keep how) {
+  MicroBatch& m = at(micro);
+  const Recompute level = config_.recompute.of(block);
+  const auto allocate = [&](const Context& context) {
+    allocate_block_saved(context, bound, m.device.rows, level, SavedPart::kKept,
+                         m.saved[static_cast<size_t>(block)]);
+  };
+  if (!config_.inputs_off_device()) {
+    if (how == Keep::kMake) allocate(context_);
+    return;
+  }
+  if (level == Recompute::kBlock) return allocate(context_);  // nothing
+  const int64_t input_bytes = round_up(
+      view_of(nullptr, context_.dtype, m.device.rows, context_.spec.hidden).bytes(), Arena::kAlignment);
+  Arena counted{Arena::Rehearsed{}};
+  allocate(context_.with(counted));
+  const int64_t bytes = input_bytes + counted.mark();
+  std::byte* const memory =
+      how == Keep::kMake ? memory_.make_input(block, micro, bytes) : memory_.input(block, micro);
+  Arena placed(context_.device, memory + input_bytes, counted.mark());
+  allocate(context_.with(placed));
+}
+
 void Pass::begin_micro(int64_t micro) {
   if (first_of_group(micro)) group_mark_ = context_.arena.mark();
   const bool backward = config_.first_trained < head_;
@@ -253,7 +278,7 @@ void Pass::forward(int64_t block, int64_t micro) {
   const Recompute level = config_.recompute.of(block);
   BlockSaved& saved = m.saved[b];
   if (first_of_group(micro)) mark_[b] = context_.arena.mark();
-  allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kKept, saved);
+  keep(bound, block, micro, Keep::kMake);
   const View x_out = make_input(block + 1, micro);
   const ArenaFrame frame(context_.arena);
   allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, saved);
@@ -306,6 +331,7 @@ void Pass::recompute(int64_t block, int64_t micro) {
   const TransformerBlock bound = bind_block(block, false, true);
   recompute_mark_ = context_.arena.mark();
   const Recompute level = config_.recompute.of(block);
+  keep(bound, block, micro, Keep::kFind);
   allocate_block_saved(context_, bound, m.device.rows, level, SavedPart::kRecomputed, m.saved[b]);
   block_recompute(context_, bound, m.device, input(block, micro), level, m.saved[b]);
 }
@@ -319,7 +345,9 @@ void Pass::backward(int64_t block, int64_t micro) {
   const auto b = static_cast<size_t>(block);
   if (micro == 0) memory_.begin_gradient(block);
   if (block + 1 == head_) zero_lent_gradients(context_, m.carried);
-  block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
+  const TransformerBlock bound = bind_block(block, true, true);
+  if (config_.recompute.of(block) == Recompute::kNone) keep(bound, block, micro, Keep::kFind);
+  block_backward(context_, bound, m.device, input(block, micro), m.saved[b],
                  {.dx = m.dx, .first = micro == 0, .want_dx = block > first_trained_});
   if (config_.recompute.of(block) != Recompute::kNone) context_.arena.rewind(recompute_mark_);
   // Inputs alone stay until the group ends: a second backward may want them.

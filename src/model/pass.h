@@ -29,8 +29,9 @@ class PassMemory {
   // Replaces each row's nll [R] by its weight in the loss; only called with StepConfig::two_phases. Of a head
   // of scores: replaces the rows' scores [R, labels] by the gradient of the step's loss.
   virtual void weigh(int64_t micro, const View& rows) = 0;
-  // Of inputs that live off the device (StepConfig::inputs_off_device): memory for one of so many bytes
-  // that is about to be made, and where one that was made is now.
+  // Of activations of a block that live off the device (StepConfig::inputs_off_device): its input, and
+  // behind it what its forward keeps for its backward. make_input: memory for so many bytes of them, which
+  // are about to be made; those that are there already stay. input: where they are now.
   virtual std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) = 0;
   virtual std::byte* input(int64_t block, int64_t micro) = 0;
 };
@@ -88,6 +89,9 @@ class Pass {
   // x_in [T, H] of a block; `make_input` gives it memory first.
   View input(int64_t block, int64_t micro);
   View make_input(int64_t block, int64_t micro);
+  // Gives what the block keeps from forward to backward memory, before forward, or its place again.
+  enum class Keep : uint8_t { kMake, kFind };
+  void keep(const TransformerBlock& bound, int64_t block, int64_t micro, Keep how);
 
   BindOptions options(bool training) const;
   TransformerBlock bind_block(int64_t block, bool gradient, bool training);

@@ -65,6 +65,9 @@ constexpr std::array kKnown = {
     KnownGpu{"A10G", 70, 35, 600, 24, 80, {8, 6}},
     KnownGpu{"A10", 125, 31.2, 600, 24, 72, {8, 6}},
     KnownGpu{"L4", 121, 30.3, 300, 24, 58, {8, 9}},
+    // Of fp16: it has no bf16. "NVIDIA T4" (data sheet): 65 TFLOPS of mixed precision, 8.1 of single, 320
+    // tensor cores in 40 multiprocessors, 16 GB of GDDR6 at 320 GB/s.
+    KnownGpu{"T4", 65, 8.1, 320, 16, 40, {7, 5}},
 };
 
 std::string lower(std::string text) {

@@ -31,13 +31,11 @@ std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) 
     home = to;
     out.push_back(homes);
   };
-  const RecomputeChoice& recompute = in.config.train.recompute;
-  const bool inputs_alone = recompute.chosen_by_plan() || recompute.whole();
   const auto move_all = [&](Home to) {
     move(offload.optimizer, homes.optimizer, to);
     if (in.adapter == nullptr && !in_backward) move(offload.gradients, homes.gradients, to);
     move(offload.weights, homes.weights, to);
-    if (inputs_alone) move(offload.activations, homes.activations, to);
+    move(offload.activations, homes.activations, to);
   };
   for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < kTierCount; ++t)
     if (tier_space(in, static_cast<Home>(t)).there) move_all(static_cast<Home>(t));

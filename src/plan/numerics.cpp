@@ -90,7 +90,8 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
     n.recompute = in.config.train.recompute;
     return set_micro_batch(in, std::max(largest_micro_batch(in, plan, homes, n.recompute), least), n);
   }
-  // Block inputs off the device are of use only where nothing else is saved.
+  // Where activations are off the device, the micro-batch is the one that fits if all but block inputs is
+  // recomputed. Whether more is kept there is a matter of time (recompute_level.h).
   const bool off_device = homes.activations != nearest_tier(in.device);
   const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, homes, Recompute::kNone);
   const int64_t block = largest_micro_batch(in, plan, homes, Recompute::kBlock);

@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "base/bytes.h"
+#include "plan/activation_arrays.h"
 #include "plan/forecast.h"
 #include "plan/limits.h"
 #include "plan/tile_cutter.h"
@@ -95,17 +96,12 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 }
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
-  const int64_t each =
-      plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool off_device =
-      is_off_device(home, in.device) && plan.recompute().whole() && plan.placement.group <= kMostInGroup;
+      in.trains() && is_off_device(home, in.device) && plan.placement.group <= kMostInGroup;
   plan.placement.inputs = {in.first_trained()};
-  const int64_t arrays = (plan.placement.inputs.place(last_block(in)) + 1) * plan.placement.group;
-  std::vector<int64_t> bytes;
-  // Their sum stays a number, however far it is from any memory.
-  if (off_device) bytes.assign(static_cast<size_t>(arrays), std::min(each, Arena::kEndless / arrays));
   // In and out of a block are held at once.
-  plan.placement.pool(Pool::kActivations) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
+  plan.placement.pool(Pool::kActivations) = make_pool(
+      home, off_device ? activation_arrays(in, plan) : std::vector<int64_t>(), kSlots + 1, in.device);
 }
 
 Tier* tier_of(Plan& plan, Home home) {

@@ -51,8 +51,6 @@ std::vector<RecomputeChoice> recompute_levels() {
 
 void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan) {
   if (!in.trains() || in.recorded != nullptr || !in.config.train.recompute.chosen_by_plan()) return;
-  // Offloaded block inputs need the level "block".
-  if (is_off_device(asked_home(in.config.offload.activations, in.device), in.device)) return;
   if (!plan.fits || (plan.recompute() == Recompute::kNone && !moves_anything(plan))) return;
   const RecomputeChoice first = plan.recompute();
   std::optional<Candidate> best;

@@ -42,8 +42,13 @@ class RehearsedMemory : public PassMemory {
     if (inputs.defined()) sum(inputs);
   }
   void weigh(int64_t, const View&) override {}
-  std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
+  std::byte* make_input(int64_t block, int64_t, int64_t bytes) override {
+    int64_t& most = activations_[block];
+    most = std::max(most, bytes);
+    return nowhere();
+  }
   std::byte* input(int64_t, int64_t) override { return nowhere(); }
+  int64_t activations(int64_t block) const { return activations_.at(block); }  // bytes off the device
 
  private:
   static std::byte* nowhere() { return reinterpret_cast<std::byte*>(Arena::kAlignment); }
@@ -51,6 +56,7 @@ class RehearsedMemory : public PassMemory {
   const Context& context_;
   std::vector<Unit> units_;
   const BatchShape& batch_;
+  std::map<int64_t, int64_t> activations_;  // of each block
 };
 
 // A pass of the layers that stand for all, with all that it works on. Micro-batches are alike: documents of
@@ -133,6 +139,7 @@ class Rehearsal {
   }
 
   const Arena& arena() const { return arena_; }
+  int64_t activations(int64_t block) const { return memory_.activations(block); }
   const Cost& cost() const { return counts_.cost; }
   const std::vector<ScheduleUnit>& units() const { return step_.units; }
   int64_t layers() const { return model_.spec.layer_count(); }
@@ -301,6 +308,18 @@ ArenaNeed arena_need(const ModelParts& model, const StepConfig& step, int64_t to
     if (steady || few >= kMost) return need_of(model.spec, step, tokens, all);
   }
   return arena_need_whole(model, step, tokens, documents);
+}
+
+std::vector<int64_t> offloaded_activations(const ModelParts& model, const StepConfig& step, int64_t tokens,
+                                           int64_t documents) {
+  StepConfig off_device = of_group_size(step, 1);
+  off_device.pool(Pool::kActivations).slots = 1;
+  Rehearsal rehearsal(model, off_device, fullest(model.spec, step, tokens, documents));
+  rehearsal.step(1, [](const Operation&, int64_t) {});
+  std::vector<int64_t> out(1, 0);
+  for (int64_t block = 1; block <= model.spec.layer_count() + 1; ++block)
+    out.push_back(rehearsal.activations(rehearsal.stands_for(block)));
+  return out;
 }
 
 int64_t arena_need_forward(const ModelParts& model, const StepConfig& step, int64_t tokens,

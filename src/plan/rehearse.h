@@ -29,6 +29,10 @@ struct ArenaNeed {
 ArenaNeed arena_need_whole(const ModelParts& model, const StepConfig& step, int64_t tokens,
                            int64_t documents);
 ArenaNeed arena_need(const ModelParts& model, const StepConfig& step, int64_t tokens, int64_t documents);
+// Bytes of a micro-batch's activations of each block where they live off the device: its input, and behind it
+// what its level of recomputation keeps. The first entry, the embedding's, is 0.
+std::vector<int64_t> offloaded_activations(const ModelParts& model, const StepConfig& step, int64_t tokens,
+                                           int64_t documents);
 // Evaluation and generation: forward only.
 int64_t arena_need_forward(const ModelParts& model, const StepConfig& step, int64_t tokens,
                            int64_t documents);

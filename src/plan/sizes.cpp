@@ -229,6 +229,15 @@ void add_starts(const PlanInput& in, const Plan& plan, ClassTable& table) {
   }
 }
 
+// The documents of streamed rows, each with 4 bytes of id and a mark per token.
+void add_streamed(const PlanInput& in, ClassTable& table) {
+  const DataConfig& data = in.config.data;
+  if (!data.streaming) return;
+  const int64_t sequences = in.config.train.global_batch + (data.packing ? kOpenSequences : 0);
+  table.host("documents", 5 * data.max_length * (data.shuffle_window + sequences),
+             fmt::format("at most, of data.shuffle_window = {}", data.shuffle_window));
+}
+
 // Of the trained or the frozen weights.
 OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
   PoolPlan pool = p.pool(Pool::kWeights), shards = p.pool(Pool::kWeightShards);
@@ -308,6 +317,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("exchange", kDeviceRankStagingBytes + sums, "what comes from other GPUs to be added");
     table.device("NCCL", kNcclBytes, "its channels");
   }
+  if (in.trains()) add_streamed(in, table);
   add_libraries(in, plan, table);
   return table.take();
 }

@@ -17,6 +17,8 @@ class Rehearsals {
   ArenaNeed arena(const PlanInput& in, const Plan& plan);
   // Of one micro-batch.
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
+  // Of a plan whose homes are chosen and which is not sized yet (rehearse.h: offloaded_activations).
+  const std::vector<int64_t>& activations(const PlanInput& in, const Plan& plan);
 
  private:
   // The model, all that a dry run depends on, tokens, documents or micro-batches, and whether it trains.
@@ -26,6 +28,7 @@ class Rehearsals {
 
   std::map<Key, ArenaNeed> arenas_;
   std::map<Key, int64_t> gemm_shapes_;
+  std::map<Key, std::vector<int64_t>> activations_;
 };
 
 // All that a plan is made from; borrowed for the call.

@@ -62,8 +62,9 @@ struct ScheduleUnit {
 // The units of a model (list_units says which), all state on the device.
 std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments = 0);
 
-// Places of block inputs off the device. The inputs of blocks before the first trained one take two places in
-// turns: each ends when the next one has been computed, and no backward reads it.
+// Places of block inputs off the device, and of what these blocks keep. The inputs of blocks before the first
+// trained one take two places in turns: each ends when the next one has been computed, and no backward reads
+// it.
 struct InputPlaces {
   int64_t first_trained = 0;                                                   // block
   int64_t passing() const { return std::max<int64_t>(first_trained - 1, 0); }  // such inputs
@@ -130,7 +131,7 @@ struct StepConfig {
 
   // Transfers. Arrays: weights and gradients, and their shards, by unit; optimizer by tile, the blocks' tiles
   // one after another; activations place x group + micro-batch in its group, the place of the input of blocks
-  // 1 .. L + 1.
+  // 1 .. L + 1, which has behind it what the block's level of recomputation keeps.
   std::array<PoolShape, kPools> pools = {};
   std::vector<int64_t> first_tile = {};  // of each block
 
@@ -167,7 +168,8 @@ struct StepConfig {
   bool moves_shards() const {  // of weights or gradients, between their tier and slots of their own
     return pool(Pool::kWeightShards).slots + pool(Pool::kGradientShards).slots > 0;
   }
-  bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }  // of blocks
+  // Activations: block inputs, with what their blocks keep.
+  bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }
   int64_t input_array(int64_t block, int64_t micro) const {
     return InputPlaces{first_trained}.place(block) * group + micro % group;
   }

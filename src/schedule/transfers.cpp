@@ -98,19 +98,25 @@ class UseCollector {
     if (role == UnitRole::kVocabularySegment) return;
     const int64_t block = config_.unit(op.unit).block;
     const auto input = [&](int64_t b) { return config_.input_array(b, op.micro); };
-    const bool last = !config_.measures() || checked_;  // of the backwards
+    // Of the backwards: a second one finds nothing but block inputs; else a second forward comes first.
+    const bool last = !config_.measures() || checked_ || !config_.recompute.whole();
+    const Recompute level = config_.recompute.of(block);
+    const bool trained = role == UnitRole::kBody && block >= config_.first_trained;
     switch (op.kind) {
       case OperationKind::kForward:
         if (role == UnitRole::kEmbedding) checked_ = false;
-        if (role != UnitRole::kEmbedding)
-          add({index, index, input(block), true, false, block < config_.first_trained});
+        if (role != UnitRole::kEmbedding) {
+          const bool keeps = trained && level != Recompute::kBlock;  // behind its input
+          add({index, index, input(block), true, keeps, block < config_.first_trained});
+        }
         if (role != UnitRole::kFinalNorm) add({index, index, input(block + 1), false, true, false});
         break;
       case OperationKind::kHead:
         add({index, index, input(block), true, false, last});
         break;
       case OperationKind::kBackward:
-        if (role == UnitRole::kFinalNorm) add({index, index, input(block), true, false, last});
+        if (role == UnitRole::kFinalNorm || (trained && level == Recompute::kNone))
+          add({index, index, input(block), true, false, last});
         break;
       case OperationKind::kRecompute:  // its backward follows at once
         add({index, index + 1, input(block), true, false, last});

@@ -18,7 +18,7 @@ constexpr int64_t kSkipWindow = 100;
 
 }  // namespace
 
-Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
+Trainer::Trainer(Rank& rank, BatchSource& loader, const Config& config, const TrainerOptions& options,
                  MetricsFile& metrics)
     : rank_(rank),
       config_(config),
@@ -187,6 +187,39 @@ void Trainer::restore(const TrainerState& state) {
 
 namespace {
 
+Json position_json(const LoaderPosition& data) {
+  Json json = {{"epoch", data.epoch}, {"step", data.step}, {"fingerprint", data.fingerprint}};
+  if (!data.stream) return json;
+  const StreamAnchor& at = *data.stream;
+  json["stream"] = {{"file", at.rows.file},      {"row", at.rows.row},      {"byte", at.rows.byte},
+                    {"format", at.rows.format},  {"rows", at.rows.rows},    {"done", at.rows.done},
+                    {"skip", at.skip},           {"examples", at.examples}, {"window", at.window},
+                    {"sequences", at.sequences}, {"room", at.room}};
+  return json;
+}
+
+LoaderPosition parse_position(const Json& json) {
+  const auto whole = [](const Json& object, const char* key) { return json_integer(object.at(key)); };
+  LoaderPosition data = {whole(json, "epoch"), whole(json, "step"), whole(json, "fingerprint")};
+  const auto found = json.find("stream");
+  if (found == json.end()) return data;
+  const Json& at = *found;
+  StreamAnchor anchor{.rows = {.file = whole(at, "file"),
+                               .row = whole(at, "row"),
+                               .byte = whole(at, "byte"),
+                               .format = at.at("format").get<std::string>(),
+                               .rows = whole(at, "rows"),
+                               .done = whole(at, "done")},
+                      .skip = whole(at, "skip"),
+                      .examples = whole(at, "examples"),
+                      .window = whole(at, "window"),
+                      .sequences = whole(at, "sequences"),
+                      .room = {}};
+  for (const Json& room : at.at("room")) anchor.room.push_back(json_integer(room));
+  data.stream = std::move(anchor);
+  return data;
+}
+
 // What the state of every run has.
 Json common_json(const TrainerState& s) {
   return {{"step", s.step},
@@ -202,7 +235,7 @@ Json common_json(const TrainerState& s) {
             {"factor", s.plateau.factor},
             {"bad", s.plateau.bad},
             {"seen", s.plateau.seen}}},
-          {"data", {{"epoch", s.data.epoch}, {"step", s.data.step}, {"fingerprint", s.data.fingerprint}}}};
+          {"data", position_json(s.data)}};
 }
 
 }  // namespace
@@ -220,7 +253,7 @@ Json state_json(const TrainerState& s) {
 TrainerState parse_trainer_state(const Json& json, const std::string& place) {
   try {
     const auto whole = [](const Json& object, const char* key) { return json_integer(object.at(key)); };
-    const Json &plateau = json.at("plateau"), &data = json.at("data"), &best = json.at("best_eval");
+    const Json &plateau = json.at("plateau"), &best = json.at("best_eval");
     TrainerState s;
     s.step = whole(json, "step"), s.best_step = whole(json, "best_step"), s.tokens = whole(json, "tokens");
     s.skipped = whole(json, "skipped"), s.skipped_in_row = whole(json, "skipped_in_row");
@@ -228,7 +261,7 @@ TrainerState parse_trainer_state(const Json& json, const std::string& place) {
     s.no_lower = whole(json, "no_lower");
     if (!best.is_null()) s.best_eval = best.get<double>();
     s.plateau = {plateau.at("best"), plateau.at("factor"), whole(plateau, "bad"), whole(plateau, "seen")};
-    s.data = {whole(data, "epoch"), whole(data, "step"), whole(data, "fingerprint")};
+    s.data = parse_position(json.at("data"));
     if (const auto found = json.find("loss_scale"); found != json.end()) {
       s.loss_scale = {found->at("scale").get<float>(), whole(*found, "good"), whole(*found, "overflows")};
       const bool valid = std::isfinite(s.loss_scale->scale) && s.loss_scale->scale > 0;

@@ -63,7 +63,7 @@ TrainerState parse_trainer_state(const Json& json, const std::string& place);
 
 class Trainer {
  public:
-  Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
+  Trainer(Rank& rank, BatchSource& loader, const Config& config, const TrainerOptions& options,
           MetricsFile& metrics);
 
   TrainerResult run(const TrainerHooks& hooks);

@@ -175,7 +175,8 @@ void refuse_what_is_set(const Json& config, AdapterKind kind, const ModelSpec* b
     fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM and SEQ_CLS",
          place);
   if (task == "SEQ_CLS" && !is_score_head(config, config.value("modules_to_save", Json())))
-    fail("task_type", "= \"SEQ_CLS\" has a head of scores, and modules_to_save does not name \"score\"", place);
+    fail("task_type", "= \"SEQ_CLS\" has a head of scores, and modules_to_save does not name \"score\"",
+         place);
   // These initialisations also changed the base weights, so the stored A and B do not fit the published base.
   const auto init = config.find("init_lora_weights");
   if (init != config.end() && init->is_string() && *init != "gaussian" && *init != "orthogonal" &&

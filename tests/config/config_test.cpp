@@ -209,6 +209,8 @@ TEST(Config, KnowsWhatOthersCallARule) {
   EXPECT_EQ(optimizer("adamw_8bit").written, "");  // ours
   EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"paged_adamw_8bits\"\n"),
              "did you mean \"paged_adamw_8bit\"?");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"galore_adamw_8bit\"\n"),
+             "\"galore_adamw_8bit\"; GaLore's steps follow from singular vectors");
   // A run keeps our name, and goes on whichever was written.
   const Config theirs =
       parse_config(std::string(kLeast) + "[optimizer]\nname = \"adamw_bnb_8bit\"\n", "", {});
@@ -291,9 +293,6 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"5000B\"\n"), "is not a multiple of 4KiB");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
              "offload.weights = \"nvme\" needs offload.paths");
-  EXPECT_HAS(
-      failure(std::string(kLeast) + "[train]\nrecompute = \"none\"\n[offload]\nactivations = \"host\"\n"),
-      "set train.recompute = \"block\"");
   EXPECT_HAS(
       failure(std::string(kLeast) + "[train]\nupdate = \"in_backward\"\n[offload]\ngradients = \"host\"\n"),
       "has at most one block's");

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "data/loader.h"
 #include "memory_source.h"
 
 namespace lm {

@@ -1,6 +1,7 @@
 #include "data/prepare.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -21,6 +22,7 @@
 #include "base/process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
+#include "data/python_rows.h"
 #include "data/sample_view.h"
 #include "tests/support/until.h"
 
@@ -121,6 +123,74 @@ TEST_F(Prepare, FindsASecondStartsTokensWithoutPython) {
   EXPECT_EQ(second.path, first.path);
   EXPECT_EQ(second.tokens, first.tokens);
   EXPECT_EQ(second.sample.size(), first.sample.size());
+}
+
+// All examples of the stream from here on: tokens, then marks.
+std::vector<std::vector<int32_t>> rest_of(RowStream& rows, std::vector<RowPosition>* ends = nullptr) {
+  std::vector<std::vector<int32_t>> out;
+  while (const auto chunk = rows.next()) {
+    auto token = chunk->tokens.begin();
+    auto mark = chunk->trained.begin();
+    for (const int64_t length : chunk->lengths) {
+      std::vector<int32_t>& one = out.emplace_back(token, token + length);
+      one.insert(one.end(), mark, mark + length);
+      token += length, mark += length;
+    }
+    if (ends != nullptr) ends->push_back(chunk->end);
+  }
+  return out;
+}
+
+TEST_F(Prepare, StreamsTheTokensOfATokenFile) {
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text +=
+        fmt::format("{{\"prompt\":\"ask: one \",\"completion\":\"two{}\"}}\n", i % 3 == 0 ? " three" : "");
+  write("many.jsonl", text);
+  const PrepareOptions wanted = options({dir_ + "/many.jsonl", dir_ + "/a.jsonl"});
+  const Prepared prepared = prepare_tokens(wanted);
+  const TokenFile file(prepared.path);
+  PythonRows rows(wanted, false);
+  std::vector<RowPosition> ends;
+  const auto all = rest_of(rows, &ends);
+  ASSERT_EQ(std::ssize(all), file.examples());
+  ExampleBuffer buffer;
+  for (int64_t i = 0; i < file.examples(); ++i) {
+    const ExampleView view = file.example(i, 0, file.length(i), buffer);
+    std::vector<int32_t> one(view.tokens.begin(), view.tokens.end());
+    one.insert(one.end(), view.trained.begin(), view.trained.end());
+    EXPECT_EQ(all[static_cast<size_t>(i)], one);
+  }
+  ASSERT_EQ(ends.size(), 4U);  // of 128 rows at most, of one file
+  EXPECT_EQ(ends[1].rows, 256);
+  rows.seek(ends[1]);
+  EXPECT_EQ(rest_of(rows), std::vector(all.begin() + 256, all.end()));
+  EXPECT_EQ(ends.back().done, rows.total_bytes());
+  const Prepared& first = rows.first_rows();
+  EXPECT_TRUE(first.streamed);
+  EXPECT_EQ(first.examples, 129);  // the first rows of each file
+  EXPECT_EQ(first.plain_pairs, 129);
+  EXPECT_EQ(first.sample.size(), prepared.sample.size());
+  EXPECT_EQ(first.sample_tokens, prepared.sample_tokens);
+}
+
+TEST_F(Prepare, AStreamKnowsItsFilesByTheirEnds) {
+  const auto key = [&] { return PythonRows(options({dir_ + "/a.jsonl"}), false).fingerprint(); };
+  const int64_t before = key();
+  EXPECT_EQ(key(), before);
+  write("a.jsonl", "{\"prompt\":\"ask: two \",\"completion\":\"two three\"}\n");
+  EXPECT_NE(key(), before);
+}
+
+TEST_F(Prepare, AStreamNamesABadRow) {
+  write("bad.jsonl", "{\"prompt\":\"ask: one \",\"completion\":\"two\"}\n{\"prompt\":1}\n");
+  try {
+    PythonRows(options({dir_ + "/bad.jsonl"}), false);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kInput);
+    EXPECT_EQ(error.text().place, dir_ + "/bad.jsonl:2");
+  }
 }
 
 // Of rows of choices training has the right ending with its end, an evaluation every ending without one.

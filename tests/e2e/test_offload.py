@@ -117,6 +117,15 @@ def resident(work):
     return {name: (numbers(work, name), weights_hash(work, name)) for name in ("full", "lora")}
 
 
+@pytest.mark.parametrize("recompute", ['"none"', '"attention"', "2"])
+def test_what_blocks_keep_may_be_on_disk(work, resident, recompute):
+    name = "kept_" + recompute.strip('"')
+    train(work, name, f"train.recompute={recompute}", "offload.activations=nvme", f'offload.paths=["{work / "swap"}"]')
+    assert numbers(work, name) == resident["full"][0]
+    assert weights_hash(work, name) == resident["full"][1]
+    assert all(int(row["read_bytes"]) > 0 for row in rows(work, name) if "loss" in row)
+
+
 @pytest.mark.parametrize("method, engine", some_of(("full", "uring"), ("lora", "threads"), ("full", "threads"), ("lora", "uring"), short=2))
 def test_where_state_lives_changes_no_bit(work, resident, method, engine):
     skip_without(engine)

@@ -1,5 +1,5 @@
 """`lmlaunch serve`: OpenAI's requests over HTTP, against transformers and against what the same model does alone; what is refused; and
-lm-evaluation-harness as a client. Requests are written by hand, so that the suite needs no client's package."""
+OpenAI's package and lm-evaluation-harness as clients. Other requests are written by hand."""
 
 import concurrent.futures
 import http.client
@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 
+import openai
 import peft
 import pytest
 import tokenizers
@@ -280,6 +281,27 @@ def test_an_adapter_of_a_run_is_served_and_the_run_is_not_locked(work):  # noqa:
     assert server.good("/v1/chat/completions", body)["choices"][0]["message"]["content"] == expected["text"]
     lmlaunch(config(work, "served", train__steps=6, **settings), cwd=work)  # takes the run's lock
     server.end()
+
+
+def test_openais_package_drives_it(server):
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0, timeout=120)
+    [model] = client.models.list().data
+    asked = {"model": model.id, "max_tokens": 8, "temperature": 0}
+    written = server.completion("hello there", max_tokens=8, logprobs=1)
+    answer = client.completions.create(prompt="hello there", logprobs=1, **asked)
+    assert answer.choices[0].text == written["choices"][0]["text"] and answer.usage.model_dump(include=set(written["usage"])) == written["usage"]
+    assert answer.choices[0].logprobs.token_logprobs == written["choices"][0]["logprobs"]["token_logprobs"]
+    parts = list(client.completions.create(prompt="hello there", stream=True, **asked))
+    assert len(parts) > 3 and "".join(part.choices[0].text for part in parts) == answer.choices[0].text
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    said = client.chat.completions.create(messages=messages, **asked).choices[0]
+    told = server.good("/v1/chat/completions", {"messages": messages, **asked})["choices"][0]
+    assert (said.message.content, said.finish_reason) == (told["message"]["content"], told["finish_reason"])
+    deltas = [part.choices[0].delta.content or "" for part in client.chat.completions.create(messages=messages, stream=True, **asked)]
+    assert "".join(deltas) == said.message.content
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(prompt="hello", n=2, **asked)
+    assert refused.value.param == "n"
 
 
 @pytest.mark.skipif(not FULL or importlib.util.find_spec("lm_eval") is None, reason="--full, with lm_eval 0.4.13 installed")

@@ -44,6 +44,7 @@ TEST(ImaginedGpu, SaysWhatIsAssumed) {
     return assumptions(*imagined_gpu(line(std::move(flags))));
   };
   EXPECT_EQ(said({"--gpu", "RTX-4090"}), "RTX-4090: 22.35 GiB, 165.2 TFLOP/s of bf16, 1008 GB/s");
+  EXPECT_EQ(said({"--gpu", "T4"}), "T4: 14.90 GiB, 65 TFLOP/s of fp16, 320 GB/s");
   EXPECT_EQ(said({"--gpu-memory", "24GiB"}),
             "a GPU: 24.00 GiB, 100 TFLOP/s of bf16 (assumed), 500 GB/s (assumed)");
   EXPECT_EQ(said({"--gpu-memory", "24GiB", "--gpu-flops", "71.5", "--gpu-bandwidth", "936GB"}),

@@ -47,6 +47,11 @@ TEST(Gpu, KnowsTheCardsThatPeopleHave) {
     EXPECT_TRUE(gpu.capability.known()) << name;
   }
   EXPECT_EQ(known_gpu("NVIDIA RTX A4000").bf16_flops, 0) << "no A40";
+  for (const char* name : {"Tesla T4", "T4"}) {
+    EXPECT_EQ(known_gpu(name).capability, (ComputeCapability{7, 5}));
+    EXPECT_EQ(known_gpu(name).memory_bytes, 16'000'000'000);
+  }
+  EXPECT_EQ(known_gpu("NVIDIA T400 4GB").bf16_flops, 0) << "no T4";
   EXPECT_GT(known_gpu("NVIDIA H200").memory_bytes, known_gpu("NVIDIA H20").memory_bytes);
   EXPECT_GT(known_gpu("NVIDIA GeForce RTX 5070 Ti").bf16_flops,
             known_gpu("NVIDIA GeForce RTX 5070").bf16_flops);

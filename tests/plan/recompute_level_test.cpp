@@ -97,6 +97,42 @@ TEST(RecomputeLevel, AttentionKeepsThePublishedBytesAndRunsTheMlpAgain) {
   EXPECT_EQ(attention.prediction.cost.attention_flops, none.prediction.cost.attention_flops);
 }
 
+// In slots there are three blocks' activations; what leaves is what had been in the arena.
+TEST(RecomputeLevel, WhatItKeepsMayLeaveTheDevice) {
+  for (const RecomputeChoice level : recompute_levels()) {
+    SCOPED_TRACE(recompute_name(level));
+    Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+    stay_near(c.config);
+    c.config.train.recompute = level;
+    c.config.train.micro_batch = 1;
+    const Plan near = c.plan();
+    c.config.offload.activations = OffloadHome::kHost;
+    const Plan far = c.plan();
+    EXPECT_EQ(far.recompute(), level);
+    const PoolPlan& pool = far.placement.pool(Pool::kActivations);
+    EXPECT_EQ(pool.slots, 4);
+    EXPECT_LT(far.arena.bytes + pool.slots * pool.slot_bytes, near.arena.bytes);
+    const auto before = static_cast<double>(near.arena.saved);
+    const auto after = static_cast<double>(far.arena.saved + pool.off_device_bytes(Home::kHost));
+    EXPECT_NEAR(after, before, 0.03 * before);
+  }
+}
+
+// The plan takes it where nothing else fits, and keeps the level that was asked for.
+TEST(RecomputeLevel, KeptActivationsLeaveADeviceThatIsTooSmallForThem) {
+  Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  c.config.train.recompute = Recompute::kNone;
+  c.config.train.micro_batch = 1;
+  c.config.data.max_length = 32768;
+  const Plan roomy = c.plan();
+  EXPECT_EQ(roomy.placement.pool(Pool::kActivations).slots, 0);
+  c.machine.gpus[0].memory_bytes = roomy.arena.bytes;
+  const Plan tight = c.plan();
+  EXPECT_TRUE(tight.fits);
+  EXPECT_EQ(tight.recompute(), Recompute::kNone);
+  EXPECT_GT(tight.placement.pool(Pool::kActivations).off_device_bytes(Home::kHost), 0);
+}
+
 TEST(RecomputeLevel, IsRecordedAndKept) {
   for (const RecomputeChoice level : recompute_levels()) {
     NumericsPlan numerics;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 #include <random>
 
@@ -10,33 +11,11 @@
 #include "schedule/timeline.h"
 #include "tests/support/oracles/schedule_fault.h"
 #include "tests/support/oracles/transfer_fault.h"
+#include "transfer_text.h"
 #include "units.h"
 
 namespace lm {
 namespace {
-
-using Kind = OperationKind;
-
-std::string text(const StepSchedule& schedule) {
-  std::string out;
-  for (const Operation& op : schedule.operations) {
-    if (op.kind == Kind::kFetch || op.kind == Kind::kClaim || op.kind == Kind::kWriteBack) {
-      out += std::string(1, "fcw"[static_cast<int>(op.kind) - static_cast<int>(Kind::kFetch)]) +
-             std::to_string(op.array) + ">" + std::to_string(op.slot) + " ";
-    } else if (op.kind == Kind::kForward || op.kind == Kind::kBackward || op.kind == Kind::kExchange ||
-               op.kind == Kind::kUpdate) {
-      out += std::string(operation_name(op.kind)) + std::to_string(op.unit) + "." +
-             std::to_string(op.kind == Kind::kUpdate ? op.tile : op.micro) + " ";
-    }
-  }
-  return out;
-}
-
-StepConfig stream(Pool pool, std::vector<char> arrays, int64_t slots, const StepConfig& run) {
-  StepConfig shape = run;
-  shape.pool(pool) = {std::move(arrays), slots};
-  return shape;
-}
 
 TEST(Transfers, LeaveAListAsItIsWhenEverythingIsAtHome) {
   const StepSchedule step = make_schedule({.units = schedule_units(3), .micro_batches = 2});
@@ -88,41 +67,6 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
   // The update of block 1 finds its gradient; block 2's comes back once more.
   EXPECT_EQ(text(add_transfers(step, step, shape, state)),
             steady + "backward0.1 update0.0 update1.0 f2>0 update2.0 c2>0 update3.0 ");
-}
-
-TEST(Transfers, ParkInputsUntilTheirBackward) {
-  const StepConfig run{.units = schedule_units(3), .recompute = Recompute::kBlock};
-  const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
-  SlotState state(shape);
-  const StepSchedule step = make_schedule(run);
-  const StepSchedule moved = add_transfers(step, step, shape, state);
-  EXPECT_EQ(
-      text(moved),
-      "c0>0 c1>1 forward0.0 w0>0 forward1.0 w1>1 c2>0 forward2.0 c3>1 forward3.0 f1>1 backward3.0 f0>0 "
-      "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
-}
-
-// Before the first trained block an input ends when the next one is there, so they take two places in turns.
-TEST(Transfers, TakeTwoPlacesForTheInputsOfFrozenBlocks) {
-  for (const int64_t group : {1, 2, 5}) {
-    for (const int64_t first : {0, 1, 2, 3, 5, 7}) {  // 7: the head alone is trained
-      SCOPED_TRACE("group " + std::to_string(group) + ", first " + std::to_string(first));
-      StepConfig run{
-          .units = schedule_units(6), .micro_batches = 5, .recompute = Recompute::kBlock, .group = group};
-      run.first_trained = first;
-      const int64_t places = InputPlaces{first}.place(7) + 1;
-      EXPECT_EQ(places, first <= 3 ? 7 : first == 5 ? 5 : 3);
-      run.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>(places * group), 1), 3};
-      std::vector<char> alive(static_cast<size_t>(places * group), 0);
-      const StepSchedule step = make_schedule(run);
-      for (const ArrayUse& use : array_uses(step, Pool::kActivations, run)) {
-        char& one = alive.at(static_cast<size_t>(use.array));
-        EXPECT_EQ(one != 0, use.needs) << use.begin;
-        one = use.dies ? 0 : 1;
-      }
-      EXPECT_EQ(std::ranges::count(alive, 1), 0);
-    }
-  }
 }
 
 TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
@@ -231,27 +175,16 @@ TEST(Transfers, KeepAGradientUntilItsLastTile) {
   EXPECT_EQ(last, 3);
 }
 
-TEST(Transfers, BringABlocksInputToNoSegment) {
-  const StepConfig run{
-      .units = schedule_units(1, 2), .micro_batches = 2, .recompute = Recompute::kBlock, .group = 2};
-  const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
-  const StepSchedule step = make_schedule(run);
-  int norm = 0;
-  for (const ArrayUse& use : array_uses(step, Pool::kActivations, shape)) {
-    const UnitRole role = run.unit(step.operations[use.begin].unit).role;
-    EXPECT_NE(role, UnitRole::kVocabularySegment);
-    norm += role == UnitRole::kFinalNorm;
-  }
-  EXPECT_EQ(norm, 4);  // both ways, of both micro-batches
-}
-
 StepConfig random_case(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   const int64_t layers = draw(1, 5);
   StepConfig c{.units = {},
                .micro_batches = draw(1, 5),
                .tied = draw(0, 1) == 1,
-               .recompute = draw(0, 1) == 1 ? Recompute::kBlock : Recompute::kNone,
+               .recompute =
+                   std::array<RecomputeChoice, 4>{
+                       Recompute::kNone, Recompute::kAttention, Recompute::kBlock,
+                       RecomputeChoice(Recompute::kBlock, 2)}[static_cast<size_t>(draw(0, 3))],
                .clip = static_cast<Clip>(draw(0, 2)),
                .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
@@ -270,7 +203,7 @@ StepConfig random_case(std::mt19937& random) {
   };
   if (draw(0, 1) == 1) c.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && !c.in_backward) c.pool(Pool::kGradients) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && c.recompute.whole()) {
+  if (draw(0, 1) == 1) {
     c.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.group), 1),
                                   draw(2, 5)};
   }

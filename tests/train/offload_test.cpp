@@ -43,6 +43,37 @@ TEST_F(Offload, EachClassByItselfGivesTheSameBits) {
   }
 }
 
+// What blocks keep leaves the device with their inputs, at each level of recomputation, and comes back in
+// another slot. With groups an input is on its way before its block's forward has more to keep.
+TEST_F(Offload, KeptActivationsOfEachLevelGiveTheSameBits) {
+  constexpr Recompute kBlock = Recompute::kBlock;
+  for (const RecomputeChoice level :
+       {RecomputeChoice(Recompute::kNone), {Recompute::kAttention}, {kBlock, 2}}) {
+    for (const int variant : {0, 1, 2, 3}) {
+      Variant run;
+      run.activations = run.recompute = true;
+      run.level = level;
+      run.layers = 4;
+      run.micro_batches = 3;
+      run.lora = variant == 1;
+      run.group = variant == 2 ? 3 : 1;
+      run.slots_on_device = variant > 1;
+      run.host = variant == 3 ? 1 : 0;
+      const Outcome got = Training(run).run();
+      EXPECT_EQ(got.moved_bytes > 0, run.host == 0) << run.text();
+      expect_same(run, got);
+    }
+  }
+}
+
+// A second forward makes them again.
+TEST_F(Offload, KeptActivationsAreMadeAgainForASecondBackward) {
+  Variant run;
+  run.activations = run.in_backward = true;
+  run.micro_batches = 2;
+  expect_same(run, Training(run).run());
+}
+
 // What says io_uring runs on it, or is skipped where a ring is refused.
 void everything_on_disk(Engine engine, const std::string& name) {
   Variant run;

@@ -189,8 +189,8 @@ Variant drawn_variant(std::mt19937& random, int i) {
   run.gradients = draw(0, 1) == 1;
   run.weights = draw(0, 1) == 1;
   run.activations = draw(0, 1) == 1;
-  run.recompute = run.activations || draw(0, 1) == 1;
-  if (!run.activations) run.level = drawn_level(i);
+  run.recompute = draw(0, 1) == 1;
+  run.level = drawn_level(i);
   run.mixed = draw(0, 2) == 0;
   run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
   run.slots = draw(1, 4);
@@ -360,7 +360,8 @@ void Training::set_pools() {
   stream(p, Pool::kWeights, run_.weights, run_.slots, run_.mixed);
   if (run_.activations) {
     PoolPlan& inputs = p.pool(Pool::kActivations);
-    inputs.bytes.assign(static_cast<size_t>((spec_.layer_count() + 1) * p.group), inputs.bytes.front());
+    inputs.bytes.assign(static_cast<size_t>((spec_.layer_count() + 1) * p.group),
+                        std::ranges::max(inputs.bytes));
     inputs.off_device.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }

@@ -38,6 +38,25 @@ TEST(TrainerState, ComesBackWhole) {
   EXPECT_EQ(back.data.fingerprint, s.data.fingerprint);
 }
 
+TEST(TrainerState, ThePositionOfStreamedRowsComesBackWhole) {
+  TrainerState s = some_state();
+  EXPECT_FALSE(parse_trainer_state(Json::parse(state_json(s).dump()), "m").data.stream);
+  s.data.stream = StreamAnchor{
+      .rows = {.file = 1, .row = 2, .byte = int64_t{1} << 40, .format = "chat", .rows = 4, .done = 5},
+      .skip = 6,
+      .examples = 7,
+      .window = 8,
+      .sequences = 9,
+      .room = {3, 0, 12}};
+  Json json = state_json(s);
+  EXPECT_EQ(parse_trainer_state(Json::parse(json.dump()), "m").data.stream, s.data.stream);
+  for (const char* key : {"file", "format", "done", "room"}) {
+    Json damaged = json;
+    damaged["data"]["stream"][key] = Json::object();
+    EXPECT_THROW(parse_trainer_state(damaged, "m"), Error) << key;
+  }
+}
+
 TEST(TrainerState, WithoutAnEvaluationThereIsNoBest) {
   TrainerState s = some_state();
   s.best_eval.reset();

@@ -104,7 +104,7 @@ constexpr Word kWords[] = {
     unneeded("shuffle_merged_datasets", "examples are shuffled each epoch"),
     unneeded("shuffle_before_merging_datasets", "examples are shuffled each epoch"),
     unneeded("skip_prepare_dataset", "the data is tokenized once and cached"),
-    unneeded("streaming*", "tokens are read from a memory-mapped file of any size"),
+    unneeded("streaming*", "tokens are cached and memory-mapped; data.streaming keeps none on the disk"),
     unneeded("total_num_tokens", "tokens are counted when they are cached"),
     missing("min_sample_len", "every example counts"),
     missing("curriculum_sampling", "examples are shuffled each epoch"),

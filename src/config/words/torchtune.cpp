@@ -52,7 +52,7 @@ constexpr Word kWords[] = {
     missing("run_val_every_n_steps", "train.eval_every counts steps, with data.eval or data.eval_fraction"),
     unneeded("batch_size_val", "evaluation takes the training's micro-batch"),
     to("seed", "run.seed"),
-    unneeded("shuffle", "examples are shuffled each epoch"),
+    to("shuffle", "data.shuffle"),
     unneeded("collate_fn", "padding is not computed"),
     to("dataloader.packed", "data.packing"),
     unneeded("dataloader.*", why::kLoader),

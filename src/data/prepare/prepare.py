@@ -37,7 +37,7 @@ def _start_worker():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: workers do not outlive this process
 
 
-def _work(name, rows, want_sample):
+def work(name, rows, want_sample):
     if _model.options.objective:
         import judged
 
@@ -47,6 +47,17 @@ def _work(name, rows, want_sample):
 
         return scored.chunk(_model, name, rows, want_sample)
     return _model.chunk(name, rows, want_sample)
+
+
+def load_model(request):
+    """The model that this process and its workers tokenise with. Sets the request's format where the objective decides it."""
+    global _model
+    if objective := request.get("objective"):
+        import judged
+
+        request.update(format=judged.FORMATS[objective], loss_on="all")
+    _model = _load_model(request)
+    return _model
 
 
 def _load_model(request):
@@ -60,7 +71,7 @@ def _load_model(request):
     return Model(directory, request["loss_on"], request.get("vocab", 0), options)
 
 
-def _chunks(inputs, name, options, start):
+def chunks_of(inputs, name, options, start):
     """(format, Rows). The first row of a file that can be read decides its format. Reading resumes at `start`: Rows.end and the
     format of that file."""
     import kinds
@@ -87,8 +98,8 @@ def _chunks(inputs, name, options, start):
         yield detected or "text", rows
 
 
-def _first(chunks, left):
-    """The chunks of _chunks with the first `left` rows."""
+def first_rows(chunks, left):
+    """The chunks of chunks_of with the first `left` rows."""
     if left <= 0:
         return
     for name, rows in chunks:
@@ -112,14 +123,14 @@ def _pool(workers):
 
 def _results(inputs, request, start, done):
     """(position to resume at, Chunk), in the order of the rows. `done`: the number of rows before `start`."""
-    chunks = _chunks(inputs, request["format"], _model.options, start)
+    chunks = chunks_of(inputs, request["format"], _model.options, start)
     if most := request.get("max_rows", 0):
-        chunks = _first(chunks, most - done)
+        chunks = first_rows(chunks, most - done)
     workers, first = request["workers"], start == BEGINNING
     pool = None if workers <= 1 or inputs.total_bytes < SMALL_BYTES else _pool(workers)
     if pool is None:
         for number, (name, rows) in enumerate(chunks):
-            yield rows.end, _work(name, rows, first and number == 0)
+            yield rows.end, work(name, rows, first and number == 0)
         return
     from concurrent.futures.process import BrokenProcessPool
 
@@ -128,7 +139,7 @@ def _results(inputs, request, start, done):
         waiting = deque()
         try:
             for number, (name, rows) in enumerate(chunks):
-                waiting.append((rows.end, pool.submit(_work, name, rows, first and number == 0)))
+                waiting.append((rows.end, pool.submit(work, name, rows, first and number == 0)))
                 if len(waiting) > 4 * workers:  # memory stays bounded when reading is faster than tokenising
                     end, future = waiting.popleft()
                     yield end, future.result()
@@ -167,7 +178,7 @@ def _time(seconds):
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _notes(counts, examples, date, request, last_file):
+def notes_on(counts, examples, date, request, last_file):
     notes = []
     if counts.rows == request.get("max_rows", 0):
         files = request["files"]
@@ -201,13 +212,17 @@ def _notes(counts, examples, date, request, last_file):
     return notes
 
 
-def _check(counts, request):
+def check(counts, request):
     left_out = sum(count for count, _ in counts.skipped.values())
     if counts.rows == 0:
         raise InputError("the data is empty", ", ".join(request["files"][:3]), "name files that hold examples")
     if left_out >= counts.rows:
         what, (_, place) = next(iter(counts.skipped.items()))
         raise InputError(f"not one of {counts.rows} rows can be used: {what}", place, "correct data.format or the files")
+    check_ends(counts, request)
+
+
+def check_ends(counts, request):
     if request["loss_on"] == "completion" and counts.answered and counts.endless == counts.answered:
         raise InputError(
             "no answer ends with an end token: a model trained on these would never stop", ", ".join(request["files"][:3]),
@@ -224,20 +239,16 @@ def _add_texts(ranges, first, texts):
 
 
 def prepare(request):
-    global _model
     from sources import Inputs
     import scored
     from token_file import TokenFileWriter
     from tokenise import Counts
 
-    if objective := request.get("objective"):
-        import judged
-
-        request = {**request, "format": judged.FORMATS[objective], "loss_on": "all"}
+    request = dict(request)
     inputs = Inputs(request["files"])
     # Workers tokenise on one thread each; alone, the tokenizer uses all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if inputs.total_bytes < SMALL_BYTES else "false"
-    _model = _load_model(request)
+    load_model(request)
     writer = TokenFileWriter(request["out"], _model.vocab(), bytes.fromhex(request["key"]))
     state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "groups": [], "labels": [],
                                "files": [0] * len(inputs.files), "counts": {}}
@@ -259,9 +270,9 @@ def prepare(request):
         if time.monotonic() - saved >= request.get("save_seconds", SAVE_SECONDS):
             writer.save({**state, "counts": vars(counts)})
             saved = time.monotonic()
-    _check(counts, request)
+    check(counts, request)
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
-               "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date(), request, state["end"][0]), "sample": state["sample"] or [],
+               "dropped": counts.dropped, "notes": notes_on(counts, writer.examples, _model.date(), request, state["end"][0]), "sample": state["sample"] or [],
                "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts),
                "pairs": counts.pairs, "choices": counts.choices, "groups": state["groups"], "labels": state["labels"], "template": _model.template is not None}
     writer.finish(summary)

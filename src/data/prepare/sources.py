@@ -43,10 +43,11 @@ def parsed(row, place):
 
 
 class Inputs:
-    """All files in order; `done_bytes` is the progress of reading, `total_bytes` the size, both as stored."""
+    """All files in order; `done_bytes` is the progress of reading, `total_bytes` the size, both as stored. `streams`: a file whose
+    rows are not read one after another is refused."""
 
-    def __init__(self, files):
-        self.files = files
+    def __init__(self, files, streams=False):
+        self.files, self.streams = files, streams
         self.sizes = [os.path.getsize(f) for f in files]
         self.total_bytes, self.done_bytes = sum(self.sizes), 0
 
@@ -56,7 +57,7 @@ class Inputs:
             before = sum(self.sizes[:index])
             if index < start[0]:
                 continue
-            reader = _Reader(path, *(start[1:] if index == start[0] else (0, 0)))
+            reader = _Reader(path, *(start[1:] if index == start[0] else (0, 0)), self.streams)
             rows, size = [], 0
             try:
                 for number, row in reader.rows():
@@ -78,8 +79,8 @@ class Inputs:
 class _Reader:
     """One file. `skip`: the number of the last row to skip, `offset`: the byte after it, 0: unknown."""
 
-    def __init__(self, path, skip, offset):
-        self.path, self.skip, self.offset = path, skip, offset
+    def __init__(self, path, skip, offset, streams=False):
+        self.path, self.skip, self.offset, self.streams = path, skip, offset, streams
         # Escapes braces in the path for str.format.
         self.name = path.replace("{", "{{").replace("}", "}}") + ":{}"
         stem, suffix = os.path.splitext(path)
@@ -91,9 +92,10 @@ class _Reader:
         if self.packed and self.suffix in (".parquet", ".arrow"):
             raise InputError(f"a {self.suffix} file cannot be read out of a {self.packed} file", path, "unpack it")
         self.stored = None  # the file as stored
+        self.table_done = 0  # bytes of a table that has been read, by its rows
 
     def done(self):
-        return 0 if self.stored is None else self.stored.tell()
+        return self.table_done if self.stored is None else self.stored.tell()
 
     def rows(self):
         for number, row in self._kind_of_rows():
@@ -107,7 +109,7 @@ class _Reader:
             return self._json()
         if self.suffix in (".parquet", ".arrow"):
             self.name = self.name[:-3] + " row {}"
-            return _tables(self.path, _parquet if self.suffix == ".parquet" else _arrow)
+            return self._tables()
         if self.suffix in (".csv", ".tsv"):
             return self._csv("\t" if self.suffix == ".tsv" else ",")
         return self._text()
@@ -141,6 +143,9 @@ class _Reader:
             if file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
                 yield from self._json_lines()
                 return
+            if self.streams:
+                raise InputError("data.streaming reads row by row, and this file is one list of rows", self.path,
+                                 "write one object per line, or leave data.streaming out")
             rows = parse_json(file.read(), self.path, 1)
             if not isinstance(rows, list):
                 raise InputError(f"the file holds {_kind(rows)} instead of a list of examples", self.path,
@@ -171,6 +176,22 @@ class _Reader:
         except UnicodeDecodeError:
             raise InputError("not UTF-8", self.path, "convert the file to UTF-8") from None
 
+    def _tables(self):
+        import pyarrow
+
+        parquet = self.suffix == ".parquet"
+        try:
+            number, batches, total = (_parquet if parquet else _arrow)(self.path, self.skip)
+            size = os.path.getsize(self.path)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    number += 1
+                    self.table_done = size * number // total if total else 0
+                    yield number, {key: _without_nulls(value) for key, value in row.items()}
+        except (pyarrow.ArrowException, OSError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"not a readable {'Parquet' if parquet else 'Arrow'} file: {first}", self.path, "write the file again") from None
+
     def _text(self):
         """A text file is one document."""
         try:
@@ -196,13 +217,22 @@ def parse_json(text, path, line):
         raise InputError("a number has too many digits", f"{path}:{line}", "correct or remove this row") from None
 
 
-def _parquet(path):
+def _parquet(path, skip):
+    """(number of rows before the first batch, batches, rows of the file). Row groups that are skipped whole are not read."""
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256)
+    file = pyarrow.parquet.ParquetFile(path)
+    groups, before = list(range(file.num_row_groups)), 0
+    while groups and before + file.metadata.row_group(groups[0]).num_rows <= skip:
+        before += file.metadata.row_group(groups.pop(0)).num_rows
+    return before, file.iter_batches(batch_size=256, row_groups=groups) if groups else (), file.metadata.num_rows
 
 
-def _arrow(path):
+def _arrow(path, _):
+    return 0, _arrow_batches(path), 0
+
+
+def _arrow_batches(path):
     """The datasets library's forms: a stream of batches, or the file format."""
     import pyarrow
 
@@ -216,21 +246,6 @@ def _arrow(path):
         for batch in reader:
             for first in range(0, len(batch), 256):
                 yield batch.slice(first, 256)
-
-
-def _tables(path, batches):
-    import pyarrow
-
-    try:
-        number = 0
-        for batch in batches(path):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, {key: _without_nulls(value) for key, value in row.items()}
-    except (pyarrow.ArrowException, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        kind = "Parquet" if batches is _parquet else "Arrow"
-        raise InputError(f"not a readable {kind} file: {first}", path, "write the file again") from None
 
 
 def _without_nulls(value):

@@ -1,0 +1,21 @@
+// What a configuration with data.streaming cannot have, because all rows of an epoch would have to be known
+// for it. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace lm {
+
+struct KeyRule {
+  bool holds = true;
+  std::string key, other;  // that messages blame, and that it depends on
+  std::string text;
+};
+
+// `window_given`: data.shuffle_window is set in the file or on the command line.
+std::vector<KeyRule> streaming_rules(const Config& config, bool window_given);
+
+}  // namespace lm

@@ -1,0 +1,40 @@
+#include "plan/activation_arrays.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+
+namespace lm {
+
+const std::vector<int64_t>& Rehearsals::activations(const PlanInput& in, const Plan& plan) {
+  StepConfig step = dry_run_step(step_config(in.spec, plan, in.config.optimizer.clip));
+  step.group = 1;
+  step.pools = {};
+  step.first_trained = in.first_trained();
+  const int64_t tokens = micro_tokens(in, plan.numerics), documents = micro_documents(in, plan.numerics);
+  const auto [place, fresh] = activations_.try_emplace(key(in, step, tokens, documents));
+  if (fresh) place->second = offloaded_activations(in.model(), step, tokens, documents);
+  return place->second;
+}
+
+std::vector<int64_t> activation_arrays(const PlanInput& in, const Plan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  const int64_t input =
+      n.rows(micro_tokens(in, n)) * in.spec.hidden * static_cast<int64_t>(dtype_size(n.dtype));
+  const int64_t group = plan.placement.group, head = in.spec.layer_count() + 1;
+  const InputPlaces& places = plan.placement.inputs;
+  std::vector<int64_t> bytes(static_cast<size_t>((places.place(head) + 1) * group), 0);
+  // Their sum stays a number, however far it is from any memory.
+  const int64_t most = Arena::kEndless / std::ssize(bytes);
+  const std::vector<int64_t>* const kept =
+      plan.recompute().whole() ? nullptr : &in.rehearsals->activations(in, plan);
+  for (int64_t block = 1; block <= head; ++block) {
+    const bool alone = kept == nullptr || block < in.first_trained();
+    const int64_t each = alone ? input : (*kept)[static_cast<size_t>(block)];
+    const auto first = bytes.begin() + places.place(block) * group;
+    std::fill(first, first + group, std::min(each, most));
+  }
+  return bytes;
+}
+
+}  // namespace lm
