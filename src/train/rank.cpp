@@ -17,8 +17,8 @@ int64_t step_memory_bytes(const PlacementPlan& placement) {
   return whole(placement.upload_bytes) + whole(placement.result_bytes);
 }
 
-// Results lie as the sums of the loss, then the norms; on the CPU there is no memory for them.
-constexpr size_t kLossBytes = sizeof(LossSums);
+// Results lie as the sums of the loss, decisions, then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(LossSums), kResultBytes = kStepResultBytes;
 std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
   return block.bytes().first(block.size() > 0 ? bytes : 0);
 }
@@ -107,7 +107,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     update_stream.threads = setup.plan.placement.optimizer_threads;
     gradients_ =
         std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
-                                    update_stream, tail(result_memory_, kLossBytes),
+                                    update_stream, tail(result_memory_, kResultBytes),
                                     GradientHomes{.store = off_device_.store(Pool::kGradients),
                                                   .in_slot = setup.plan.placement.gradients_in_slot,
                                                   .slot_elsewhere = setup.plan.placement.table_last,
@@ -153,6 +153,11 @@ void Rank::make_step() {
                                                 .group = group_,
                                                 .device_group = device_group_,
                                                 .host_loss = head(result_memory_, kLossBytes),
+                                                .host_decisions =
+                                                    tail(result_memory_, kLossBytes)
+                                                        .first(result_memory_.size() > 0
+                                                                   ? kResultBytes - kLossBytes
+                                                                   : 0),
                                                 .trace = setup_.trace,
                                                 .pulse = &pulse_,
                                                 .objective = setup_.objective},

@@ -126,6 +126,7 @@ class Training {
   // before every step, too.
   Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
+  void start(int64_t step, double lr = 3e-3);  // its results: train_step().finish()
   State state();
   // What a checkpoint has of it; `restore` resets the rank and writes it anew.
   struct Copy {

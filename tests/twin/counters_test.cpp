@@ -38,6 +38,7 @@ struct Subject {
 struct Counted {
   twin::Counters step;
   int64_t aten_temporaries = 0;  // of ATen's allocator
+  bool ahead = false;            // it was enqueued before the results of the step before were read
   double planned_link_bytes = 0;
 };
 
@@ -150,9 +151,15 @@ Counted count(const Subject& subject, int64_t steps = 1) {
   synchronize(stream());
   Counted out;
   if (steps > 1) rank.step().flush();
+  out.ahead = rank.step().runs_ahead();
+  if (steps == 1 && out.ahead) {
+    rank.step().start(batches, 2, 1e-3);  // the counted step is enqueued while this one's results are unread
+    synchronize(stream());
+  }
   const int64_t temporaries = aten_temporaries();
   twin::reset_counters();
-  for (int64_t step = 3; step < 3 + steps; ++step) rank.step().run(batches, step, 1e-3);
+  if (steps == 1) rank.step().start(batches, 3, 1e-3);
+  for (int64_t step = 3; steps > 1 && step < 3 + steps; ++step) rank.step().run(batches, step, 1e-3);
   if (steps > 1) rank.step().flush();
   out.step = twin::counters();
   out.aten_temporaries = aten_temporaries() - temporaries;
@@ -163,14 +170,16 @@ Counted count(const Subject& subject, int64_t steps = 1) {
   return out;
 }
 
-TEST(Counters, AResidentStepWaitsOnceAndAllocatesNothing) {
+// A step waits neither for itself nor for the one before, which is over here: it only asks whether it is.
+TEST(Counters, AResidentStepNeverWaitsAndAllocatesNothing) {
   for (const bool lora : {false, true}) {
     for (const bool recompute : {false, true}) {
       SCOPED_TRACE(std::string(lora ? "LoRA" : "full") + (recompute ? ", recomputed" : ""));
       Subject subject;
       subject.lora = lora, subject.recompute = recompute;
       const Counted counted = count(subject);
-      EXPECT_EQ(counted.step.host_waits, 1);
+      EXPECT_TRUE(counted.ahead);
+      EXPECT_EQ(counted.step.host_waits, 0);
       EXPECT_EQ(counted.step.pageable_copies, 0);
       EXPECT_EQ(counted.step.allocations, 0);
       EXPECT_EQ(counted.step.registrations, 0);
