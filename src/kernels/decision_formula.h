@@ -36,7 +36,8 @@ LM_HOST_DEVICE StepDecision decision_of(const Decide& a, double square) {
   d.grad_norm = one_nan(root_of(square) / a.loss_scale);
   d.skipped = is_finite(d.loss) && is_finite(d.grad_norm) ? 0 : 1;
   const double clip = a.max_grad_norm / (d.grad_norm + 1e-6);
-  d.scale = static_cast<float>(static_cast<double>(static_cast<float>(clip < 1.0 ? clip : 1.0)) / a.loss_scale);
+  d.scale =
+      static_cast<float>(static_cast<double>(static_cast<float>(clip < 1.0 ? clip : 1.0)) / a.loss_scale);
   return d;
 }
 

@@ -275,7 +275,8 @@ std::vector<GradientArray> Gradients::arrays() const {
   for (size_t u = 0; u < units_.size(); ++u) {
     const Unit& unit = units_[u];
     if (unit.elements > 0)
-      out.push_back({memory_[u].data(), first_granule_[static_cast<size_t>(unit.block)] + unit.first / kGranule});
+      out.push_back(
+          {memory_[u].data(), first_granule_[static_cast<size_t>(unit.block)] + unit.first / kGranule});
   }
   std::ranges::sort(out, {}, &GradientArray::first_granule);
   return out;

@@ -58,7 +58,7 @@ struct UpdateInputs {
   std::byte* weights = nullptr;          // working weights of the block, or of the tile's unit
   const std::byte* gradients = nullptr;  // likewise
   DType gradient_dtype = DType::kF32;
-  float gradient_scale = 1;  // clipping
+  float gradient_scale = 1;                // clipping
   const StepDecision* decision = nullptr;  // on a GPU: in its place, and whether the step is skipped
   double lr = 0;
   int64_t step = 0;      // optimizer step, keys stochastic rounding

@@ -143,25 +143,23 @@ void Rank::make_step() {
   config.max_grad_norm = setup_.max_grad_norm;
   // The plan's memory is enough: a fused pass takes more.
   config.two_phases = setup_.objective.weigh != nullptr;
-  step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
-                                                .model = {setup_.spec, setup_.layout, setup_.adapter},
-                                                .weights = weights_,
-                                                .off_device = off_device_,
-                                                .gradients = gradients_.get(),
-                                                .optimizer = optimizer_.get(),
-                                                .embedding_gradient = embedding_gradient_.get(),
-                                                .group = group_,
-                                                .device_group = device_group_,
-                                                .host_loss = head(result_memory_, kLossBytes),
-                                                .host_decisions =
-                                                    tail(result_memory_, kLossBytes)
-                                                        .first(result_memory_.size() > 0
-                                                                   ? kResultBytes - kLossBytes
-                                                                   : 0),
-                                                .trace = setup_.trace,
-                                                .pulse = &pulse_,
-                                                .objective = setup_.objective},
-                                      std::move(config));
+  step_ = std::make_unique<TrainStep>(
+      StepParts{.context = context_,
+                .model = {setup_.spec, setup_.layout, setup_.adapter},
+                .weights = weights_,
+                .off_device = off_device_,
+                .gradients = gradients_.get(),
+                .optimizer = optimizer_.get(),
+                .embedding_gradient = embedding_gradient_.get(),
+                .group = group_,
+                .device_group = device_group_,
+                .host_loss = head(result_memory_, kLossBytes),
+                .host_decisions = tail(result_memory_, kLossBytes)
+                                      .first(result_memory_.size() > 0 ? kResultBytes - kLossBytes : 0),
+                .trace = setup_.trace,
+                .pulse = &pulse_,
+                .objective = setup_.objective},
+      std::move(config));
 }
 
 Rank::~Rank() {

@@ -43,9 +43,9 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
 // read of a disk, what the CPU updates), block by block, and for objectives of its own.
 bool TrainStep::decides_on_device() const {
   return context_.device == DeviceType::kCuda && gradients_ != nullptr && optimizer_ != nullptr &&
-         config_.ranks == 1 && config_.clip == Clip::kGlobal && !config_.measures() && !config_.uses_slots() &&
-         gradients_->resident() && !optimizer_->updates_on_host() && objective_.weigh == nullptr &&
-         objective_.score == nullptr && objective_.columns.empty();
+         config_.ranks == 1 && config_.clip == Clip::kGlobal && !config_.measures() &&
+         !config_.uses_slots() && gradients_->resident() && !optimizer_->updates_on_host() &&
+         objective_.weigh == nullptr && objective_.score == nullptr && objective_.columns.empty();
 }
 
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, double loss_scale) {
@@ -300,7 +300,8 @@ void TrainStep::update(const Operation& operation) {
       .step = update_.step,
       // The check or the block's norm has waited for everything on the device; what comes through slots of
       // the device, or from a second backward, is only on its way.
-      .ready = !decision_ && !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
+      .ready =
+          !decision_ && !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
       .first = range.first,
       .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;

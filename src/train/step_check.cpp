@@ -70,13 +70,12 @@ void TrainStep::read_decision() {
   const StepDecision decision = decision_->read();
   const int64_t target_tokens = started_.front();
   started_.pop_front();
-  StepResult result{.loss = decision.loss,
-                    .token_accuracy = target_tokens > 0
-                                          ? decision.correct / static_cast<double>(target_tokens)
-                                          : 0.0,
-                    .grad_norm = decision.grad_norm,
-                    .skipped = decision.skipped != 0,
-                    .fault = ""};
+  StepResult result{
+      .loss = decision.loss,
+      .token_accuracy = target_tokens > 0 ? decision.correct / static_cast<double>(target_tokens) : 0.0,
+      .grad_norm = decision.grad_norm,
+      .skipped = decision.skipped != 0,
+      .fault = ""};
   if (result.skipped) {
     if (std::exchange(update_begun_, false)) optimizer_->take_back_update();
     result.fault = fault_text(gradients_->non_finite(decision), result.loss) + " (rank 0)";

@@ -29,7 +29,8 @@ struct Case {
 std::vector<double> norms() {
   std::mt19937 random(3);
   std::vector<double> out(static_cast<size_t>(kFirst.back()));
-  for (double& x : out) x = std::ldexp(static_cast<double>(random() % 1000 + 1), static_cast<int>(random() % 60));
+  for (double& x : out)
+    x = std::ldexp(static_cast<double>(random() % 1000 + 1), static_cast<int>(random() % 60));
   return out;
 }
 
@@ -37,31 +38,32 @@ void check_decision(const Case& c) {
   Array gradient = noise(c.dtype, 10 * kGranule, 1);
   for (const auto& [at, value] : c.bad) gradient.values.set(at, value);
   const Array losses = bytes_of(std::vector<double>{c.nll, 7});
-  check({bytes_of(c.sums), bytes_of(kFirst), zeros(DType::kF32, 2 * (std::ssize(kFirst) - 1)),
-         zeros(DType::kF32, kArrays * 4), gradient, losses, zeros(DType::kF32, sizeof(StepDecision) / 4)},
-        [&](const Kernels& k, StreamView s, const Pointers& p) {
-          // In memory that outlives the copy. The first two arrays have no element that is looked at.
-          static std::vector<GradientArray> arrays(kArrays);
-          for (int64_t i = 0; i < kArrays; ++i) arrays[static_cast<size_t>(i)] = {p[4], kArrayFirst[i]};
-          copy_bytes(p[3], arrays.data(), kArrays * 16, s);
-          const auto* const loss = static_cast<const double*>(p[5]);
-          k.decide({.sums = static_cast<const double*>(p[0]),
-                    .first_granule = static_cast<const int64_t*>(p[1]),
-                    .squares = static_cast<double*>(p[2]),
-                    .blocks = std::ssize(kFirst) - 1,
-                    .arrays = static_cast<const GradientArray*>(p[3]),
-                    .array_count = kArrays,
-                    .nll = loss,
-                    .correct = loss + 1,
-                    .divisor = 3,
-                    .loss_scale = c.loss_scale,
-                    .max_grad_norm = 0.5,
-                    .out = static_cast<StepDecision*>(p[6]),
-                    .gradient_dtype = c.dtype},
-                   s);
-          zero_bytes(p[3], kArrays * 16, s);  // addresses differ
-        },
-        Want::kBits);
+  check(
+      {bytes_of(c.sums), bytes_of(kFirst), zeros(DType::kF32, 2 * (std::ssize(kFirst) - 1)),
+       zeros(DType::kF32, kArrays * 4), gradient, losses, zeros(DType::kF32, sizeof(StepDecision) / 4)},
+      [&](const Kernels& k, StreamView s, const Pointers& p) {
+        // In memory that outlives the copy. The first two arrays have no element that is looked at.
+        static std::vector<GradientArray> arrays(kArrays);
+        for (int64_t i = 0; i < kArrays; ++i) arrays[static_cast<size_t>(i)] = {p[4], kArrayFirst[i]};
+        copy_bytes(p[3], arrays.data(), kArrays * 16, s);
+        const auto* const loss = static_cast<const double*>(p[5]);
+        k.decide({.sums = static_cast<const double*>(p[0]),
+                  .first_granule = static_cast<const int64_t*>(p[1]),
+                  .squares = static_cast<double*>(p[2]),
+                  .blocks = std::ssize(kFirst) - 1,
+                  .arrays = static_cast<const GradientArray*>(p[3]),
+                  .array_count = kArrays,
+                  .nll = loss,
+                  .correct = loss + 1,
+                  .divisor = 3,
+                  .loss_scale = c.loss_scale,
+                  .max_grad_norm = 0.5,
+                  .out = static_cast<StepDecision*>(p[6]),
+                  .gradient_dtype = c.dtype},
+                 s);
+        zero_bytes(p[3], kArrays * 16, s);  // addresses differ
+      },
+      Want::kBits);
 }
 
 TEST_F(GpuKernels, Decide) {
@@ -149,25 +151,26 @@ TEST_F(GpuKernels, UpdatesReadTheDecision) {
     StepDecision decision;
     decision.scale = 0.3F, decision.skipped = skipped;
     const Array decided = bytes_of(std::vector<StepDecision>{decision});
-    check({noise(DType::kF32, kElements, 1), noise(DType::kBF16, kElements, 2),
-           noise(DType::kBF16, kElements, 3), noise(DType::kF32, kElements, 4, 0.1),
-           Array{Values(DType::kF32, kElements)}, decided},
-          [&](const Kernels& k, StreamView s, const Pointers& p) {
-            const bool gpu = s.device == DeviceType::kCuda;
-            if (!gpu && skipped != 0) return;
-            k.update({.rule = rule,
-                      .gradient = p[0],
-                      .weight = p[1],
-                      .master = p[2],
-                      .state = {p[3], p[4]},
-                      .elements = kElements,
-                      .weight_dtype = DType::kBF16,
-                      .form = Master::kSplit,
-                      .gradient_scale = gpu ? 1.F : 0.3F,
-                      .decision = gpu ? static_cast<const StepDecision*>(p[5]) : nullptr},
-                     s);
-          },
-          Want::kBits);
+    check(
+        {noise(DType::kF32, kElements, 1), noise(DType::kBF16, kElements, 2),
+         noise(DType::kBF16, kElements, 3), noise(DType::kF32, kElements, 4, 0.1),
+         Array{Values(DType::kF32, kElements)}, decided},
+        [&](const Kernels& k, StreamView s, const Pointers& p) {
+          const bool gpu = s.device == DeviceType::kCuda;
+          if (!gpu && skipped != 0) return;
+          k.update({.rule = rule,
+                    .gradient = p[0],
+                    .weight = p[1],
+                    .master = p[2],
+                    .state = {p[3], p[4]},
+                    .elements = kElements,
+                    .weight_dtype = DType::kBF16,
+                    .form = Master::kSplit,
+                    .gradient_scale = gpu ? 1.F : 0.3F,
+                    .decision = gpu ? static_cast<const StepDecision*>(p[5]) : nullptr},
+                   s);
+        },
+        Want::kBits);
   }
 }
 

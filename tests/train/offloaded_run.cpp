@@ -420,11 +420,6 @@ StepBatches Training::batches(int64_t step) const {
   return all;
 }
 
-StepResult Training::step(int64_t step, double lr) {
-  start(step, lr);
-  return rank_->step().finish();
-}
-
 void Training::start(int64_t step, double lr) {
   const bool fp16 = run_.dtype == DType::kF16;
   rank_->step().start(batches(step), step, lr, !fp16 ? 1 : step == run_.overflows_at ? 1e30 : 1024);
