@@ -27,13 +27,13 @@ constexpr int64_t kLength = 64;  // tokens of a sequence, one per micro-batch
 struct Subject {
   const char* name = "";
   bool lora = false;
-  double dropout = 0.1;  // of adapters
   int64_t layers = 2, micro_batches = 2;
   bool recompute = false;
   OffloadHome optimizer = OffloadHome::kNone, gradients = OffloadHome::kNone, weights = OffloadHome::kNone,
               activations = OffloadHome::kNone;
   std::optional<bool> update_on_host = {};
   UpdateTime update = UpdateTime::kAfter;
+  double dropout = 0.1;  // of adapters
 };
 
 struct Counted {
