@@ -26,6 +26,16 @@ std::span<std::byte> tail(const PinnedBlock& block, size_t skipped) {
   return block.bytes().subspan(block.size() > 0 ? skipped : 0);
 }
 
+const Kernels& kernels_of(const RankSetup& setup, DeviceType device) {
+  return setup.kernels != nullptr ? *setup.kernels : library_kernels(device);
+}
+
+// A traced run on a GPU shows its kernels.
+std::unique_ptr<TimedKernels> timed(const RankSetup& setup, DeviceClock* clock, DeviceType device) {
+  if (setup.trace == nullptr || clock == nullptr || device != DeviceType::kCuda) return nullptr;
+  return std::make_unique<TimedKernels>(kernels_of(setup, device), *clock);
+}
+
 PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
   return bytes > 0 ? pool.lease(bytes) : PinnedBlock();
 }
@@ -89,10 +99,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
       uploads_(upload_memory_.bytes()),
+      timed_kernels_(timed(setup_, off_device_.clock(), stream.device)),
       context_{setup.spec,
                setup_.plan.step.arithmetic.dtype,
                stream.device,
-               setup.kernels != nullptr ? *setup.kernels : library_kernels(stream.device),
+               timed_kernels_ ? timed_kernels_->table() : kernels_of(setup_, stream.device),
                stream,
                arena_,
                rope_,

@@ -165,7 +165,7 @@ TEST_F(GpuKernels, UpdatesReadTheDecision) {
                     .state = {p[3], p[4]},
                     .elements = kElements,
                     .weight_dtype = DType::kBF16,
-                    .form = Master::kSplit,
+                    .form = MasterForm::kSplit,
                     .gradient_scale = gpu ? 1.F : 0.3F,
                     .decision = gpu ? static_cast<const StepDecision*>(p[5]) : nullptr},
                    s);
