@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "base/arena.h"
 #include "base/json.h"
 #include "base/trace.h"
 #include "kernels/timed.h"
