@@ -187,9 +187,11 @@ int64_t SyntheticRun::tokens_per_step() const {
 StepResult SyntheticRun::begin_step() {
   TrainStep& step = rank_->step();
   step.start(batches_, ++steps_, 1e-5);
-  const bool before = std::exchange(unread_, step.runs_ahead() && steps_ > 1);
-  if (before || !unread_) return step.finish();
-  return {};  // the first that is left behind
+  const bool before = std::exchange(unread_, step.runs_ahead() && steps_ > 1 && !step.traced());
+  StepResult result;  // of none, where the first is left behind
+  if (before) result = step.finish();
+  if (!unread_) result = step.finish();
+  return result;
 }
 
 StepResult SyntheticRun::step() {

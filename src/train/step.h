@@ -90,6 +90,7 @@ class TrainStep : private PassMemory {
   std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
   void end_save() { save_ = nullptr; }
   bool saving() const { return save_ != nullptr; }
+  bool traced() const { return trace_ != nullptr && trace_->recording(); }
 
   // Sums over the batch's targets, without gradients. Begins with a flush. `targets`: receives the results of
   // each target; null: not wanted.

@@ -55,8 +55,10 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
 }
 
 bool Trainer::needs_results() const {
-  // The next loss scale follows from this step. A save that rides on a step ends before its row is written.
-  return !rank_.step().runs_ahead() || state_.loss_scale || rank_.step().saving() || evaluation_due() ||
+  // The next loss scale follows from this step. A save that rides on a step ends before its row is written,
+  // and a traced step's spans are read before the next one is recorded.
+  const TrainStep& step = rank_.step();
+  return !step.runs_ahead() || state_.loss_scale || step.saving() || step.traced() || evaluation_due() ||
          state_.step == options_.total_steps;
 }
 
