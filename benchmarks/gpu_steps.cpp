@@ -25,6 +25,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "config/config_toml.h"
+#include "launcher/machine/gpu_meter.h"
 #include "offload/copy_probe.h"
 #include "synthetic_run.h"
 
@@ -64,7 +65,7 @@ struct Row {
 // Slices first: what runs when nothing is named. `tiny` only shows that this program works.
 std::vector<Row> rows() {
   const std::string b8 = "train.global_batch=8", bf16 = "train.gradients=\"bf16\"",
-                    host = "offload.optimizer=\"host\"", block = "train.recompute=\"block\"";
+                    host = "offload.optimizer=\"host\"";
   const std::vector<std::string> tiny = {"train.global_batch=2", bf16};
   return {
       {"1b-slice", kLlama1B, 4, false, {b8, bf16}},
@@ -75,15 +76,19 @@ std::vector<Row> rows() {
       {"1b-slice-all-on-host", kLlama1B, 4, false, {b8, bf16, host, "offload.weights=\"host\""}, false},
       {"7b-slice", kLlama7B, 3, false, {b8, bf16}},
       {"7b-slice-lora", kLlama7B, 3, true, {b8}},
-      {"8b-slice", kLlama8B, 3, false, {b8, bf16, block}},
+      {"8b-slice", kLlama8B, 3, false, {b8, bf16}},
       {"8b-slice-lora", kLlama8B, 3, true, {b8}},
       {"8b-slice-host", kLlama8B, 3, false, {b8, bf16, host}},
       {"1b", kLlama1B, 0, false, {b8, bf16}},
       {"1b-host", kLlama1B, 0, false, {b8, bf16, host}},
       {"1b-lora", kLlama1B, 0, true, {b8}},
       {"7b-lora", kLlama7B, 0, true, {b8}},
-      {"8b", kLlama8B, 0, false, {b8, bf16, block}},
+      {"7b", kLlama7B, 0, false, {"train.global_batch=32", bf16}},
+      {"8b", kLlama8B, 0, false, {b8, bf16}},
       {"8b-lora", kLlama8B, 0, true, {b8}},
+      {"8b-lora-4k", kLlama8B, 0, true, {"train.global_batch=2"}, {}, false, 4096},
+      {"8b-lora-32k", kLlama8B, 0, true, {"train.global_batch=1"}, {}, false, 32768},
+      {"8b-qlora", kLlama8B, 0, true, {b8, "model.quantize=\"nf4\""}},
       {"8b-24gib", kLlama8B, 0, false, {"train.global_batch=32", bf16, "offload.device_memory=\"24GiB\""}},
       {"1b-slice-disk", kLlama1B, 4, false, {b8, bf16, "offload.optimizer=\"nvme\""}, {}, true},
       {"tiny", kTiny, 0, false, tiny, {}, false, 32},
@@ -152,9 +157,10 @@ bool too_long(const Row& row, double step, double planned) {
 }
 
 struct Timed {
-  double step_s = 0;                 // median
-  double copies_s = 0, stall_s = 0;  // of a step: links at work, and compute waiting for them
-  double first_loss = 0, loss = 0;   // before any update, and of the last step
+  double step_s = 0;                       // median
+  double copies_s = 0, stall_s = 0;        // of a step: links at work, and compute waiting for them
+  double first_loss = 0, loss = 0;         // before any update, and of the last step whose results are read
+  std::optional<double> megahertz, watts;  // at the end, while the last step is computed
 };
 
 Timed time_steps(SyntheticRun& run, int steps) {
@@ -163,13 +169,19 @@ Timed time_steps(SyntheticRun& run, int steps) {
   DeviceClock* const clock = run.rank().off_device().clock();
   double copies = 0, stall = 0, last = monotonic_seconds();
   for (int i = 0; i < steps + 2; ++i) {
-    out.loss = run.begin_step().loss;
-    if (i == 0) out.first_loss = out.loss;
+    const double loss = run.begin_step().loss;
+    if (i == 0) out.first_loss = loss;
+    if (i != 1) out.loss = loss;  // the second's come with the third
     if (clock != nullptr) clock->collect();
     const double now = monotonic_seconds();
     if (i >= 2) seconds.push_back(now - last);
     if (i == 1 && clock != nullptr) copies = clock->copy_seconds(), stall = clock->stall_seconds();
     last = now;
+  }
+  for (const GpuReading& gpu : GpuMeter().read()) {
+    if (gpu.name != cuda_device(0).name) continue;
+    out.megahertz = gpu.megahertz, out.watts = gpu.watts;
+    break;
   }
   if (clock != nullptr) {
     out.copies_s = (clock->copy_seconds() - copies) / steps;
@@ -185,8 +197,9 @@ using FirstLosses = std::map<std::string, double>;
 
 // Micro-batches of other sizes round otherwise; weights that were not filled are off by a factor of 4.
 void check_first_loss(const Row& row, double loss, FirstLosses& losses) {
-  const double other =
-      losses.try_emplace(row.shape + std::to_string(row.layers) + row.settings.front(), loss).first->second;
+  std::string model = row.shape + std::to_string(row.layers) + row.settings.front();
+  if (row.settings.back().starts_with("model.quantize")) model += row.settings.back();
+  const double other = losses.try_emplace(model, loss).first->second;
   LM_CHECK(std::abs(loss - other) <= 2e-3 * std::abs(other), "its first loss is " + std::to_string(loss) +
                                                                  ", that of the same model above " +
                                                                  std::to_string(other));
@@ -221,9 +234,10 @@ double run_row(const Row& row, const Options& options, int threads, StreamView s
   std::printf(
       "%-24s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f; copies %.3f, waited for %.3f) "
       "%9s of "
-      "GPU (planned %s)\n",
+      "GPU (planned %s), %.0f MHz, %.0f W\n",
       row.name, tokens / step, sol, step, plan.step_seconds, timed.copies_s, timed.stall_s,
-      format_bytes(used).c_str(), format_bytes(plan.peak.device).c_str());
+      format_bytes(used).c_str(), format_bytes(plan.peak.device).c_str(), timed.megahertz.value_or(0),
+      timed.watts.value_or(0));
   std::printf("%s\n", nlohmann::json{{"benchmark", "gpu_steps"},
                                      {"row", row.name},
                                      {"gpu", cuda_device(0).name},
@@ -236,6 +250,8 @@ double run_row(const Row& row, const Options& options, int threads, StreamView s
                                      {"update_on_host", plan.placement.update_on_host},
                                      {"copies_s", timed.copies_s},
                                      {"stall_s", timed.stall_s},
+                                     {"sm_mhz", timed.megahertz.value_or(0)},
+                                     {"watts", timed.watts.value_or(0)},
                                      {"first_loss", timed.first_loss},
                                      {"loss", timed.loss}}
                           .dump()

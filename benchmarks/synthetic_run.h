@@ -35,8 +35,9 @@ class SyntheticRun {
   // Plans, allocates and initialises. `machine` is what the plan may assume.
   SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream);
 
-  StepResult step();        // waits until the GPU has finished it
-  StepResult begin_step();  // as a run's: waits for its check alone
+  StepResult step();  // waits until the GPU has finished it
+  // As a run's: only enqueued where steps run ahead, and the results are those of the step before.
+  StepResult begin_step();
   const Plan& plan() const { return plan_; }
   // What the plan would say of a step's time with these rates.
   double planned_seconds(const Machine& machine) const;
@@ -62,6 +63,7 @@ class SyntheticRun {
   std::unique_ptr<Rank> rank_;
   StepBatches batches_;
   int64_t steps_ = 0;
+  bool unread_ = false;  // a step's results
 };
 
 }  // namespace lm

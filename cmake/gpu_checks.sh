@@ -3,9 +3,10 @@
 # transformers, benchmarks, then transformers and peft beside ours. Needs a driver and a Python with torch 2.11 (LibTorch
 # and the CUDA libraries come from there); the last, one with transformers and peft, too.
 #
-#   ./gpu_checks.sh [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
+#   ./gpu_checks.sh [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME|BLOCK[=SECONDS]...]
 #
-# NAME: only these of what --list names. --seconds: another limit than 480. --jobs: so many tests at once; otherwise one for
+# NAME: only these of what --list names; BLOCK: those that --list gives it to (correct, products, slices, rows, host, kernels), each with
+# its limit in seconds. Rows of whole models (`rows`) are run only so. --seconds: another limit than 480. --jobs: so many tests at once; otherwise one for
 # two cores, at most 8. --bin: other executables than the bundle's. PYTHON=... names the interpreter.
 #
 # Ends with a table of what passed, failed and did not run; the exit status is 0 only if everything asked for ran and

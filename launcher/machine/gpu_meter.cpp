@@ -52,18 +52,22 @@ GpuMeter::~GpuMeter() {
 }
 
 std::vector<GpuReading> GpuMeter::read() const {
-  constexpr int kDie = 0;  // NVML_TEMPERATURE_GPU
+  constexpr int kDie = 0;    // NVML_TEMPERATURE_GPU
+  constexpr int kClock = 1;  // NVML_CLOCK_SM
   const auto rates_of = find<int (*)(void*, NvmlRates*)>("nvmlDeviceGetUtilizationRates");
   const auto power_of = find<int (*)(void*, unsigned*)>("nvmlDeviceGetPowerUsage");
   const auto temperature_of = find<int (*)(void*, int, unsigned*)>("nvmlDeviceGetTemperature");
+  const auto clock_of = find<int (*)(void*, int, unsigned*)>("nvmlDeviceGetClockInfo");
   std::vector<GpuReading> out;
   for (const Gpu& gpu : gpus_) {
-    GpuReading one{.uuid = gpu.uuid, .name = gpu.name, .utilization = {}, .watts = {}, .celsius = {}};
+    GpuReading one{
+        .uuid = gpu.uuid, .name = gpu.name, .utilization = {}, .watts = {}, .celsius = {}, .megahertz = {}};
     NvmlRates rates{};
-    unsigned milliwatts = 0, degrees = 0;
+    unsigned milliwatts = 0, degrees = 0, megahertz = 0;
     if (rates_of && rates_of(gpu.device, &rates) == 0) one.utilization = rates.gpu / 100.0;
     if (power_of && power_of(gpu.device, &milliwatts) == 0) one.watts = milliwatts / 1000.0;
     if (temperature_of && temperature_of(gpu.device, kDie, &degrees) == 0) one.celsius = degrees;
+    if (clock_of && clock_of(gpu.device, kClock, &megahertz) == 0) one.megahertz = megahertz;
     out.push_back(std::move(one));
   }
   return out;

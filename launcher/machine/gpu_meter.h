@@ -1,5 +1,5 @@
-// Live readings of GPUs through NVML: utilization, power and temperature. A reading may take milliseconds,
-// and as long as the driver likes: not for the compute thread. One thread.
+// Live readings of GPUs through NVML: utilization, power, temperature and the clock of the multiprocessors. A
+// reading may take milliseconds, and as long as the driver likes: not for the compute thread. One thread.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,7 @@ namespace lm {
 struct GpuReading {
   std::string uuid, name;
   std::optional<double> utilization, watts, celsius;  // nullopt: the driver does not report it
+  std::optional<double> megahertz = {};               // likewise
 };
 
 class GpuMeter {

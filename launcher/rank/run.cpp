@@ -217,7 +217,7 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
 // The parts of a run that make its checkpoints.
 struct Saving {
   Rank& rank;
-  const Trainer& trainer;
+  Trainer& trainer;
   MetricsFile& metrics;
   Checkpoints& checkpoints;
   const StopRequest& stop;
@@ -230,7 +230,9 @@ struct Saving {
 void save_beside(const Saving& run, int64_t steps, bool best) {
   run.checkpoints.poll();
   if (run.trainer.steps() == steps) return run.checkpoints.complete();
-  if (run.checkpoints.due(run.trainer, best)) run.checkpoints.begin(run.rank, run.trainer, run.metrics);
+  if (!run.checkpoints.due(run.trainer, best)) return;
+  run.trainer.settle();
+  run.checkpoints.begin(run.rank, run.trainer, run.metrics);
 }
 
 // Ends a run that was asked to stop: saves a checkpoint to resume from.
@@ -280,7 +282,7 @@ struct DoorNews {
   const StopRequest& stop;
 
   void publish() const {
-    const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
+    const int64_t step = trainer.finished_steps(), repeat = step - checkpoints.newest_step();
     if (ranks.own_door()) control.publish({step, repeat, checkpoints.newest(), stop.reason()});
   }
   // If the CLI process is killed from here on, the run's final status does not change.

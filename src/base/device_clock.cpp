@@ -41,6 +41,9 @@ void DeviceClock::add(const Span& span, int64_t start_ns, int64_t end_ns) {
   switch (span.kind) {
     case Kind::kCompute:
       break;
+    case Kind::kKernel:
+      row = TraceRow::kGpuKernels;
+      break;
     case Kind::kStall:
       stall_seconds_ += seconds;
       if (seconds < kShownWait) return;

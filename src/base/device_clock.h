@@ -18,6 +18,7 @@ class DeviceClock {
  public:
   enum class Kind : uint8_t {
     kCompute,     // an operation in the compute stream; for the trace alone
+    kKernel,      // a kernel of it; likewise
     kStall,       // compute waits for a transfer
     kToDevice,    // a copy
     kFromDevice,  // likewise

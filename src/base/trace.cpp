@@ -14,8 +14,9 @@ namespace {
 
 using Object = nlohmann::ordered_json;
 
-constexpr const char* kRows[] = {"compute", "disk reads", "disk writes", "GPU compute", "to GPU", "from GPU"};
-constexpr int kRowCount = 6, kRowsAlways = 3;
+constexpr const char* kRows[] = {"compute",     "disk reads", "disk writes", "GPU compute",
+                                 "GPU kernels", "to GPU",     "from GPU"};
+constexpr int kRowCount = 7, kRowsAlways = 3;
 
 double microseconds(int64_t ns) {
   return static_cast<double>(ns) / 1e3;

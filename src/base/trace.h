@@ -13,7 +13,7 @@
 
 namespace lm {
 
-enum class TraceRow : uint8_t { kCompute, kReads, kWrites, kGpuCompute, kToGpu, kFromGpu };
+enum class TraceRow : uint8_t { kCompute, kReads, kWrites, kGpuCompute, kGpuKernels, kToGpu, kFromGpu };
 
 inline int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -19,6 +19,7 @@
 #include "base/encoding_kind.h"
 #include "base/view.h"
 #include "kernels/attention_arguments.h"
+#include "kernels/decision_arguments.h"
 #include "kernels/dora_arguments.h"
 #include "optim/rules/rules.h"
 
@@ -372,6 +373,8 @@ struct RuleUpdate {
   DType weight_dtype = DType::kF32;
   MasterForm form = MasterForm::kWeight;
   float gradient_scale = 1;
+  // GPU: the step's, which replaces gradient_scale, and skips the update; null: the host has decided.
+  const StepDecision* decision = nullptr;
   uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
   // kStochastic: index of element 0 in that key's sequence; a multiple of 64 for quantized state.
   int64_t first_index = 0;

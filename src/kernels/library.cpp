@@ -22,7 +22,12 @@ void gemm(const Gemm& g, StreamView stream) {
   at::Tensor out = tensor_of(g.out, stream.device);
   const bool widens = g.out.dtype != g.a.dtype;
   if (!g.addend.defined()) {
-    LM_CHECK(g.scale == 1, "a product alone is not scaled");
+    // With a factor of 0 the addend is not read.
+    if (g.scale != 1) {
+      widens ? at::addmm_out(out, out, left, right, out.scalar_type(), 0, g.scale)
+             : at::addmm_out(out, out, left, right, 0, g.scale);
+      return;
+    }
     widens ? at::mm_out(out, left, right, out.scalar_type()) : at::mm_out(out, left, right);
     return;
   }

@@ -11,6 +11,8 @@ __global__ void update(RuleUpdate a, R rule) {
   using State = StateOf<R>;
   constexpr int kStates = kStateCount<R>;
   constexpr bool kAlways = !kMayBeStateless<R>;
+  if (skipped(a)) return;
+  const float scale = gradient_scale(a);
   const bool kept = kAlways || a.state[0] != nullptr;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * n;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * n; i < a.elements;
@@ -24,7 +26,7 @@ __global__ void update(RuleUpdate a, R rule) {
     for (int k = 0; k < n; ++k) {
       float of_element[kStates];
       for (int s = 0; s < kStates; ++s) of_element[s] = state[s].at[k];
-      R::update(rule, to_float(gradient.at[k]) * a.gradient_scale, of_element, p.at[k]);
+      R::update(rule, to_float(gradient.at[k]) * scale, of_element, p.at[k]);
       for (int s = 0; s < kStates; ++s) state[s].at[k] = one_nan(of_element[s]);
       p.at[k] = one_nan(p.at[k]);
     }

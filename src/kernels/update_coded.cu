@@ -83,13 +83,15 @@ __device__ __forceinline__ void write_states(const RuleUpdate& a, int64_t i, con
 
 template <class R, class G, MasterForm form>
 __global__ void update_blocks(RuleUpdate a, R rule) {
+  if (skipped(a)) return;
+  const float scale = gradient_scale(a);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kCodeBlock;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kCodeBlock; first < a.elements; first += step) {
     const int64_t i = first + threadIdx.x;
     float state[kStateCount<R>];
     read_states<R, 0>(a, i, state);
     Pack<float, 1> p = load_weights<form, 1>(a, i);
-    R::update(rule, to_float(static_cast<const G*>(a.gradient)[i]) * a.gradient_scale, state, p.at[0]);
+    R::update(rule, to_float(static_cast<const G*>(a.gradient)[i]) * scale, state, p.at[0]);
     p.at[0] = one_nan(p.at[0]);
     store_weights<form, 1>(a, i, p);
     write_states<R, 0>(a, i, state);  // its maximum waits for all threads to have read the scale

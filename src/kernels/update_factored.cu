@@ -1,4 +1,5 @@
-// A rule whose second moment is factored, on the GPU. Compiled with -fmad=false: the CPU's bits.
+// A rule whose second moment is factored, on the GPU. A skipped step writes scratch alone. Compiled with
+// -fmad=false: the CPU's bits.
 #include "kernels/cuda_launchers.h"
 #include "kernels/factored_formula.h"
 #include "kernels/norms_formula.h"
@@ -11,7 +12,7 @@ constexpr int kRowsAtOnce = kThreads / 32;  // a warp has a row
 
 template <class G>
 __device__ __forceinline__ float gradient(const RuleUpdate& a, int64_t i) {
-  return to_float(static_cast<const G*>(a.gradient)[i]) * a.gradient_scale;
+  return to_float(static_cast<const G*>(a.gradient)[i]) * gradient_scale(a);
 }
 
 // The row of a warp, or none.
@@ -61,6 +62,7 @@ __device__ __forceinline__ float move(const R& rule, T* state, float mean) {
 
 template <class R, class T>
 __global__ void move_columns(RuleUpdate a, R rule, int64_t parts) {
+  if (skipped(a)) return;
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, columns = a.factored.columns;
   if (j >= columns) return;
   const FactoredScratch scratch = divide_scratch(a.factored);
@@ -73,6 +75,7 @@ __global__ void move_columns(RuleUpdate a, R rule, int64_t parts) {
 
 template <class R, class T>
 __global__ void move_rows(RuleUpdate a, R rule) {
+  if (skipped(a)) return;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (r >= a.factored.rows) return;
   const FactoredScratch scratch = divide_scratch(a.factored);
@@ -82,6 +85,7 @@ __global__ void move_rows(RuleUpdate a, R rule) {
 
 template <class R, class G, class T>
 __global__ void move_vector(RuleUpdate a, R rule) {
+  if (skipped(a)) return;
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j >= a.factored.columns) return;
   const FactoredScratch scratch = divide_scratch(a.factored);
@@ -156,6 +160,7 @@ __global__ void make_step(RuleUpdate a, R rule, bool weights) {
 
 template <class G, MasterForm form>
 __global__ void apply(RuleUpdate a) {
+  if (skipped(a)) return;
   const FactoredScratch scratch = divide_scratch(a.factored);
   const float factor = scratch.step[0], decay = scratch.step[1];
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;

@@ -8,6 +8,8 @@ namespace {
 
 template <class R, class G>
 __global__ void make_direction(RuleUpdate a, R rule, int64_t padded) {
+  if (skipped(a)) return;  // the products of the last direction change nothing
+  const float scale = gradient_scale(a);
   Bf16* const direction = static_cast<Bf16*>(a.orthogonal.direction);
   float* const state = static_cast<float*>(a.state[0]);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -15,7 +17,7 @@ __global__ void make_direction(RuleUpdate a, R rule, int64_t padded) {
     float d = 0;
     if (i < a.elements) {
       float m = state[i];
-      d = R::direction(rule, to_float(static_cast<const G*>(a.gradient)[i]) * a.gradient_scale, m);
+      d = R::direction(rule, to_float(static_cast<const G*>(a.gradient)[i]) * scale, m);
       state[i] = one_nan(m);
     }
     direction[i] = round_to<Bf16>(one_nan(d));
@@ -24,6 +26,7 @@ __global__ void make_direction(RuleUpdate a, R rule, int64_t padded) {
 
 template <class R, MasterForm form>
 __global__ void take_step(RuleUpdate a, R rule, float size) {
+  if (skipped(a)) return;
   const Bf16* const direction = static_cast<const Bf16*>(a.orthogonal.direction);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.elements; i += step) {

@@ -9,6 +9,14 @@
 
 namespace lm::gpu {
 
+// The step is skipped: the update ends without a change.
+__device__ __forceinline__ bool skipped(const RuleUpdate& a) {
+  return a.decision != nullptr && a.decision->skipped != 0;
+}
+__device__ __forceinline__ float gradient_scale(const RuleUpdate& a) {
+  return a.decision != nullptr ? a.decision->scale : a.gradient_scale;
+}
+
 // n weights of a form, as fp32 numbers.
 template <MasterForm form, int n>
 __device__ __forceinline__ Pack<float, n> load_weights(const RuleUpdate& a, int64_t i) {

@@ -57,6 +57,10 @@ struct LossSums {
   double correct = 0;  // rows whose target is the argmax of their logits, whatever their weight
 };
 
+// What a step copies to the host beside norms of granules: its sums, and decisions (train/device_decision.h).
+inline constexpr int64_t kStepResultBytes =
+    static_cast<int64_t>(sizeof(LossSums)) + kDecisionsInFlight * static_cast<int64_t>(sizeof(StepDecision));
+
 // The rows of a micro-batch between the steps, in arena order.
 struct HeadRows {
   TargetRows targets;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/adapter_products.h"
 #include "model/dora.h"
 #include "model/ia3.h"
 
@@ -42,6 +43,15 @@ Linear with_biases(const Context& context, const Linear& linear) {
         {.from = row(copy.values.weight, 0, copy.rows), .to = row(used, copy.first, copy.rows)},
         context.stream);
   return out;
+}
+
+void add_base_gradients(const Context& context, const Linear& linear, const LinearBackward& pass,
+                        bool first) {
+  const auto& [x, dy, dx] = pass;
+  if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
+  if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
+  for (const BiasCopy& copy : linear.biases)
+    add_bias_gradient(context, copy.values.gradient, dy.column_range(copy.first, copy.rows), first);
 }
 
 // x Wᵀ, of one row by the kernel for it where the device has one.
@@ -208,6 +218,7 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
 void reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
             LinearSaved& saved) {
   if (linear.adapters.empty()) return;
+  if (reduces_together(context, linear)) return reduce_together(context, linear, x, saved.together);
   const ArenaFrame copies(context.arena);
   const View input = in_type_of(context, linear, x);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
@@ -221,12 +232,12 @@ void reduce(const Context& context, const Linear& linear, const DeviceBatch& bat
   }
 }
 
-// out = base + s B reduced, of the adapter's rows. `base` may be out.
+// out = base + s B reduced, of the adapter's rows. `base` may be out, or undefined: 0.
 void add_adapter(const Context& context, const DeviceBatch& batch, const Adapter& adapter,
                  const View& reduced, const View& base, const View& out) {
   const ArenaFrame frame(context.arena);
-  const View sum = in_type_of(context, adapter, base);
-  const View to = sum.dtype == out.dtype ? out : sum;
+  const View sum = base.defined() ? in_type_of(context, adapter, base) : base;
+  const View to = !sum.defined() || sum.dtype == out.dtype ? out : sum;
   multiply(context, batch,
            {.a = reduced,
             .b = with_start_b(context, adapter),
@@ -321,6 +332,10 @@ View backward_scaled(const Context& context, const Linear& linear, const DeviceB
 
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
   LinearSaved saved;
+  if (reduces_together(context, linear)) {
+    saved.reduced = allocate_reduced(context, linear, rows, &saved.together);
+    return saved;
+  }
   for (const Adapter& adapter : linear.adapters) {
     saved.reduced.push_back(context.tensor(rows, adapter.rank(), adapter.a.weight.dtype));
   }
@@ -345,16 +360,25 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   reduce(context, linear, batch, x, saved);
   if (scaled && !linear.adapters.front().dropout.on())
     return forward_scaled(context, linear, batch, pass, saved);
+  const bool before = outputs_first(context, linear);
+  const auto columns = [](const View& of, int64_t at, int64_t count) {
+    return of.defined() ? of.column_range(at, count) : of;
+  };
+  for (size_t i = 0; before && i < linear.adapters.size(); ++i) {
+    const Adapter& adapter = linear.adapters[i];
+    add_adapter(context, batch, adapter, saved.reduced[i], columns(residual, adapter.first, adapter.rows),
+                y.column_range(adapter.first, adapter.rows));
+  }
+  const View addend = before ? y : residual;
   // By rows of W forward, by its columns backward: no product's sum is cut.
-  each_row_tile(context, linear.weight,
-                [&, &x = x, &y = y, &residual = residual](const View& rows, int64_t first) {
-                  multiply(context, batch,
-                           {.a = x,
-                            .b = rows,
-                            .out = y.column_range(first, rows.rows),
-                            .addend = residual.defined() ? residual.column_range(first, rows.rows) : residual,
-                            .transpose_b = true});
-                });
+  each_row_tile(context, linear.weight, [&, &x = x, &y = y](const View& rows, int64_t first) {
+    multiply(context, batch,
+             {.a = x,
+              .b = rows,
+              .out = y.column_range(first, rows.rows),
+              .addend = columns(addend, first, rows.rows),
+              .transpose_b = true});
+  });
   if (linear.bias.weight.defined()) {
     context.kernels.add_bias({.x = y.data,
                               .bias = linear.bias.weight.data,
@@ -365,21 +389,29 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
                              context.stream);
   }
   if (scaled) return forward_scaled_dropped(context, linear, batch, pass, saved);
-  for (size_t i = 0; i < linear.adapters.size(); ++i) {
+  for (size_t i = 0; !before && i < linear.adapters.size(); ++i) {
     const View slice = y.column_range(linear.adapters[i].first, linear.adapters[i].rows);
     add_adapter(context, batch, linear.adapters[i], saved.reduced[i], slice, slice);
   }
+}
+
+void add_trained_gradients(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                           const LinearBackward& pass, const LinearSaved& saved,
+                           const ReducedGradients& reduced) {
+  add_base_gradients(context, linear, pass, reduced.first);
+  add_adapter_gradients(context, linear, batch, pass, saved, reduced);
 }
 
 void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, const LinearSaved& saved, bool first) {
   const auto& [x, dy, dx] = pass;
   if (has_scales(linear)) return scales_backward(context, linear, pass, saved, first);
-  if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
-  if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
-  for (const BiasCopy& copy : linear.biases)
-    add_bias_gradient(context, copy.values.gradient, dy.column_range(copy.first, copy.rows), first);
   const ArenaFrame frame(context.arena);
+  if (products_first(context, linear)) {
+    const View dreduced = adapted_input_gradient(context, linear, batch, dy, dx);
+    return add_trained_gradients(context, linear, batch, pass, saved, {dreduced, first});
+  }
+  add_base_gradients(context, linear, pass, first);
   View dz = dy;  // of W x and the adapters together
   if (scales_rows(linear))
     dz = backward_scaled(context, linear, batch, pass, saved, first);
@@ -397,9 +429,22 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
   if (dx.defined()) settle(context, sum, dx);
 }
 
-void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx) {
+View adapted_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                            const View& dy, const View& dx) {
+  const View dreduced = reduced_gradients(context, linear, dy);
+  if (!dx.defined()) return dreduced;
+  begin_input_gradient(context, linear, batch, dreduced, dx);
+  linear_input_gradient(context, linear, dy, dx, dx);
+  return dreduced;
+}
+
+void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx,
+                           const View& addend) {
   each_column_tile(context, linear.weight, [&](const View& columns, int64_t first) {
-    context.kernels.gemm({.a = dy, .b = columns, .out = dx.column_range(first, columns.columns)},
+    context.kernels.gemm({.a = dy,
+                          .b = columns,
+                          .out = dx.column_range(first, columns.columns),
+                          .addend = addend.defined() ? addend.column_range(first, columns.columns) : addend},
                          context.stream);
   });
 }

@@ -77,6 +77,7 @@ struct Linear {
 // A0's. The rest is there where rows have trained lengths or outputs are scaled.
 struct LinearSaved {
   std::vector<View> reduced;
+  View together;        // all of these, where one product makes them (model/adapter_products.h)
   View product;         // z [T, out], before it is scaled
   View norms, factors;  // n and m / n [out], fp32; columns of other rows may be uninitialised
 };
@@ -115,8 +116,22 @@ struct LinearBackward {
 void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, const LinearSaved& saved, bool first);
 
-// The two passes' halves on their own: dx = dy W without adapters, and what backward wants without y.
-void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx);
+// The two passes' halves on their own: dx = dy W (+ addend, which may be dx) without adapters, and what
+// backward wants without y.
+void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx,
+                           const View& addend = {});
+
+// Where products_first (model/adapter_products.h) backward has two halves, of which the first needs no x: dx,
+// which may be undefined, and in the arena what the second needs beside x and dy.
+View adapted_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                            const View& dy, const View& dx);
+struct ReducedGradients {
+  View all;  // s dy B of the adapters, side by side
+  bool first = false;
+};
+void add_trained_gradients(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                           const LinearBackward& pass, const LinearSaved& saved,
+                           const ReducedGradients& reduced);
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved);
 

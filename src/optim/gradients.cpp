@@ -34,6 +34,7 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
     first_granule_.push_back(granule);
     granule += block.flat_elements / kGranule;
   }
+  first_granule_.push_back(granule);
   if (!homes_.slot_elsewhere) slot_ = Memory(stream.device, longest * size);
   slot_memory_ = slot_.data();
 }
@@ -224,14 +225,18 @@ std::optional<int64_t> Gradients::non_finite_granule(int64_t b) const {
   return std::nullopt;
 }
 
-NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
+std::vector<Unit>::const_iterator Gradients::unit_of_granule(int64_t b, int64_t granule) const {
   const int64_t first = granule * kGranule;
-  const auto unit = std::find_if(units_.begin(), units_.end(), [&](const Unit& u) {
+  return std::find_if(units_.begin(), units_.end(), [&](const Unit& u) {
     return u.block == b && first >= u.first && first < u.first + u.elements;
   });
+}
+
+NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
+  const auto unit = unit_of_granule(b, granule);
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   std::vector<std::byte> bytes(static_cast<size_t>(kGranule * size));
-  read(unit - units_.begin(), (first - unit->first) * size, bytes);
+  read(unit - units_.begin(), (granule * kGranule - unit->first) * size, bytes);
   std::vector<float> elements(kGranule);
   kernels(DeviceType::kCpu)
       .accumulate({.to = elements.data(),
@@ -243,14 +248,46 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
                   StreamView{});
   const auto wrong =
       std::find_if(elements.rbegin(), elements.rend(), [](float x) { return !std::isfinite(x); });
-  if (wrong == elements.rend())
-    return {"of " + layout_.name(*unit), "finite, but with a norm that is not", false};
-  const int64_t at = first + (elements.rend() - wrong) - 1;
+  const bool found = wrong != elements.rend();
+  return name_element(b, granule, elements.rend() - wrong - 1, found && std::isnan(*wrong));
+}
+
+NonFinite Gradients::name_element(int64_t b, int64_t granule, int64_t element, bool is_nan) const {
+  const std::string unit = layout_.name(*unit_of_granule(b, granule));
+  if (element < 0) return {"of " + unit, "finite, but with a norm that is not", false};
+  const int64_t at = granule * kGranule + element;
   for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
     if (!place.frozen && at >= place.offset && at < place.offset + place.parameter.elements())
-      return {place.parameter.name, std::isnan(*wrong) ? "nan" : "inf"};
+      return {place.parameter.name, is_nan ? "nan" : "inf"};
   }
-  return {layout_.name(*unit) + ", between its tensors", std::isnan(*wrong) ? "nan" : "inf"};
+  return {unit + ", between its tensors", is_nan ? "nan" : "inf"};
+}
+
+bool Gradients::resident() const {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].elements > 0 && memory_[u].data() == nullptr) return false;
+  }
+  return true;
+}
+
+std::vector<GradientArray> Gradients::arrays() const {
+  std::vector<GradientArray> out;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Unit& unit = units_[u];
+    if (unit.elements > 0)
+      out.push_back(
+          {memory_[u].data(), first_granule_[static_cast<size_t>(unit.block)] + unit.first / kGranule});
+  }
+  std::ranges::sort(out, {}, &GradientArray::first_granule);
+  return out;
+}
+
+std::optional<NonFinite> Gradients::non_finite(const StepDecision& decision) const {
+  if (decision.granule < 0) return std::nullopt;
+  int64_t b = std::ssize(layout_.blocks) - 1;
+  while (first_granule_[static_cast<size_t>(b)] > decision.granule) --b;
+  return name_element(b, decision.granule - first_granule_[static_cast<size_t>(b)], decision.element,
+                      decision.is_nan != 0);
 }
 
 void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const {

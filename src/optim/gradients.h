@@ -72,6 +72,14 @@ class Gradients {
   // the stream, then read.
   void send_squares() const;
   double total_square() const;
+  // For a decision on the device: norms of granules, each block's first one and behind them their number,
+  // and the gradients' memory, in the order of granules; if all is resident, it stays where it is.
+  bool resident() const;
+  const double* granule_sums() const { return reinterpret_cast<const double*>(sums_.data()); }
+  const std::vector<int64_t>& first_granules() const { return first_granule_; }
+  std::vector<GradientArray> arrays() const;
+  // The tensor that it names; nullopt if no gradient's norm was at fault.
+  std::optional<NonFinite> non_finite(const StepDecision& decision) const;
   // After reading norms: the first block in the order of backward whose norm is not finite.
   std::optional<int64_t> non_finite_block() const;
   // A tensor with the non-finite value in this block, on any tier. Waits. nullopt if the norm is finite.
@@ -94,6 +102,9 @@ class Gradients {
   std::byte* unit_in_group(int64_t u) const;
   void leave_to_compute(int64_t u, Group& group) const;
   NonFinite find_in_granule(int64_t b, int64_t granule) const;
+  // Of a granule of block b with such a norm: its last element that is not finite, -1 if all are.
+  NonFinite name_element(int64_t b, int64_t granule, int64_t element, bool is_nan) const;
+  std::vector<Unit>::const_iterator unit_of_granule(int64_t b, int64_t granule) const;
   bool in_slot(int64_t block) const {
     return static_cast<size_t>(block) < homes_.in_slot.size() &&
            homes_.in_slot[static_cast<size_t>(block)] != 0;
@@ -113,7 +124,7 @@ class Gradients {
   int64_t slot_block_ = -1;             // the block whose gradient is in it
   Memory sums_;                         // fp64 [granules of all blocks]
   double* host_sums_;                   // their copy for the host
-  std::vector<int64_t> first_granule_;  // of each block
+  std::vector<int64_t> first_granule_;  // of each block, and the end
   Memory sum_;                          // fp32 sums of ranks' bf16 gradients, for some granules
   std::optional<TwoLevels> levels_;     // of the group, from the first reduce_scatter that needs them
 };

@@ -270,6 +270,7 @@ RuleUpdate ShardedOptimizer::arguments(int64_t block, const Tile& tile, const Ru
           .weight_dtype = weight_dtype_,
           .form = form_,
           .gradient_scale = inputs.gradient_scale,
+          .decision = inputs.decision,
           .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
                                      static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
           .first_index = range.first};

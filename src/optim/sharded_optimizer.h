@@ -58,7 +58,8 @@ struct UpdateInputs {
   std::byte* weights = nullptr;          // working weights of the block, or of the tile's unit
   const std::byte* gradients = nullptr;  // likewise
   DType gradient_dtype = DType::kF32;
-  float gradient_scale = 1;  // clipping
+  float gradient_scale = 1;                // clipping
+  const StepDecision* decision = nullptr;  // on a GPU: in its place, and whether the step is skipped
   double lr = 0;
   int64_t step = 0;      // optimizer step, keys stochastic rounding
   bool ready = false;    // weights and gradients are complete: no enqueued work writes them
@@ -76,6 +77,9 @@ class ShardedOptimizer {
   void start(const Unit& unit, const std::byte* weights, Staging& staging);
   // Starts an update and counts it in t (skipped steps are not counted).
   void begin_update() { ++t_; }
+  // The update that was begun last has turned out to be a skipped step's.
+  void take_back_update() { --t_; }
+  bool updates_on_host() const { return host_ != nullptr; }
   // Updates the whole block, or one of its tiles.
   void update(int64_t block, const UpdateInputs& inputs);
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs);

@@ -10,6 +10,7 @@
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
+#include "plan/nominal_time.h"
 #include "plan/placement.h"
 
 namespace lm {
@@ -17,9 +18,9 @@ namespace {
 
 // GEMMs gain nothing from more tokens at once, activations grow.
 constexpr int64_t kCpuMicroTokens = 2048, kGpuMicroTokens = 16384;
-// Fewer at once leave GEMMs so far below their rate that recomputing a third of the work is the cheaper
-// choice.
-constexpr int64_t kCpuEnoughTokens = 256, kGpuEnoughTokens = 2048;
+// Fewer at once leave the CPU's GEMMs so far below their rate that recomputing a third of the work is the
+// cheaper choice.
+constexpr int64_t kCpuEnoughTokens = 256;
 // Whose list and batches take next to nothing.
 constexpr int64_t kFewMicroBatches = 1024;
 // Rows of logits at once. Each chunk reads and writes the head's weight gradient once, so GPUs, where that
@@ -82,6 +83,17 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
   return found == candidates.end() ? 0 : *found;
 }
 
+// Whether micro-batches of `none` sequences whose activations are saved are faster than those of `block`
+// whose blocks are recomputed; 0: they do not fit.
+bool saving_is_faster(const PlanInput& in, int64_t none, int64_t block) {
+  if (none == 0) return false;
+  if (none >= block) return true;
+  const int64_t length = in.config.data.max_length;
+  if (in.device == DeviceType::kCpu) return none * length >= kCpuEnoughTokens;
+  return nominal_product_seconds(in, none * length, false) <=
+         nominal_product_seconds(in, block * length, true);
+}
+
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
   const int64_t least = micro_batch_candidates(in).back();
@@ -95,8 +107,7 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
   const bool off_device = homes.activations != nearest_tier(in.device);
   const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, homes, Recompute::kNone);
   const int64_t block = largest_micro_batch(in, plan, homes, Recompute::kBlock);
-  const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
-  const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
+  const bool keep = saving_is_faster(in, none, block);
   n.recompute = keep ? Recompute::kNone : Recompute::kBlock;
   set_micro_batch(in, std::max(keep ? none : block, least), n);
   const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);

@@ -445,9 +445,9 @@ void size_plan(const PlanInput& in, Plan& plan) {
     plan.placement.gemm_shapes += std::ssize(gemms);
   }
   if (in.device == DeviceType::kCuda) {
-    // A second backward sends what it needs behind what the first one has sent, and so does a table's
-    // gradient.
-    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens) *
+    // Two steps' (model/uploads.h). A second backward sends what it needs behind what the first one has sent,
+    // and so does a table's gradient.
+    plan.placement.upload_bytes = 2 * upload_bytes(in, plan.numerics, plan.micro_tokens) *
                                   (plan.step.measures() || plan.step.table_last ? 2 : 1);
     const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
@@ -456,9 +456,9 @@ void size_plan(const PlanInput& in, Plan& plan) {
                                .dtype = plan.numerics.dtype,
                                .flash = !gpu.capability.known() || gpu.capability.major >= kFlashCapability};
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
-    // The loss, and the granules' norms.
+    // The loss and what follows from it, and the granules' norms.
     plan.placement.result_bytes =
-        static_cast<int64_t>(sizeof(LossSums)) + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
+        kStepResultBytes + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
   plan.arena = in.rehearsals->arena(in, plan);
   plan.classes = classes_of(in, plan);

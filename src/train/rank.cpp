@@ -17,13 +17,23 @@ int64_t step_memory_bytes(const PlacementPlan& placement) {
   return whole(placement.upload_bytes) + whole(placement.result_bytes);
 }
 
-// Results lie as the sums of the loss, then the norms; on the CPU there is no memory for them.
-constexpr size_t kLossBytes = sizeof(LossSums);
+// Results lie as the sums of the loss, decisions, then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(LossSums), kResultBytes = kStepResultBytes;
 std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
   return block.bytes().first(block.size() > 0 ? bytes : 0);
 }
 std::span<std::byte> tail(const PinnedBlock& block, size_t skipped) {
   return block.bytes().subspan(block.size() > 0 ? skipped : 0);
+}
+
+const Kernels& kernels_of(const RankSetup& setup, DeviceType device) {
+  return setup.kernels != nullptr ? *setup.kernels : library_kernels(device);
+}
+
+// A traced run on a GPU shows its kernels.
+std::unique_ptr<TimedKernels> timed(const RankSetup& setup, DeviceClock* clock, DeviceType device) {
+  if (setup.trace == nullptr || clock == nullptr || device != DeviceType::kCuda) return nullptr;
+  return std::make_unique<TimedKernels>(kernels_of(setup, device), *clock);
 }
 
 PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
@@ -89,10 +99,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
       uploads_(upload_memory_.bytes()),
+      timed_kernels_(timed(setup_, off_device_.clock(), stream.device)),
       context_{setup.spec,
                setup_.plan.step.arithmetic.dtype,
                stream.device,
-               setup.kernels != nullptr ? *setup.kernels : library_kernels(stream.device),
+               timed_kernels_ ? timed_kernels_->table() : kernels_of(setup_, stream.device),
                stream,
                arena_,
                rope_,
@@ -107,7 +118,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     update_stream.threads = setup.plan.placement.optimizer_threads;
     gradients_ =
         std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
-                                    update_stream, tail(result_memory_, kLossBytes),
+                                    update_stream, tail(result_memory_, kResultBytes),
                                     GradientHomes{.store = off_device_.store(Pool::kGradients),
                                                   .in_slot = setup.plan.placement.gradients_in_slot,
                                                   .slot_elsewhere = setup.plan.placement.table_last,
@@ -149,20 +160,23 @@ void Rank::make_step() {
   config.max_grad_norm = setup_.max_grad_norm;
   // The plan's memory is enough: a fused pass takes more.
   config.two_phases = setup_.objective.weigh != nullptr;
-  step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
-                                                .model = {setup_.spec, setup_.layout, setup_.adapter},
-                                                .weights = weights_,
-                                                .off_device = off_device_,
-                                                .gradients = gradients_.get(),
-                                                .optimizer = optimizer_.get(),
-                                                .embedding_gradient = embedding_gradient_.get(),
-                                                .group = group_,
-                                                .device_group = device_group_,
-                                                .host_loss = head(result_memory_, kLossBytes),
-                                                .trace = setup_.trace,
-                                                .pulse = &pulse_,
-                                                .objective = setup_.objective},
-                                      std::move(config));
+  step_ = std::make_unique<TrainStep>(
+      StepParts{.context = context_,
+                .model = {setup_.spec, setup_.layout, setup_.adapter},
+                .weights = weights_,
+                .off_device = off_device_,
+                .gradients = gradients_.get(),
+                .optimizer = optimizer_.get(),
+                .embedding_gradient = embedding_gradient_.get(),
+                .group = group_,
+                .device_group = device_group_,
+                .host_loss = head(result_memory_, kLossBytes),
+                .host_decisions = tail(result_memory_, kLossBytes)
+                                      .first(result_memory_.size() > 0 ? kResultBytes - kLossBytes : 0),
+                .trace = setup_.trace,
+                .pulse = &pulse_,
+                .objective = setup_.objective},
+      std::move(config));
 }
 
 Rank::~Rank() {

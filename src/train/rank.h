@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "kernels/timed.h"
 #include "plan/plan.h"
 #include "plan/state_catalogue.h"
 #include "train/decoder.h"
@@ -102,6 +103,7 @@ class Rank {
   PinnedPool step_memory_;
   PinnedBlock upload_memory_, result_memory_;
   Uploads uploads_;
+  std::unique_ptr<TimedKernels> timed_kernels_;
   Context context_;
   // Absent without training: nothing is allocated for what does not happen.
   std::unique_ptr<Gradients> gradients_;

@@ -9,21 +9,6 @@
 #include "optim/shards.h"
 
 namespace lm {
-namespace {
-
-std::string fault_text(const std::optional<NonFinite>& gradient, double loss) {
-  if (gradient) return "the gradient of tensor " + gradient->tensor + " is " + gradient->kind;
-  return std::isnan(loss) ? "the loss is nan" : "the loss is inf";
-}
-
-// What a rank says of a fault.
-struct Finding {
-  bool element = false;  // it has the number itself; else only the norm, which all know
-  char text[255] = {};
-};
-
-}  // namespace
-
 TrainStep::TrainStep(const StepParts& parts, StepConfig config)
     : context_(parts.context),
       layout_(parts.model.layout),
@@ -49,10 +34,28 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
            "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
+  if (decides_on_device())
+    decision_.emplace(*gradients_, context_.kernels, context_.stream, parts.host_decisions);
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
 }
 
+// The host decides where it has to: about other ranks' losses and norms, before state that moves (what is
+// read of a disk, what the CPU updates), block by block, and for objectives of its own.
+bool TrainStep::decides_on_device() const {
+  return context_.device == DeviceType::kCuda && gradients_ != nullptr && optimizer_ != nullptr &&
+         config_.ranks == 1 && config_.clip == Clip::kGlobal && !config_.measures() &&
+         !config_.uses_slots() && gradients_->resident() && !optimizer_->updates_on_host() &&
+         objective_.weigh == nullptr && objective_.score == nullptr && objective_.columns.empty();
+}
+
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, double loss_scale) {
+  start(batches, step, lr, loss_scale);
+  StepResult result = finish();
+  LM_CHECK(finished_.empty() && started_.empty(), "an earlier step has not been finished");
+  return result;
+}
+
+void TrainStep::start(const StepBatches& batches, int64_t step, double lr, double loss_scale) {
   LM_CHECK(loss_scale == 1 || config_.clip == Clip::kGlobal, "a block is updated before overflows are found");
   step_ = step;
   lr_ = lr;
@@ -70,7 +73,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, d
     update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
     update_begun_ = false;
   }
-  context_.uploads.rewind();  // the last step's check, or its end, has waited for them
+  context_.uploads.rewind();  // whoever has read the results before the last has waited for them
   zero_loss();
   const bool transfers = config_.uses_slots();
   const StepSchedule& list = lists_.step(micro_batches);
@@ -83,7 +86,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr, d
   pass_.end();
   batches_ = nullptr;
   if (config_.measures()) wait_for_group();  // a second backward has sent and exchanged since the check
-  return result_;
+  if (!decision_) finished_.push_back(std::move(result_));
 }
 
 // What moves in the group's stream may fail after a step's check: the others then go on without it.
@@ -117,6 +120,7 @@ void TrainStep::flush() {
 }
 
 std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
+  LM_CHECK(started_.empty(), "a save of a step that may yet be skipped");
   // Without global clipping the next updates come before any check.
   const bool rides = config_.clip == Clip::kGlobal && !(lists_.pending() && update_.skipped);
   const bool tiles = std::ranges::any_of(config_.units, &ScheduleUnit::off_device);
@@ -264,75 +268,6 @@ void TrainStep::gather(const Operation& operation) {
   gathered_[static_cast<size_t>(operation.unit)].record(device_group_.stream(context_.stream));
 }
 
-void TrainStep::check() {
-  device_group_.end_before(context_.stream);
-  gradients_->send_squares();
-  LossSums sums;
-  for (const LossSums& part : group_.gather("loss", read_loss())) {  // the step's one wait
-    sums.nll += part.nll;
-    sums.correct += part.correct;
-  }
-  const double divisor = batches_->divisor();
-  result_.loss = divisor > 0 ? sums.nll / divisor : 0.0;
-  result_.token_accuracy =
-      batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
-  gather_columns(divisor);
-  result_.grad_norm = std::sqrt(gradients_->total_square()) / loss_scale_;
-  result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
-  faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
-  // Of two backwards the second has the block's gradient.
-  if (result_.skipped && !(faulty_block_ && config_.measures()))
-    result_.fault = find_fault(faulty_block_, result_.loss);
-  if (config_.clip != Clip::kGlobal) {
-    if (result_.skipped) fail_step(result_.fault);
-    return;
-  }
-  update_ = {.lr = lr_,
-             .scale = static_cast<float>(clip_factor(result_.grad_norm, config_.max_grad_norm) / loss_scale_),
-             .step = step_,
-             .skipped = result_.skipped};
-  update_begun_ = false;
-}
-
-// A first backward has found the fault, the second one has the gradient.
-void TrainStep::explain_skip(int64_t block) {
-  if (!config_.measures() || faulty_block_ != block || !result_.fault.empty()) return;
-  device_group_.end_before(context_.stream);
-  result_.fault = find_fault(block, result_.loss);
-}
-
-std::string TrainStep::find_fault(std::optional<int64_t> block, double loss) const {
-  const std::optional<NonFinite> here = block ? gradients_->find_non_finite(*block) : std::nullopt;
-  Finding mine{.element = here && here->element};
-  fault_text(here, loss).copy(mine.text, sizeof mine.text - 1);
-  const std::vector<Finding> all = group_.gather("what failed a step", mine);
-  size_t rank = 0;
-  for (size_t r = all.size(); r-- > 0;) {
-    if (all[r].element) rank = r;
-  }
-  return fmt::format("{} (rank {})", all[rank].text, rank);
-}
-
-// Without global clipping: the block's own norm decides.
-float TrainStep::block_scale(int64_t block) const {
-  device_group_.end_before(context_.stream);
-  const double norm = std::sqrt(gradients_->block_square(block));
-  device_group_.check();
-  if (!std::isfinite(norm)) fail_step(find_fault(block, 0));
-  return config_.clip == Clip::kBlock ? clip_factor(norm, config_.max_grad_norm) : 1.0F;
-}
-
-void TrainStep::fail_step(const std::string& fault) const {
-  throw Error(
-      Exit::kNumerics,
-      {.area = "NUM-12",
-       .what = fmt::format("step {}: {}; the weights of other layers may already have this step's update",
-                           step_, fault),
-       .place = "",
-       .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
-       .kept = "what was saved before this step"});
-}
-
 // Of the block. A cut head's updates begin with the final norm; if that is frozen, with the first segment.
 bool TrainStep::first_update(const Operation& operation) const {
   if (operation.tile != config_.unit(operation.unit).first_tile) return false;
@@ -361,11 +296,13 @@ void TrainStep::update(const Operation& operation) {
       .gradients = gradients_->unit(u),
       .gradient_dtype = gradients_->dtype(),
       .gradient_scale = update_.scale,
+      .decision = decision_ ? decision_->on_device() : nullptr,
       .lr = update_.lr,
       .step = update_.step,
       // The check or the block's norm has waited for everything on the device; what comes through slots of
       // the device, or from a second backward, is only on its way.
-      .ready = !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
+      .ready =
+          !decision_ && !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
       .first = range.first,
       .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
@@ -411,6 +348,7 @@ LossSums TrainStep::read_loss() {
 }
 
 LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
+  LM_CHECK(started_.empty(), "an evaluation before the step's results are read");
   context_.uploads.rewind();
   zero_loss();
   if (targets != nullptr) *targets = {};
@@ -430,6 +368,7 @@ LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {
 
 void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
                             std::span<const KeyValueCache* const> caches) {
+  LM_CHECK(started_.empty(), "logits before the step's results are read");
   View normed;
   context_.uploads.rewind();  // whoever came before has waited
   const auto head = [&](const Operation& operation, ForwardPass& pass) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/step_lists.h"
+#include "train/device_decision.h"
 #include "train/objectives/objective.h"
 #include "train/off_device_state.h"
 #include "train/step_pulse.h"
@@ -40,6 +42,8 @@ struct StepParts {
   Group& device_group;  // the same ranks, for what lies on the device; on the CPU the same one
   // Registered host memory for LossSums, to which those of a step are copied; on the CPU empty.
   std::span<std::byte> host_loss = {};
+  // The same for StepDecision of DeviceDecision::kInFlight steps.
+  std::span<std::byte> host_decisions = {};
   Trace* trace = nullptr;
   StepPulse* pulse = nullptr;  // null: nobody watches
   const Objective& objective = objectives::cross_entropy;
@@ -69,6 +73,13 @@ class TrainStep : private PassMemory {
   // to the next call. Gradients are those of `loss_scale` times the loss; the updates divide by it.
   StepResult run(const StepBatches& batches, int64_t step, double lr, double loss_scale = 1);
 
+  // The same in two halves. Where runs_ahead(), start() only enqueues the step's work, and the next one may
+  // be started before finish() has given this one's results; elsewhere start() waits for them. Steps are
+  // finished in order. Evaluation and saves come when all are.
+  void start(const StepBatches& batches, int64_t step, double lr, double loss_scale = 1);
+  StepResult finish();
+  bool runs_ahead() const { return decision_.has_value(); }
+
   // Completes what is deferred and empties the slots: afterwards every byte of state is at its home. Throws
   // what a store reports of a write (offload/store.h).
   void flush();
@@ -78,6 +89,8 @@ class TrainStep : private PassMemory {
   // before it goes.
   std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
   void end_save() { save_ = nullptr; }
+  bool saving() const { return save_ != nullptr; }
+  bool traced() const { return trace_ != nullptr && trace_->recording(); }
 
   // Sums over the batch's targets, without gradients. Begins with a flush. `targets`: receives the results of
   // each target; null: not wanted.
@@ -122,6 +135,10 @@ class TrainStep : private PassMemory {
   std::string find_fault(std::optional<int64_t> block, double loss) const;
   void explain_skip(int64_t block);
   void check();
+  bool decides_on_device() const;
+  void decide();
+  // The oldest unread decision becomes a result.
+  void read_decision();
   // The objective's columns over all ranks; one named "loss" replaces the loss.
   void gather_columns(double divisor);
   void update(const Operation& operation);
@@ -186,8 +203,11 @@ class TrainStep : private PassMemory {
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
   std::vector<Moved> gathered_;
-  Memory sums_;          // LossSums, on the device
-  LossSums* host_sums_;  // the same where the host reads them
+  Memory sums_;                             // LossSums, on the device
+  LossSums* host_sums_;                     // the same where the host reads them
+  std::optional<DeviceDecision> decision_;  // where the device decides
+  std::deque<int64_t> started_;             // target tokens of the steps whose decisions are unread
+  std::deque<StepResult> finished_;         // that nobody has asked for yet
   Pass pass_;
 };
 

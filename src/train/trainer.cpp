@@ -31,28 +31,45 @@ Trainer::Trainer(Rank& rank, BatchSource& loader, const Config& config, const Tr
 }
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
-  TrainerResult result;
+  result_ = {};
+  hooks_ = &hooks;
   while (state_.step < options_.total_steps) {
-    result.early = patience_is_over();
-    if (result.early) break;
+    result_.early = patience_is_over();
+    if (result_.early) break;
     if (hooks.stop_requested && hooks.stop_requested()) {
-      result.stopped = true;
+      result_.stopped = true;
       break;
     }
-    const StepRow row = step_once();
-    if (hooks.before_row) hooks.before_row();
-    metrics_.write(row);
-    if (hooks.on_step) hooks.on_step(row);
-    count_skipped(row);
-    result.seconds += row.step_ms / 1e3;
-    result.tokens += row.tokens;
+    Started next = start_step();
+    settle();
+    unread_ = std::move(next);
+    if (needs_results()) settle();
     const bool best = evaluate_if_due(hooks);
     if (hooks.sample && evaluation_due()) hooks.sample(state_.step);
     if (hooks.after_step) hooks.after_step(best);
   }
-  result.steps = state_.step;
-  result.device_bytes = device_peak_;
-  return result;
+  settle();
+  result_.steps = state_.step;
+  result_.device_bytes = device_peak_;
+  return result_;
+}
+
+bool Trainer::needs_results() const {
+  // The next loss scale follows from this step. A save that rides on a step ends before its row is written,
+  // and a traced step's spans are read before the next one is recorded.
+  const TrainStep& step = rank_.step();
+  return !step.runs_ahead() || state_.loss_scale || step.saving() || step.traced() || evaluation_due() ||
+         state_.step == options_.total_steps;
+}
+
+void Trainer::finish_step() {
+  const StepRow row = read_row(*std::exchange(unread_, std::nullopt));
+  if (hooks_->before_row) hooks_->before_row();
+  metrics_.write(row);
+  if (hooks_->on_step) hooks_->on_step(row);
+  count_skipped(row);
+  result_.seconds += row.step_ms / 1e3;
+  result_.tokens += row.tokens;
 }
 
 bool TrainerState::observe(double held_out_loss, double threshold) {
@@ -78,8 +95,8 @@ bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
   return state_.observe(loss, config_.train.early_stopping_threshold);
 }
 
-StepRow Trainer::step_once() {
-  const double start = monotonic_seconds();
+Trainer::Started Trainer::start_step() {
+  if (!unread_) row_began_ = monotonic_seconds();
   const ReadyStep data = data_.next(state_.step + 1 < options_.total_steps);
   const StepBatches& batches = data.batches;
   const double factor =
@@ -87,29 +104,35 @@ StepRow Trainer::step_once() {
   const double lr = config_.optimizer.lr * factor;
   between_steps_ = false;
   const double scale = state_.loss_scale ? state_.loss_scale->scale : 1.0;
-  const StepResult done = rank_.step().run(batches, state_.step + 1, lr, scale);
+  rank_.step().start(batches, state_.step + 1, lr, scale);
   between_steps_ = true;
   ++state_.step;
-  StepRow row;
-  row.step = state_.step;
+  Started step{.row = {}, .work = work_of(batches)};
+  step.row.step = state_.step;
+  step.row.lr = lr;
+  step.row.target_tokens = batches.target_tokens;
+  step.row.tokens = batches.tokens;
+  step.row.data_ms = data.waited_seconds * 1e3;
+  step.row.epoch = data.epoch;
+  return step;
+}
+
+StepRow Trainer::read_row(Started step) {
+  const StepResult done = rank_.step().finish();
+  StepRow row = std::move(step.row);
   row.loss = done.loss;
   if (rank_.scores() == 0) row.token_accuracy = done.token_accuracy;
   row.columns = done.columns;
   row.grad_norm = done.grad_norm;
-  row.lr = lr;
   row.skipped = done.skipped;
   row.fault = done.fault;
   scale_loss(row);
-  row.target_tokens = batches.target_tokens;
-  row.tokens = batches.tokens;
-  const double seconds = monotonic_seconds() - start;
+  const double now = monotonic_seconds(), seconds = now - std::exchange(row_began_, now);
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   state_.tokens += row.tokens;
   state_.seconds += seconds;
-  if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(work_of(batches), seconds);
-  row.data_ms = data.waited_seconds * 1e3;
-  row.epoch = data.epoch;
+  if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(step.work, seconds);
   // We allocate nothing within a step, and LibTorch frees nothing: the value between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
@@ -172,6 +195,7 @@ void Trainer::count_skipped(const StepRow& row) {
 }
 
 TrainerState Trainer::state() const {
+  LM_CHECK(!unread_, "the state of a step whose results are unread");
   TrainerState out = state_;
   out.plateau = plateau_.state();
   out.data = data_.position();
@@ -180,6 +204,7 @@ TrainerState Trainer::state() const {
 
 void Trainer::restore(const TrainerState& state) {
   state_ = state;
+  unread_.reset();
   between_steps_ = true;
   plateau_.restore(state.plateau);
   data_.restore(state.data);

@@ -1,5 +1,6 @@
 // The loop over optimizer steps: next batches, learning rate, the step, its metrics row, evaluation when due,
-// and an orderly stop. Borrows everything; one thread.
+// and an orderly stop. Where a step can run ahead (TrainStep::runs_ahead) its row is written while the next
+// one computes, in the order of steps. Borrows everything; one thread.
 #pragma once
 
 #include <functional>
@@ -68,7 +69,13 @@ class Trainer {
 
   TrainerResult run(const TrainerHooks& hooks);
 
-  int64_t steps() const { return state_.step; }  // done
+  // Done. On a GPU the last one's results may be unread: settle() reads them, and writes its row.
+  int64_t steps() const { return state_.step; }
+  int64_t finished_steps() const { return state_.step - (unread_ ? 1 : 0); }
+  // Called by hooks, before they save: every step's results are known.
+  void settle() {
+    if (unread_) finish_step();
+  }
   // The eval loss has not decreased for train.early_stopping_patience evaluations.
   bool patience_is_over() const {
     const int64_t patience = config_.train.early_stopping_patience;
@@ -77,12 +84,23 @@ class Trainer {
   // False during a step: an error that ends it leaves some weights updated.
   bool between_steps() const { return between_steps_; }
 
-  // The trainer's state, which complements the rank's (Rank::catalogue).
+  // The trainer's state, which complements the rank's (Rank::catalogue). All is settled.
   TrainerState state() const;
   void restore(const TrainerState& state);
 
  private:
-  StepRow step_once();
+  // A step that has been started.
+  struct Started {
+    StepRow row;  // what is known of it before it ends
+    StepWork work;
+  };
+  Started start_step();
+  // The results of the step before make its row, which is written and counted.
+  void finish_step();
+  StepRow read_row(Started step);
+  // Whether something needs the results of the step that has just been started: else the next one is started
+  // first, and the GPU has work while the host reads them.
+  bool needs_results() const;
   bool evaluation_due() const;
   // Returns whether the evaluation had the lowest loss so far.
   bool evaluate_if_due(const TrainerHooks& hooks);
@@ -97,6 +115,10 @@ class Trainer {
   TrainerOptions options_;
   MetricsFile& metrics_;
   TrainerState state_;  // except plateau and data, which their owners have
+  std::optional<Started> unread_;
+  const TrainerHooks* hooks_ = nullptr;  // of the run under way, like the next two
+  TrainerResult result_;
+  double row_began_ = 0;  // when the step before ended, or the first one began
   bool between_steps_ = true;
   PlateauRate plateau_;
   IoCounters disks_;  // at the last row, like the next members

@@ -1,7 +1,7 @@
 """What gpu_checks.sh runs: the program itself, every GPU test, parity with transformers, then benchmarks, then
 transformers and peft beside ours; one table at the end. Tests run side by side; what measures, a time or the memory that is free on the card, runs alone.
 
-  python checks.py [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
+  python checks.py [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME|BLOCK[=SECONDS]...]
 """
 
 import argparse
@@ -34,6 +34,7 @@ class Item:
     together: bool = False  # may run beside others
     shards: int = 1  # processes that share a GoogleTest's tests where several run at once
     shard: int = 0
+    block: str = ""  # items that answer one question, which may be asked for together
 
     @property
     def environment(self):
@@ -51,8 +52,9 @@ def items():
     test = lambda name, budget, shards=1: Item(name, [name], budget, together=True, shards=shards)
     return [
         # On the twin two pairs, which have each method and each type: e2e_twin has the rest.
-        Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60, [*python, str(HERE / "smoke.py"), "BIN", "full-fp32", "lora-bf16"]),
-        Item("model_gpu_test", ["model_gpu_test"], 100),
+        Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60, [*python, str(HERE / "smoke.py"), "BIN", "full-fp32", "lora-bf16"],
+             block="correct"),
+        Item("model_gpu_test", ["model_gpu_test"], 100, block="correct"),
         # Seconds that these took on an H200 with ten at once: above 110, 110, 104, 97, 78, 76, 76, 62.
         # Disks and drawn runs take minutes, and differ from the rest in what the host does.
         Item("offload_run_gpu_test but disks, drawn runs",
@@ -61,6 +63,7 @@ def items():
         test("gpu_ranks_test", 200, shards=2),
         test("in_backward_gpu_test", 200, shards=2),
         test("step_save_gpu_test", 200, shards=2),
+        test("run_ahead_gpu_test", 60),
         test("gpu_kernels_test", 200),
         test("pairwise_gpu_test", 200),
         test("gpu_ranks_save_test", 200),
@@ -74,12 +77,16 @@ def items():
         test("library_error_gpu_test", 60),
         test("state_gpu_test", 60),
         test("load_gpu_test", 60),
-        Item("bench_copies", ["bench_copies"], 15),
-        Item("bench_gpu_kernels", ["bench_gpu_kernels"], 20, ["bench_gpu_kernels", "--quick"]),
-        Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"]),
-        Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"]),
-        Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"]),
-        Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny", "tiny-off-device"]),
+        Item("bench_copies", ["bench_copies"], 15, block="host"),
+        Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"], block="products"),
+        Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny", "tiny-off-device"], block="slices"),
+        Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"], block="slices"),
+        Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"], block="slices"),
+        Item("bench_gpu_kernels", ["bench_gpu_kernels"], 20, ["bench_gpu_kernels", "--quick"], block="kernels"),
+        # Whole models: more than eight minutes with the tests, so by name or as a block.
+        *(Item(f"row {name}", ["bench_gpu_steps", "--steps", "2", name], limit, ["bench_gpu_steps", "--steps", "1", tiny], block="rows")
+          for name, limit, tiny in (("8b-lora", 30, "tiny-lora"), ("8b-lora-4k", 30, "tiny-lora"), ("8b-lora-32k", 45, "tiny-lora"),
+                                    ("8b", 45, "tiny"), ("7b", 60, "tiny"), ("8b-qlora", 45, "tiny-lora"))),
         Item("peers", [*python, str(HERE / "peers.py"), "BIN"], 150, [*python, str(HERE / "peers.py"), "BIN", "--tiny"]),
     ]
 
@@ -113,6 +120,20 @@ def all_items(bin_directory):
     tests = [new(name, together=True) for name in listed(bin_directory, "gpu_tests.txt") if name not in used]
     benchmarks = [new(name) for name in listed(bin_directory, "gpu_benchmarks.txt") if name not in used]
     return known[:after_tests] + tests + known[after_tests:-1] + benchmarks + known[-1:]  # the peers come last
+
+
+def asked_for(words, known):
+    """({name of an item: its limit in seconds, or None for its own}, words that name nothing). A block's limit is for all of it: each
+    item has the same share."""
+    limits, unknown = {}, set()
+    for word in words:
+        name, _, seconds = word.rpartition("=") if re.search(r"=\d+$", word) else (word, "", "")
+        found = [item.name for item in known if name in (item.name, item.block)]
+        if not found:
+            unknown.add(name)
+        for item in found:
+            limits[item] = int(seconds) // len(found) if seconds else None
+    return limits, unknown
 
 
 def resolve(item, bin_directory, twin):
@@ -254,14 +275,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=475)  # with the script's own start, 8 minutes
     parser.add_argument("--jobs", type=int, help="tests at once; otherwise one for two cores, at most 8, and on the twin 1")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME|BLOCK[=SECONDS]")
     options = parser.parse_args()
     deadline, bin_directory = time.monotonic() + options.seconds, options.bin.resolve()
     known = all_items(bin_directory)
     if options.list:
-        print("\n".join(item.name for item in known))
+        print("\n".join(item.name + (f" ({item.block})" if item.block else "") for item in known))
         return 0
-    unknown = set(options.names) - {item.name for item in known}
+    limits, unknown = asked_for(options.names, known)
     if unknown:
         print(f"gpu_checks: nothing here is called {', '.join(sorted(unknown))}; --list names what there is", file=sys.stderr)
         return 2
@@ -270,11 +291,14 @@ def main():
     if jobs == 1:
         known = [replace(item, shards=1) for item in known]
     print_card(twin)
-    wanted = [item for item in known if not options.names or item.name in options.names]
+    # Rows of whole models are run where they are asked for.
+    wanted = [replace(item, budget_s=limits[item.name] or item.budget_s) for item in known if item.name in limits] if options.names else [
+        item for item in known if item.block != "rows"]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_all)
     rows = run_items(wanted, bin_directory, twin, deadline, jobs)
-    rows += [Row(item.name, "NOT RUN: not asked for") for item in known if item not in wanted]
+    names = {item.name for item in wanted}
+    rows += [Row(item.name, "NOT RUN: not asked for") for item in known if item.name not in names]
     print_table(rows)
     return print_summary([row for row in rows if row.result != "NOT RUN: not asked for"], twin)
 

@@ -62,6 +62,30 @@ def test_what_was_not_asked_for_stands_in_the_table(bundle):
     assert table["smoke"][0] == table["peers"][0] == "NOT RUN: not asked for"
 
 
+def test_a_block_is_run_alone_with_its_limit(bundle):
+    bundle("bench_gpu_steps", "echo figure: $*; sleep 30")
+    bundle("bench_gpu_kernels", "echo figure: 1 us")
+    begin = time.monotonic()
+    status, table, _ = run(bundle, "slices=3", "kernels")
+    assert time.monotonic() - begin < 25
+    assert table["bench_gpu_kernels"] == ("passed", "1 us")
+    for name in ("slices of 1B", "slices of 7B", "slices of 8B"):
+        assert table[name][0] == "NOT RUN to its end: stopped after 1 s"
+    assert status == 1 and table["smoke"][0] == table["row 8b-lora"][0] == "NOT RUN: not asked for"
+
+
+def test_rows_of_whole_models_are_run_where_they_are_asked_for(bundle):
+    bundle("bench_gpu_steps", "echo figure: $*")
+    names = ["row 8b-lora", "row 8b-lora-4k", "row 8b-lora-32k", "row 8b", "row 7b", "row 8b-qlora"]
+    status, table, _ = run(bundle, "rows")
+    assert status == 0
+    for name in names:
+        assert table[name] == ("passed", f"--steps 2 {name.removeprefix('row ')}")
+    known = {item.name: item for item in checks.all_items(bundle.bin)}
+    assert checks.asked_for(["rows=120"], known.values()) == ({name: 20 for name in names}, set())
+    assert checks.asked_for(["nothing=5", "smoke"], known.values()) == ({"smoke": None}, {"nothing"})
+
+
 @pytest.mark.parametrize("body,result", [
     ("exit 3", "failed(3)"),
     ("kill -SEGV $$", "failed(-11)"),
@@ -161,12 +185,15 @@ def test_the_longest_tests_are_shared_by_processes_where_several_run_at_once(bun
     assert status == 0 and table["gpu_ranks_test"][0] == "passed" and "shard of ." in out
 
 
-def test_the_order_is_the_program_what_measures_memory_tests_copies_kernels_gemm_slices_and_peers():
+def test_the_order_is_the_program_what_measures_memory_tests_copies_products_slices_kernels_rows_and_peers():
     items = checks.items()
     names = [item.name for item in items]
     assert names[:2] == ["smoke", "model_gpu_test"]
-    assert names[-7:] == ["bench_copies", "bench_gpu_kernels", "bench_gpu_gemm", "slices of 1B", "slices of 7B", "slices of 8B", "peers"]
-    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 9) + [False] * 7
+    assert [name for name in names[-13:] if not name.startswith("row ")] == [
+        "bench_copies", "bench_gpu_gemm", "slices of 8B", "slices of 1B", "slices of 7B", "bench_gpu_kernels", "peers"]
+    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 15) + [False] * 13
+    # What runs without being named has 8 minutes; the rows of whole models have a block of their own.
+    assert sum(item.budget_s for item in items if item.block == "rows") <= 270
 
 
 def test_everything_that_the_build_made_is_run(bundle):

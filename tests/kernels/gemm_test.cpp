@@ -38,7 +38,7 @@ TEST(Gemm, IsTheProductOnEveryInstructionSetAndNumberOfThreads) {
                                        transpose_b ? std::array{columns, inner} : std::array{inner, columns};
       const Values a = with_gaps(of_a[0], of_a[1], 41), b = with_gaps(of_b[0], of_b[1], 42),
                    before = with_gaps(rows, columns, 43);
-      const float scale = adds ? 0.75F : 1, addend_scale = adds ? -1.5F : 1;
+      const float scale = 0.75F, addend_scale = adds ? -1.5F : 1;
       const Outputs got = same_everywhere(
           [&](const Kernels& k, StreamView stream) {
             Values out = before;

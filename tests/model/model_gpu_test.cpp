@@ -164,6 +164,22 @@ TEST_F(ModelOnDevice, RecomputationAgrees) {
   }
 }
 
+// A's of one matrix are then one product, and their gradients go through a scratch.
+TEST_F(ModelOnDevice, LoraWithoutDropoutAgrees) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const char* family : {"llama", "biases"}) {
+      Training training = make(family, dtype, true, "no dropout");
+      training.dropout = 0;
+      training.documents = {{20, 9, 17}, {31}};
+      expect_agreement(training);
+      training.name += ", bf16 gradients, recomputed";
+      training.recompute = true;
+      if (dtype == DType::kBF16) training.gradients = DType::kBF16;
+      expect_agreement(training);
+    }
+  }
+}
+
 TEST_F(ModelOnDevice, ALargeVocabularyAgrees) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool lora : {false, true}) expect_agreement(make("large vocabulary", dtype, lora));

@@ -231,7 +231,7 @@ struct Case {
   void place_on_device() {
     plan.placement.device = device;
     plan.placement.upload_bytes = 4 * kMiB;
-    plan.placement.result_bytes = static_cast<int64_t>(sizeof(LossSums)) + Gradients::norm_bytes(layout);
+    plan.placement.result_bytes = kStepResultBytes + Gradients::norm_bytes(layout);
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return home != "none"; }

@@ -428,9 +428,9 @@ StepBatches Training::batches(int64_t step) const {
   return all;
 }
 
-StepResult Training::step(int64_t step, double lr) {
+void Training::start(int64_t step, double lr) {
   const bool fp16 = run_.dtype == DType::kF16;
-  return rank_->step().run(batches(step), step, lr, !fp16 ? 1 : step == run_.overflows_at ? 1e30 : 1024);
+  rank_->step().start(batches(step), step, lr, !fp16 ? 1 : step == run_.overflows_at ? 1e30 : 1024);
 }
 
 Outcome Training::run(bool read_between) {

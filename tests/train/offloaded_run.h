@@ -134,7 +134,11 @@ class Training {
   // All steps, an evaluation after the fifth, and the state after the last; with `read_between` it is read
   // before every step, too.
   Outcome run(bool read_between = false);
-  StepResult step(int64_t step, double lr = 3e-3);
+  StepResult step(int64_t step, double lr = 3e-3) {
+    start(step, lr);
+    return train_step().finish();
+  }
+  void start(int64_t step, double lr = 3e-3);
   State state();
   // What a checkpoint has of it; `restore` resets the rank and writes it anew.
   struct Copy {

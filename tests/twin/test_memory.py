@@ -103,10 +103,21 @@ def test_a_trace_shows_what_the_gpu_did_and_hidden_pct_counts_copies_and_waits_b
     assert done.returncode == 0, done.stderr
     seen = spans(work / "trace.json")
     for row, what in [("GPU compute", "forward block 0"), ("GPU compute", "backward block 1"), ("to GPU", "weights of block 0"),
-                      ("from GPU", "weights of block 0")]:
+                      ("from GPU", "weights of block 0"), ("GPU kernels", "gemm "), ("GPU kernels", "rms_norm_backward")]:
         assert any(r == row and n.startswith(what) and d > 0 for r, n, d in seen), (row, what, sorted(set(seen)))
     hidden = [json.loads(line)["hidden_pct"] for line in open(work / "runs/moved/metrics.jsonl")]
     assert all(0 <= h <= 100 for h in hidden) and min(hidden[1:]) < 100, hidden
+
+
+def test_a_trace_of_a_resident_run_has_every_step_whole_and_rows_come_in_order(work):
+    done = lmlaunch("--gpus", 1, config(work, "timeline"), "train.steps=6", "--trace", "timeline.json", cwd=work)
+    assert done.returncode == 0, done.stderr
+    seen = spans(work / "timeline.json")
+    of_steps = [name for row, name, _ in seen if row == "GPU compute" and name.startswith("backward block 1")]
+    assert of_steps and len(of_steps) % 3 == 0  # steps 2 to 4
+    rows = [json.loads(line) for line in open(work / "runs/timeline/metrics.jsonl")]
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert steps == sorted(steps) == list(range(1, 7))
 
 
 def test_tf32_products_reach_a_run_by_their_key(work):

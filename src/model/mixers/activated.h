@@ -1,6 +1,7 @@
 // What MLPs share: the gated activation, and the last projection of an activation's output, backwards.
 #pragma once
 
+#include "model/adapter_products.h"
 #include "model/mixers/mixer.h"
 
 namespace lm {
@@ -34,6 +35,13 @@ template <class Activate, class Undo>
 void activated_backward(const Context& context, const Linear& down, const DeviceBatch& batch, const View& dy,
                         const LinearSaved& saved, bool first, const Activate& activate, const Undo& undo) {
   const int64_t ffn = down.weight.weight.columns;
+  // On a GPU the gradients of A and B are made behind dh, when `undo` has made h.
+  if (products_first(context, down)) {
+    const View dh = context.tensor(batch.rows, ffn);
+    const View dreduced = adapted_input_gradient(context, down, batch, dy, dh);
+    undo(dh);
+    return add_trained_gradients(context, down, batch, {dh, dy}, saved, {dreduced, first});
+  }
   // An adapter's backward wants h beside dh: h is computed once more, since `undo` makes it only when dh is
   // complete.
   const bool adapted = down.adapted();

@@ -1,0 +1,90 @@
+"""The arithmetic of GPU steps: it explains the measured rows, its counts are the emulated GPU's, and the docs have its figures."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_arithmetic as arithmetic  # noqa: E402
+
+
+def counted(method):
+    """Times of each operation per block and micro-batch, from tests/twin/counters.txt."""
+    times = {}
+    for line in (ROOT / "tests/twin/counters.txt").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[0] == method:
+            times[cells[1].split("<")[0].strip()] = int(cells[2].split()[0])
+    return times
+
+
+@pytest.mark.parametrize("row", arithmetic.MEASURED, ids=lambda row: row.name)
+def test_a_measured_row_is_explained_within_four_percent(row):
+    measured = arithmetic.measured_seconds()[row.name]
+    assert arithmetic.step_seconds(row) == pytest.approx(measured, rel=0.04), arithmetic.parts_text(row)
+
+
+def test_there_are_ten_measured_rows():
+    assert len({row.name for row in arithmetic.MEASURED}) == 10
+
+
+def test_every_rate_has_a_source():
+    def sources(value, name):
+        if isinstance(value, dict):
+            if {"value", "tflops", "peak_tflops"} & set(value):
+                assert value.get("source"), f"{name} has no source"
+            for key, inner in value.items():
+                sources(inner, key)
+
+    sources(arithmetic.RATES, "rates")
+
+
+def test_loras_products_are_those_that_the_counters_test_counts():
+    row = arithmetic.Row("", arithmetic.LLAMA_8B, lora=True)
+    before, products, scales = arithmetic.lora_passes(replace(row, measured_program=True))
+    assert (products, scales) == (50, 14)
+    after, products, scales = arithmetic.lora_passes(row)
+    assert (products, scales) == (41, 0)
+    unit = row.tokens * row.shape.hidden * arithmetic.BF16
+    assert before / unit == pytest.approx(80)
+    assert after / unit == pytest.approx(52)  # the attention output's adapter adds to the residual
+
+
+def test_the_elementwise_passes_are_those_of_the_emulated_gpu():
+    full = counted("full")
+    assert full["rms_norm.cu forward"] == 4  # two of them once more, for backward
+    assert full["rms_norm.cu backward"] == 2
+    assert full["rope.cu rotate"] == 2
+    assert full["gated.cu forward"] == full["gated.cu backward"] == 1
+    assert full["copy_"] == 5  # out, its gradient's parts, and q, k and v as the attention takes them
+    assert full["gemm"] == 12
+    assert counted("lora")["gemm"] == 50  # with dropout each A has its own input
+
+
+def test_a_change_of_a_rate_moves_the_rows_that_have_it(monkeypatch):
+    lora = next(row for row in arithmetic.MEASURED if row.name == "8b-lora")
+    full = next(row for row in arithmetic.MEASURED if row.name == "8b")
+    before = arithmetic.step_seconds(lora), arithmetic.step_seconds(full)
+    monkeypatch.setitem(arithmetic.RATES, "narrow_gbps", {"value": 1300})
+    assert arithmetic.step_seconds(lora) == pytest.approx(before[0] + arithmetic.seconds_of(lora)["adapters"] / 2)
+    assert arithmetic.step_seconds(full) == before[1]
+
+
+def test_predictions_and_where_the_targets_stand():
+    print(arithmetic.table())
+    reached = [target.figure() <= target.value if target.what == "s" else target.figure() >= target.value for target in arithmetic.TARGETS]
+    assert reached == [False, True, True, False, True, False, False]
+    # What the program's own changes have given, by the same sums.
+    now = arithmetic.LORA_H100
+    assert arithmetic.tokens_per_second(now) > 1.06 * arithmetic.tokens_per_second(replace(now, measured_program=True))
+
+
+def test_the_page_has_the_figures():
+    page = (ROOT / "docs/performance.md").read_text()
+    for line in arithmetic.target_rows():
+        assert line in page, f"docs/performance.md lacks: {line}"
+    assert "No card has run these yet" in page
