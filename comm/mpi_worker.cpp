@@ -214,8 +214,7 @@ void MpiWorker::take(const Notice& notice, int from) {
 // sent still comes.
 void MpiWorker::fail_with_it() {
   try {
-    for (const double until = clock() + kComeSeconds;
-         (order_ || continues_) && clock() < until;) {
+    for (const double until = clock() + kComeSeconds; (order_ || continues_) && clock() < until;) {
       {
         const std::lock_guard lock(mutex_);
         take_order();

@@ -11,6 +11,7 @@
 #include "base/name_pattern.h"
 #include "config/config_text.h"
 #include "config/listen_address.h"
+#include "config/prompt_rules.h"
 #include "config/streaming_rules.h"
 
 namespace lm {
@@ -54,6 +55,9 @@ class Checks {
   }
 
  private:
+  void take(const std::vector<KeyRule>& rules) {
+    for (const KeyRule& rule : rules) require(rule.holds, rule.key, rule.other, rule.text);
+  }
   // Reports `key`, unless it or `other` could not be read.
   void require(bool holds, const std::string& key, const std::string& other, const std::string& text) {
     if (!holds && usable_(key) && usable_(other)) out_.push_back({key, text});
@@ -174,10 +178,7 @@ class Checks {
     }
   }
 
-  void streaming() {
-    for (const KeyRule& rule : streaming_rules(config_, given_("data.shuffle_window")))
-      require(rule.holds, rule.key, rule.other, rule.text);
-  }
+  void streaming() { take(streaming_rules(config_, given_("data.shuffle_window"))); }
 
   void schedule() {
     const OptimizerConfig& optimizer = config_.optimizer;
@@ -310,38 +311,7 @@ class Checks {
     refuse("lora.start", lora.start != fresh.start);
   }
 
-  // A recorded configuration has every key: the values count.
-  void prompt() {
-    const PromptConfig &prompt = config_.prompt, fresh;
-    const Method method = config_.train.method;
-    const std::string here = "train.method = " + value_text(method);
-    const auto unused = [&](const char* key, bool changed) {
-      require(!changed, key, "train.method",
-              std::string(key) + " is of virtual tokens, and " + here +
-                  " has none: leave it out, or set train.method = \"prefix\" or \"prompt\"");
-    };
-    if (!has_virtual_tokens(method)) {
-      unused("prompt.length", prompt.length != fresh.length);
-      return unused("prompt.start", prompt.start != fresh.start);
-    }
-    const bool prefix = method == Method::kPrefix;
-    require(prompt.start != PromptStart::kZero || prefix, "prompt.start", "train.method",
-            "prompt.start = \"zero\" is for a prefix, and " + here +
-                " would begin with equal tokens, which stay equal: set \"normal\" or \"vocabulary\"");
-    require(prompt.start != PromptStart::kVocabulary || !prefix, "prompt.start", "train.method",
-            "prompt.start = \"vocabulary\" takes embeddings, and " + here +
-                " trains keys and values: set \"normal\" or \"zero\"");
-    require(config_.train.objective == ObjectiveChoice::kSft, "train.method", "train.objective",
-            here + " and train.objective = " + value_text(config_.train.objective) +
-                ": virtual tokens beside a head of scores are not implemented; set train.method = \"lora\"");
-    // A continued adapter brings its own number.
-    if (!config_.lora.init.empty() && !prompt.length_written) return;
-    const int64_t length = config_.data.max_length;
-    require(prompt.length + 2 <= length, "prompt.length", "data.max_length",
-            fmt::format("prompt.length = {} leaves {} of data.max_length = {} tokens to a document, and it "
-                        "needs two: lower prompt.length or raise data.max_length",
-                        prompt.length, length - prompt.length, length));
-  }
+  void prompt() { take(prompt_rules(config_)); }
 
   void adapter_start() {
     const bool from_loss = config_.lora.start == LoraStart::kLoftq;

@@ -2,18 +2,12 @@
 // for it. Pure.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "config/config.h"
+#include "config/key_rule.h"
 
 namespace lm {
-
-struct KeyRule {
-  bool holds = true;
-  std::string key, other;  // that messages blame, and that it depends on
-  std::string text;
-};
 
 // `window_given`: data.shuffle_window is set in the file or on the command line.
 std::vector<KeyRule> streaming_rules(const Config& config, bool window_given);

@@ -18,7 +18,8 @@
 namespace lm {
 
 // What moves as one array: a unit's weights, a unit's gradient, a tile of optimizer state, a micro-batch's
-// activations of a block; and where weights or gradients are in shards off the device, this rank's shard of a unit.
+// activations of a block; and where weights or gradients are in shards off the device, this rank's shard of a
+// unit.
 enum class Pool : uint8_t {
   kWeights,
   kGradients,

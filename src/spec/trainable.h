@@ -20,11 +20,11 @@ enum class TrainableRole : uint8_t {
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kPrefix,       // prefix tuning: a layer's keys and values of the virtual tokens before each document
   kPrompt,       // prompt tuning: the embeddings of these tokens
-  kWhole,        // a tensor of the model that is trained beside adapters, and in their files: a head of scores
-                 // and what lora.also names
-  kTokenRows,    // rows of the embedding, which are used in place of its own
-  kBias,         // a copy of a linear layer's bias, which is used in its place
-  kStartA,       // PiSSA: A and -B as they began. Frozen, and in no file: W' = W + s (B A - B0 A0)
+  kWhole,      // a tensor of the model that is trained beside adapters, and in their files: a head of scores
+               // and what lora.also names
+  kTokenRows,  // rows of the embedding, which are used in place of its own
+  kBias,       // a copy of a linear layer's bias, which is used in its place
+  kStartA,     // PiSSA: A and -B as they began. Frozen, and in no file: W' = W + s (B A - B0 A0)
   kStartB,
 };
 

@@ -74,7 +74,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
       return static_cast<float>(normal(first, second, index));
     case TrainableRole::kReplacement:  // of a base that is not drawn, load_store copies it
     case TrainableRole::kBias:
-    case TrainableRole::kTokenRows:    // load_store copies them
+    case TrainableRole::kTokenRows:  // load_store copies them
     case TrainableRole::kWeight:
     case TrainableRole::kWhole:
       break;

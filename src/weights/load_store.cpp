@@ -196,10 +196,9 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 }
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store,
-                   [](const Parameter& p) {
-                     return adapts(p.role) && !is_start(p.role) && p.role != TrainableRole::kTokenRows;
-                   });
+  initialise_where(setup, seed, store, [](const Parameter& p) {
+    return adapts(p.role) && !is_start(p.role) && p.role != TrainableRole::kTokenRows;
+  });
 }
 
 void initialise_head(const LoadSetup& setup, int64_t seed, WeightStore& store) {

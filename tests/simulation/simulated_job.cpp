@@ -144,17 +144,16 @@ class Simulation {
   // As launcher/rank has it.
   void live(int rank) {
     try {
-      at(rank).link = std::make_unique<MpiLink>(
-          LinkSetup{.api = SimulatedMpi::api(),
-                    .silence = kSilence,
-                    .late = kLate,
-                    .host = fmt::format("node{}", rank),
-                    .abandon =
-                        [this, rank](const Error& error) {
-                          fail(rank, error);
-                          fibers_.stop(rank);
-                        },
-                    .threads = threads_});
+      at(rank).link = std::make_unique<MpiLink>(LinkSetup{.api = SimulatedMpi::api(),
+                                                          .silence = kSilence,
+                                                          .late = kLate,
+                                                          .host = fmt::format("node{}", rank),
+                                                          .abandon =
+                                                              [this, rank](const Error& error) {
+                                                                fail(rank, error);
+                                                                fibers_.stop(rank);
+                                                              },
+                                                          .threads = threads_});
       at(rank).group = std::make_unique<MpiGroup>(*at(rank).link, kExchangePart * job_.ranks);
       Group& group = *at(rank).group;
       if (job_.each > 0) group.set_machines(job_.each);
@@ -268,8 +267,9 @@ class Simulation {
       if (fails_to_save(rank, step))
         throw Error(Exit::kNoSpace, {.area = "DISK-20", .what = "no space", .place = "", .next = ""});
     });
-    save->write(state.front(), 0,
-                std::as_bytes(std::span(at(rank).weights).subspan(static_cast<size_t>(rank * kShard), kShard)));
+    save->write(
+        state.front(), 0,
+        std::as_bytes(std::span(at(rank).weights).subspan(static_cast<size_t>(rank * kShard), kShard)));
     if (rank == 0) save->write(state.back(), 0, std::as_bytes(std::span(&step, 1)));
     Manifest manifest;
     manifest.step = step;
@@ -322,16 +322,24 @@ Fault random_harmless(Random& random, const Job& job) {
   fault.kind = static_cast<Fault::Kind>(random.below(4));
   fault.peer = static_cast<int>((fault.rank + 1 + random.below(job.ranks - 1)) % job.ranks);
   switch (fault.kind) {
-    case Fault::Kind::kStop: fault.seconds = random.between(0, kSilence / 4); break;
-    case Fault::Kind::kClockJump: fault.seconds = random.between(0, 1e4); break;
-    case Fault::Kind::kStraggler: fault.seconds = random.between(0, kLate / 2); break;
-    default: fault.seconds = random.between(0, kSilence / 4); break;
+    case Fault::Kind::kStop:
+      fault.seconds = random.between(0, kSilence / 4);
+      break;
+    case Fault::Kind::kClockJump:
+      fault.seconds = random.between(0, 1e4);
+      break;
+    case Fault::Kind::kStraggler:
+      fault.seconds = random.between(0, kLate / 2);
+      break;
+    default:
+      fault.seconds = random.between(0, kSilence / 4);
+      break;
   }
   return fault;
 }
 
 Fault random_fatal(Random& random, const Job& job) {
-  constexpr Fault::Kind kFatal[] = {Fault::Kind::kDeath, Fault::Kind::kDeath, Fault::Kind::kStop,
+  constexpr Fault::Kind kFatal[] = {Fault::Kind::kDeath,   Fault::Kind::kDeath, Fault::Kind::kStop,
                                     Fault::Kind::kCutLink, Fault::Kind::kError, Fault::Kind::kFailedSave};
   Fault fault{.kind = kFatal[random.below(std::ssize(kFatal))]};
   fault.rank = static_cast<int>(random.below(job.ranks));
@@ -355,14 +363,18 @@ bool names(const std::string& text, int rank) {
 bool explains(const Fault& fault, int code) {
   using enum Fault::Kind;
   switch (fault.kind) {
-    case kError: return code == static_cast<int>(Exit::kInput);
-    case kFailedSave: return code == static_cast<int>(Exit::kNoSpace);
+    case kError:
+      return code == static_cast<int>(Exit::kInput);
+    case kFailedSave:
+      return code == static_cast<int>(Exit::kNoSpace);
     case kDeath:
     case kStop:
-    case kCutLink: return code == static_cast<int>(Exit::kNoProgress);
+    case kCutLink:
+      return code == static_cast<int>(Exit::kNoProgress);
     case kClockJump:
     case kStraggler:
-    case kSlowLink: return false;
+    case kSlowLink:
+      return false;
   }
   return false;
 }
@@ -381,17 +393,18 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     });
     if (!explained) return fmt::format("rank {} ends with {}: {}", r, one.code, one.text);
   }
-  const auto fatal =
-      std::ranges::count_if(job.faults, [](const Fault& fault) { return !fault.harmless; });
+  const auto fatal = std::ranges::count_if(job.faults, [](const Fault& fault) { return !fault.harmless; });
   if (fatal == 1 && codes.size() > 1)
     return fmt::format("the ranks end with {} and {}", *codes.begin(), *codes.rbegin());
-  // Rank 0 speaks for all; of a vote it knows who has failed, and that one says why. Who does not hear it, or is
-  // stopped meanwhile, speaks, too.
+  // Rank 0 speaks for all; of a vote it knows who has failed, and that one says why. Who does not hear it, or
+  // is stopped meanwhile, speaks, too.
   if (fatal == 1 && speakers.size() > 1 && speakers.front() == 0) {
     const Fault& fault = *std::ranges::find(job.faults, false, &Fault::harmless);
-    const bool vote = fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
+    const bool vote =
+        fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
     const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop;
-    if (!vote && !apart) return fmt::format("{} ranks say it, the last is {}", speakers.size(), speakers.back());
+    if (!vote && !apart)
+      return fmt::format("{} ranks say it, the last is {}", speakers.size(), speakers.back());
   }
   return "";
 }
@@ -440,14 +453,14 @@ std::string broken_promise(const Job& job, const JobEnd& end, const std::vector<
 }
 
 std::string text_of(const Job& job) {
-  constexpr const char* kNames[] = {"stops for",       "has its clock ahead by", "computes for",
-                                    "has a slow link", "has a cut link",         "dies",
-                                    "has an error",    "cannot save"};
+  constexpr const char* kNames[] = {
+      "stops for", "has its clock ahead by", "computes for", "has a slow link", "has a cut link",
+      "dies",      "has an error",           "cannot save"};
   std::string out = fmt::format("{} ranks, {} a machine", job.ranks, job.each);
   for (const Fault& fault : job.faults) {
-    out += fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {})", fault.rank,
-                       kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds,
-                       fault.step);
+    out +=
+        fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {})", fault.rank,
+                    kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds, fault.step);
   }
   return out;
 }

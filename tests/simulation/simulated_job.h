@@ -1,6 +1,6 @@
-// A job of N ranks in one thread: each joins over the real link (comm/mpi_link.h), trains a few numbers by the
-// real collectives and votes (comm/group.h), saves by the real protocol (checkpoint/save.h) and starts from
-// the newest checkpoint, while a seed's faults happen. Simulated are time, threads, messages and deaths.
+// A job of N ranks in one thread: each joins over the real link (comm/mpi_link.h), trains a few numbers by
+// the real collectives and votes (comm/group.h), saves by the real protocol (checkpoint/save.h) and starts
+// from the newest checkpoint, while a seed's faults happen. Simulated are time, threads, messages and deaths.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Job {
   int each = 0;  // of a machine; 0: all are on one
   int64_t steps = 6, save_every = 2;
   std::string directory = {};  // of checkpoints; "": none are made
-  uint64_t seed = 0;      // of how long each rank computes
+  uint64_t seed = 0;           // of how long each rank computes
   std::vector<Fault> faults = {};
   bool sums = true;  // false: votes alone, as sums go from each to all
 };
@@ -42,9 +42,9 @@ struct Job {
 struct RankEnd {
   enum class Kind : uint8_t { kRuns, kDone, kFailed, kGone } kind = Kind::kRuns;
   int code = 0;
-  std::string text;       // of its error
-  bool speaks = false;    // it says so on the console
-  int64_t saved = 0;      // the last step that a save has acknowledged to it
+  std::string text;     // of its error
+  bool speaks = false;  // it says so on the console
+  int64_t saved = 0;    // the last step that a save has acknowledged to it
 };
 
 struct JobEnd {

@@ -82,7 +82,10 @@ struct SimulatedMpi::Functions {
 };
 
 SimulatedMpi::SimulatedMpi(Fibers& fibers, int ranks)
-    : fibers_(fibers), ranks_(ranks), data_(static_cast<size_t>(ranks)), notices_(static_cast<size_t>(ranks)) {
+    : fibers_(fibers),
+      ranks_(ranks),
+      data_(static_cast<size_t>(ranks)),
+      notices_(static_cast<size_t>(ranks)) {
   world = this;
 }
 

@@ -53,7 +53,8 @@ TEST(Simulation, EverySeedKeepsItsPromises) {
     Job again = job;
     again.faults.clear();
     const JobEnd second = run_job(again);
-    ASSERT_EQ(broken_promise(again, second, expected), "") << "again, LM_SEED=" << seed << ": " << text_of(job);
+    ASSERT_EQ(broken_promise(again, second, expected), "")
+        << "again, LM_SEED=" << seed << ": " << text_of(job);
     ASSERT_EQ(second.weights, expected) << "LM_SEED=" << seed;
     resumed += second.began > 0 ? 1 : 0;
   }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "odd_model.h"
 #include "tests/support/hf_names.h"
 #include "tests/support/llama_spec.h"
 
@@ -29,23 +30,6 @@ ModelSpec smollm2_135m() {
       {.hidden = 576, .ffn = 1536, .layers = 30, .heads = 9, .kv_heads = 3, .head_dim = 64, .vocab = 49152});
   spec.tied = true;
   return spec;
-}
-
-// Odd sizes and everything a family can have.
-ModelSpec odd() {
-  ModelSpec spec = llama_spec(
-      {.hidden = 77, .ffn = 131, .layers = 3, .heads = 6, .kv_heads = 2, .head_dim = 22, .vocab = 501});
-  add_biases(spec);
-  norm_heads(spec);
-  return spec;
-}
-
-AdapterSpec adapter(int64_t r, const std::vector<std::string>& targets) {
-  return {.r = r,
-          .alpha = 32,
-          .rslora = false,
-          .dropout = 0,
-          .targets = resolve_targets(llama_names(), targets, "test")};
 }
 
 void check_layout(const ModelSpec& spec, const AdapterSpec* lora, DType dtype) {
@@ -307,146 +291,6 @@ TEST(Parameters, MagnitudesStandBehindAllMatricesAndHaveNoDecay) {
 }
 
 // PiSSA: the frozen pairs have no place in the flat array, whose sizes decide gradients and state.
-TEST(Parameters, PairsThatTrainingBeganWithAreFrozenInTheModelsTypeBesideTheirOwners) {
-  AdapterSpec pissa = adapter(4, {"self_attn.o_proj", "k_proj"});
-  const ModelLayout plain = make_layout(odd(), &pissa, DType::kBF16, &encoding_of(EncodingKind::kNf4));
-  pissa.pissa = true;
-  const ModelLayout layout = make_layout(odd(), &pissa, DType::kBF16, &encoding_of(EncodingKind::kNf4));
-  const BlockLayout &block = layout.blocks[1], &other = plain.blocks[1];
-  EXPECT_EQ(block.trainables, other.trainables);
-  EXPECT_EQ(block.flat_elements, other.flat_elements);
-  EXPECT_EQ(block.frozen_elements, other.frozen_elements);
-  ASSERT_EQ(block.starts.size(), 4u);
-  for (const char* const owner : {"layers.0.attn.out", "layers.0.attn.qkv"}) {
-    const TensorPlace& weight = *block.find(owner);
-    const size_t part = weight.parameter.parts.size() > 1 ? 1 : 0;
-    for (const auto& [start, trained] : {std::pair{TrainableRole::kStartA, TrainableRole::kLoraA},
-                                         std::pair{TrainableRole::kStartB, TrainableRole::kLoraB}}) {
-      const TensorPlace *const frozen = block.beside(weight, part, start), *const own = block.beside(
-                                                                               weight, part, trained);
-      ASSERT_TRUE(frozen != nullptr && own != nullptr) << owner;
-      EXPECT_TRUE(frozen->frozen && !frozen->encoded());
-      EXPECT_EQ(frozen->pieces.front().bytes, own->parameter.elements() * 2);
-      EXPECT_EQ(frozen->parameter.rows, own->parameter.rows);
-      EXPECT_EQ(frozen->number, 0u);
-    }
-    EXPECT_EQ(weight.number, other.find(owner)->number);  // it is drawn as without them
-  }
-}
-
-TEST(Parameters, TrainedBiasesAreCopiesOfPartsUnderPeftsNames) {
-  AdapterSpec some = adapter(4, {"self_attn.o_proj", "k_proj"});
-  const auto biases = [&](AdapterBias which) {
-    some.bias = which;
-    const ModelLayout layout = make_layout(odd(), &some, DType::kF32);
-    const BlockLayout& block = layout.blocks[1];
-    std::vector<std::string> out;
-    for (const Trainable& entry : block.trainables) {
-      if (entry.role != TrainableRole::kBias) continue;
-      const Parameter& copy = block.tensors[entry.tensor].parameter;
-      const ParameterPart& own = block.tensors[entry.owner].parameter.parts[entry.part];
-      EXPECT_TRUE(block.tensors[entry.owner].frozen && !entry.decay);
-      EXPECT_EQ(copy.rows, own.rows);
-      EXPECT_EQ(block.beside(block.tensors[entry.owner], entry.part, TrainableRole::kBias),
-                &block.tensors[entry.tensor]);
-      out.push_back(copy.parts.front().name);
-    }
-    return out;
-  };
-  const std::string layer = "base_model.model.model.layers.0.self_attn.";
-  EXPECT_TRUE(biases(AdapterBias::kNone).empty());
-  const std::vector<std::string> own = biases(AdapterBias::kLoraOnly), all = biases(AdapterBias::kAll);
-  EXPECT_TRUE(std::ranges::find(own, layer + "k_proj.base_layer.bias") != own.end());
-  EXPECT_TRUE(std::ranges::find(own, layer + "q_proj.bias") == own.end());
-  EXPECT_TRUE(std::ranges::find(all, layer + "q_proj.bias") != all.end());
-  EXPECT_TRUE(std::ranges::find(all, layer + "k_proj.base_layer.bias") != all.end());
-  EXPECT_GT(all.size(), own.size());
-}
-
-TEST(Parameters, ScalesAreOfInputsOrOutputsAndHaveNoDecay) {
-  AdapterSpec ia3;
-  ia3.kind = AdapterKind::kIa3;
-  ia3.targets = {"k_proj", "down_proj"};
-  const ModelLayout layout = make_layout(odd(), &ia3, DType::kF32);
-  const BlockLayout& block = layout.blocks[1];
-  ASSERT_EQ(block.trainables.size(), 2u);
-  const TensorPlace &qkv = *block.find("layers.0.attn.qkv"), &down = *block.find("layers.0.mlp.down");
-  const TensorPlace* const key = block.beside(qkv, 1, TrainableRole::kOutputScale);
-  const TensorPlace* const input = block.beside(down, 0, TrainableRole::kInputScale);
-  ASSERT_TRUE(key != nullptr && input != nullptr);
-  EXPECT_EQ(key->parameter.shape(key->parameter.parts[0]),
-            (std::vector<int64_t>{qkv.parameter.parts[1].rows, 1}));
-  EXPECT_EQ(input->parameter.shape(input->parameter.parts[0]),
-            (std::vector<int64_t>{1, down.parameter.columns}));
-  EXPECT_EQ(key->parameter.parts[0].name, "base_model.model.model.layers.0.self_attn.k_proj.ia3_l");
-  ASSERT_EQ(block.ranges.size(), 1u);
-  EXPECT_FALSE(block.ranges[0].decay);
-}
-
-TEST(Parameters, CopiesOfNormsAreInTheBlocksOfTheNorms) {
-  AdapterSpec norms;
-  norms.kind = AdapterKind::kNorms;
-  norms.targets = {"input_layernorm", "norm"};
-  const ModelLayout layout = make_layout(odd(), &norms, DType::kF32);
-  EXPECT_TRUE(layout.blocks.front().trainables.empty());
-  ASSERT_EQ(layout.blocks[1].trainables.size(), 1u);
-  ASSERT_EQ(layout.blocks.back().trainables.size(), 1u);
-  const BlockLayout& last = layout.blocks.back();
-  const TensorPlace& norm = *last.find("norm");
-  EXPECT_TRUE(norm.frozen);
-  const TensorPlace* const copy = last.beside(norm, 0, TrainableRole::kReplacement);
-  ASSERT_NE(copy, nullptr);
-  EXPECT_EQ(copy->parameter.parts[0].name, "base_model.model.model.norm.ln_tuning_layers.weight");
-  EXPECT_EQ(copy->parameter.elements(), norm.parameter.elements());
-  EXPECT_EQ(layout.blocks[1].tensors[0].parameter.parts[0].name,
-            "base_model.model.model.layers.0.input_layernorm.ln_tuning_layers.weight");
-}
-
-TEST(Parameters, APrefixIsInEveryLayerAndOneTensorOfTheFiles) {
-  AdapterSpec prefix;
-  prefix.kind = AdapterKind::kPrefix;
-  prefix.virtual_tokens = 5;
-  const ModelSpec spec = odd();
-  const AttentionSpec& attention = spec.layer(0).attention();
-  const ModelLayout layout = make_layout(spec, &prefix, DType::kF32);
-  EXPECT_TRUE(layout.blocks.front().trainables.empty() && layout.blocks.back().trainables.empty());
-  const int64_t columns = 2 * attention.kv_rows();
-  for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    const BlockLayout& block = layout.blocks[static_cast<size_t>(i) + 1];
-    ASSERT_EQ(block.trainables.size(), 1u);
-    EXPECT_TRUE(block.trainables[0].decay);
-    const Parameter& p = block.tensors[0].parameter;
-    EXPECT_EQ(p.shape(p.parts[0]), (std::vector<int64_t>{5, columns}));
-    EXPECT_EQ(p.file_shape(p.parts[0]), (std::vector<int64_t>{5, spec.layer_count() * columns}));
-    EXPECT_EQ(p.parts[0].tensor(), "prompt_embeddings");
-    EXPECT_EQ(p.parts[0].column, i * columns);
-  }
-}
-
-TEST(Parameters, APromptIsInTheEmbeddingsBlock) {
-  AdapterSpec prompt;
-  prompt.kind = AdapterKind::kPrompt;
-  prompt.virtual_tokens = 5;
-  const ModelSpec spec = odd();
-  const ModelLayout layout = make_layout(spec, &prompt, DType::kF32);
-  EXPECT_EQ(layout.first_trained(), 0);
-  EXPECT_EQ(layout.trainable_elements, 5 * spec.hidden);
-  const Parameter& p = layout.blocks.front().tensors[0].parameter;
-  EXPECT_EQ(p.file_shape(p.parts[0]), (std::vector<int64_t>{5, spec.hidden}));
-  EXPECT_TRUE(layout.blocks.front().find("embed")->frozen);
-}
-
-TEST(Parameters, VirtualTokensThatAModelCannotHaveAreNamed) {
-  ModelSpec spec = odd();
-  EXPECT_EQ(virtual_token_mistake(spec, AdapterKind::kPrefix), "");
-  spec.layers.back().attention().head_dim *= 2;
-  EXPECT_NE(virtual_token_mistake(spec, AdapterKind::kPrefix).find("different sizes"), std::string::npos);
-  EXPECT_EQ(virtual_token_mistake(spec, AdapterKind::kPrompt), "");
-  spec.embedding.inputs.width = 4;
-  EXPECT_NE(virtual_token_mistake(spec, AdapterKind::kPrompt).find("embeddings of their own"),
-            std::string::npos);
-}
-
 TEST(Trainables, AreAllTrainedTensorsWithTheirOwners) {
   const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "k_proj"});
   const ModelLayout full = make_layout(odd(), nullptr, DType::kF32),

@@ -13,24 +13,11 @@
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
+#include "two_phase_objectives.h"
 #include "weights/load_store.h"
 
 namespace lm::offloaded_run {
 namespace {
-
-// Leaves the weights as they are known beforehand.
-const Objective kTwoPhases{.weigh = [](std::span<const SampleRows>, std::span<double>) {}};
-
-constexpr std::string_view kLoss[] = {"loss"};
-const Objective kWeighed{.columns = kLoss,
-                         .weigh = [](std::span<const SampleRows> samples, std::span<double> columns) {
-                           for (const SampleRows& rows : samples) {
-                             for (size_t r = 0; r < rows.nll.size(); ++r) {
-                               rows.weight[r] *= rows.nll[r] - static_cast<float>(rows.sample);
-                               columns[0] += rows.nll[r];
-                             }
-                           }
-                         }};
 
 ModelSpec small_spec(const Variant& run) {
   // Qwen3's heads are wider together than the model.

@@ -1,0 +1,65 @@
+#include "plan/adapter_limits.h"
+
+#include <fmt/format.h>
+#include <utility>
+
+#include "config/config_text.h"
+#include "spec/adapter_sites.h"
+
+namespace lm {
+namespace {
+
+bool adapts_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  return !model.tied && !model.scores() && adapter.adapts(kNoLayer, model.names.head);
+}
+
+}  // namespace
+
+Error lora_error(std::string what, std::string next) {
+  return Error(Exit::kConfig, {.area = "CONF-20",
+                               .what = std::move(what),
+                               .place = "",
+                               .next = std::move(next),
+                               .kept = "nothing was started or written"});
+}
+
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked) {
+  if (adapter.bias == AdapterBias::kNone) return;
+  for (const BlockParameters& block : list_parameters(model, &adapter)) {
+    for (const Parameter& parameter : block.trainable)
+      if (parameter.kind == ParameterKind::kBias) return;
+  }
+  const bool all = adapter.bias == AdapterBias::kAll;
+  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(asked),
+                               all ? "the model has" : "the layers that get adapters have"),
+                   all ? "leave lora.bias out" : "set lora.bias = \"all\", or leave it out");
+}
+
+void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter) {
+  const bool head = adapts_head(model, adapter);
+  if (!has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
+  if (adapter.also.empty() && !head) return;
+  throw lora_error(std::string(head ? "an adapter of the head is" : "lora.also trains modules of the model") +
+                       " in model.dtype = " + value_text(config.model.dtype) +
+                       ", and lora.dtype = \"fp32\" is written",
+                   "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
+}
+
+void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter) {
+  if (!adapts_head(model, adapter)) return;
+  const std::string name = model.names.head,
+                    head = "lora.targets has the head, " + value_text(name) + ", and ";
+  if (adapter.dora)
+    throw lora_error(head + "lora.dora = true: its rows' lengths are not trained",
+                     "leave the head out of lora.targets, or lora.dora out");
+  if (adapter.dropout > 0)
+    throw lora_error(head + "lora.dropout: its adapter has none",
+                     "leave the head out of lora.targets, or set lora.dropout = 0");
+  if (adapter.pissa)
+    throw lora_error(head + "lora.start = \"pissa\": the head is not decomposed",
+                     "leave the head out of lora.targets, or lora.start out");
+  if (adapter.trains_whole(name + ".weight"))
+    throw lora_error(head + "lora.also trains it whole", "leave it out of one of the two");
+}
+
+}  // namespace lm

@@ -1,0 +1,23 @@
+// What a model or a type of weights does not allow of LoRA adapters: Error(10) with the keys and the next
+// step. Pure.
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "spec/model_spec.h"
+#include "spec/parameter.h"
+
+namespace lm {
+
+Error lora_error(std::string what, std::string next);
+
+// lora.bias, as it is written, names some biases of the model.
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked);
+// What is trained has one type, and the products of embedding and head are made in the model's.
+void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter);
+// An adapter of the head has neither magnitudes nor dropout nor a start from the base.
+void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter);
+
+}  // namespace lm
