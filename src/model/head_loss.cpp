@@ -100,6 +100,7 @@ struct Chunk {
   const float* weight;                        // of the targets; null: 1
   View max, sum, target_logit, nll, correct;  // [R_c] fp32
   View dx_sum;                                // [R_c, H] fp32; undefined: dx is not wanted
+  View part = {};                             // [R_c, H], scratch beside dx_sum
   View dreduced = {};                         // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
   View reduced = {};                          // s x Aᵀ [R_c, r] of an adapter
 };
@@ -179,9 +180,9 @@ void adapter_finish(const Context& context, const HeadAdapter& adapter, const Ch
   add_in_fp32(context, part, chunk.dx_sum, false);
 }
 
-// The logits become their own gradient; what follows from it is added. `part` [R_c, H] is scratch.
+// The logits become their own gradient; what follows from it is added.
 void segment_backward(const Context& context, const HeadSegment& segment, const Chunk& chunk,
-                      const View& logits, View part, float scale, bool first) {
+                      const View& logits, float scale, bool first) {
   const int64_t columns = segment.weight.weight.rows;
   context.kernels.softmax_gradient({.logits = logits.data,
                                     .target = chunk.target,
@@ -202,8 +203,8 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
   add_token_gradients(context, segment.tokens, logits, segment.first_row, chunk.x, first);
   if (chunk.dreduced.defined()) adapter_segment_backward(context, segment, chunk, logits, first);
   if (!chunk.dx_sum.defined()) return;
-  context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = part}, context.stream);
-  add_in_fp32(context, part, chunk.dx_sum, segment.first_row == 0);
+  context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = chunk.part}, context.stream);
+  add_in_fp32(context, chunk.part, chunk.dx_sum, segment.first_row == 0);
 }
 
 // dx = dx_sum's first rows, rounded.
@@ -227,10 +228,10 @@ void fused_chunk(const Context& context, const Head& head, Chunk chunk, LossSums
   add_loss(context, chunk, sums);
   const bool matrix = head.weight.gradient.defined() || head.tokens.rows.gradient.defined();
   if (!chunk.dx_sum.defined() && !matrix && !chunk.dreduced.defined()) return;
-  const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
+  if (chunk.dx_sum.defined()) chunk.part = context.like(chunk.x);
   for (size_t s = 0; s < logits.size(); ++s) {
     const HeadSegment segment = segment_of(head, static_cast<int64_t>(s) * kVocabularySegment);
-    segment_backward(context, segment, chunk, logits[s], part, scale, first);
+    segment_backward(context, segment, chunk, logits[s], scale, first);
   }
   if (chunk.dreduced.defined()) adapter_finish(context, head.adapter, chunk, first);
 }
@@ -333,8 +334,8 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
     chunk.reduced = reduced_of(context, segment.adapter, chunk.x);
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
     multiply(context, chunk.x, segment, chunk.reduced, logits);
-    const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
-    segment_backward(context, segment, chunk, logits, part, options.scale, options.first && row == 0);
+    if (chunk.dx_sum.defined()) chunk.part = context.like(chunk.x);
+    segment_backward(context, segment, chunk, logits, options.scale, options.first && row == 0);
   });
 }
 
@@ -374,8 +375,9 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
   if (dx.defined()) put_back(context, rows.targets, dpicked, dx);
 }
 
-void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, LossSums* sums, const LossOptions& options) {
+void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const HeadInput& input,
+               LossSums* sums, const LossOptions& options) {
+  const auto& [x, dx] = input;
   const ArenaFrame frame(context.arena);
   const HeadRows rows = with_adapter(context, head, head_begin(context, head.norm, batch, x, dx, options));
   if (rows.targets.count == 0 && options.first) zero_gradient(context, head);

@@ -92,8 +92,11 @@ void head_matrix_backward(const Context& context, const Head& head, const HeadRo
 
 // All of it with the weights of the batch, fused: adds to *sums, `dx` [T, H] becomes the
 // gradient of x [T, H], and the head's gradients are added.
-void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
-               const View& dx, LossSums* sums, const LossOptions& options);
+struct HeadInput {
+  View x, dx;
+};
+void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const HeadInput& input,
+               LossSums* sums, const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
 View head_normed(const Context& context, const Norm& norm, const View& x);

@@ -180,7 +180,7 @@ void Pass::head(int64_t block, int64_t micro) {
     head_matrix_backward(context_, head, rows, options);
     head_finish(context_, head.norm, x, rows, m.dx, options);
   } else {
-    head_loss(context_, head, m.device, x, m.dx, sums_, options);
+    head_loss(context_, head, m.device, {x, m.dx}, sums_, options);
   }
   if (block == config_.first_trained) end_group(micro);
 }

@@ -107,7 +107,7 @@ class HeadRun {
       if (v_.evaluation) {
         two_phases(m, nullptr);
       } else {
-        head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &sums_, options(m));
+        head_loss(context_, head_.head(), placed_[m], {view(x_[m]), view(dx_[m])}, &sums_, options(m));
       }
     }
   }
@@ -159,7 +159,7 @@ class HeadRun {
       head.weight.gradient = {};
       LossOptions keeping = options(m);
       keeping.keep = &kept;
-      head_loss(context_, head, placed_[m], view(x_[m]), view(dx_[m]), &sums_, keeping);
+      head_loss(context_, head, placed_[m], {view(x_[m]), view(dx_[m])}, &sums_, keeping);
       nll_rows_[m] = nll[m].narrow(0, 0, placed_[m].targets.count).clone();
     }
     for (size_t m = 0; m < x_.size(); ++m) {

@@ -31,9 +31,15 @@ inline void gated_backward(const Context& context, Activation activation, const 
 // From dy [T, H] of y = down(h) to the gradients of `down` and of what h was made of. activate(h) makes h
 // [T, F] once more; undo(dh) makes of dh the gradient of the activation's input, which lies elsewhere, and
 // leaves h in dh's place.
+struct DownBackward {
+  const View& dy;
+  const LinearSaved& saved;
+  bool first = false;  // of the step's micro-batches
+};
 template <class Activate, class Undo>
-void activated_backward(const Context& context, const Linear& down, const DeviceBatch& batch, const View& dy,
-                        const LinearSaved& saved, bool first, const Activate& activate, const Undo& undo) {
+void activated_backward(const Context& context, const Linear& down, const DeviceBatch& batch,
+                        const DownBackward& pass, const Activate& activate, const Undo& undo) {
+  const auto& [dy, saved, first] = pass;
   const int64_t ffn = down.weight.weight.columns;
   // On a GPU the gradients of A and B are made behind dh, when `undo` has made h.
   if (products_first(context, down)) {

@@ -24,7 +24,7 @@ View GatedMlp::forward(const Context& context, const DeviceBatch& batch, const V
 void GatedMlp::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
                         const Saved& saved, const View& dy, bool first) const {
   activated_backward(
-      context, down, batch, dy, saved.down_adapters, first,
+      context, down, batch, {dy, saved.down_adapters, first},
       [&](const View& h) { gated_forward(context, spec.activation, saved.gate_up, h); },
       [&](const View& dh) { gated_backward(context, spec.activation, saved.gate_up, dh); });
   const View normed = input.normed();

@@ -43,7 +43,7 @@ View LayerInput::forward(const Context& context, const DeviceBatch& batch, const
 void LayerInput::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
                           const Saved& saved, const View& dy, bool first) const {
   activated_backward(
-      context, out, batch, dy, saved.out_adapters, first,
+      context, out, batch, {dy, saved.out_adapters, first},
       [&](const View& h) { gated_forward(context, spec.activation, saved.gate_and_input, h); },
       [&](const View& dh) { gated_backward(context, spec.activation, saved.gate_and_input, dh); });
   if (batch.carried->input_gradient.defined()) {

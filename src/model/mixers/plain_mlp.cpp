@@ -37,7 +37,7 @@ View PlainMlp::forward(const Context& context, const DeviceBatch& batch, const V
 void PlainMlp::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
                         const Saved& saved, const View& dy, bool first) const {
   activated_backward(
-      context, down, batch, dy, saved.down_adapters, first,
+      context, down, batch, {dy, saved.down_adapters, first},
       [&](const View& h) { activate(context, spec.activation, saved.up, h); },
       [&](const View& dh) {
         context.kernels.activation_backward({.x = saved.up.data,
