@@ -33,10 +33,6 @@ int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-int64_t last_block(const PlanInput& in) {
-  return static_cast<int64_t>(in.layout.blocks.size()) - 1;
-}
-
 // No more slots than arrays that pass through them, and no longer ones than these need.
 void limit_slots(PlacementPlan& placement, Pool which) {
   const std::vector<char> through_slots = placement.through_slots(which);

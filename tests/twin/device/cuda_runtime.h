@@ -115,6 +115,9 @@ inline double __fma_rn(double a, double b, double c) {
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
+inline double __dsqrt_rn(double a) {
+  return __builtin_sqrt(a);
+}
 inline float __fsqrt_rn(float a) {
   return __builtin_sqrtf(a);
 }
