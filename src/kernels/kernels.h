@@ -20,6 +20,7 @@
 #include "base/view.h"
 #include "kernels/attention_arguments.h"
 #include "kernels/dora_arguments.h"
+#include "kernels/expert_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {

@@ -18,7 +18,7 @@ struct AdapterModule {
   std::string path;          // "model.layers.3.self_attn.q_proj"
   bool feedforward = false;  // as LinearModule has it
 };
-// Layer by layer, in the order of linear_modules.
+// Those that adapters may target, layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
 // The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
 // name is the end of its path.

@@ -88,7 +88,8 @@ int64_t placed_bytes(const FrozenPiece& piece) {
 void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, const Encoding& of_matrices,
                   BlockLayout& layout) {
   for (Parameter& parameter : parameters) {
-    const Encoding& encoding = parameter.kind == ParameterKind::kMatrix ? of_matrices : plain;
+    const bool encodes = parameter.kind == ParameterKind::kMatrix && !parameter.plain;
+    const Encoding& encoding = encodes ? of_matrices : plain;
     TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
     const auto add = [&](int64_t rows) {
       for (const int64_t bytes : encoding.piece_bytes(rows, place.parameter.columns)) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -15,12 +16,30 @@ std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
+bool of_experts(const ModuleName& module) {
+  return std::string_view(module.path).find('*') != std::string_view::npos;
+}
+
 // LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj.
 std::string module_name(const NameMap& names, const ModuleName& module) {
+  if (of_experts(module)) return module.path;
   const std::string last = last_name(module.path);
-  const auto alike = std::ranges::count_if(
-      names.modules, [&](const ModuleName& other) { return last_name(other.path) == last; });
+  const auto alike = std::ranges::count_if(names.modules, [&](const ModuleName& other) {
+    return !of_experts(other) && last_name(other.path) == last;
+  });
   return alike == 1 ? last : module.path;
+}
+
+// Routers and experts are adapted by nobody yet, nor are the gates of shared experts.
+bool never_adapts(const ModuleName& module) {
+  const std::string_view part = module.first;
+  return part.starts_with("experts.") || part == "shared.gate";
+}
+
+// A name of the files with an expert's number in its place.
+std::string numbered(std::string path, int64_t expert) {
+  const size_t place = path.find('*');
+  return place == std::string::npos ? path : path.replace(place, 1, std::to_string(expert));
 }
 
 Parameter single(const std::string& name, ParameterKind kind, const std::string& hf, int64_t rows,
@@ -28,14 +47,29 @@ Parameter single(const std::string& name, ParameterKind kind, const std::string&
   return {.name = name, .kind = kind, .rows = rows, .columns = columns, .parts = {{hf, 0, rows}}};
 }
 
+// The modules of each matrix: they are in the order of the matrices.
+std::vector<std::span<const LinearModule>> by_matrix(const std::vector<MatrixSpec>& matrices,
+                                                     const std::vector<LinearModule>& modules) {
+  std::vector<std::span<const LinearModule>> out;
+  auto next = modules.begin();
+  for (const MatrixSpec& matrix : matrices) {
+    const auto end = std::find_if(next, modules.end(),
+                                  [&](const LinearModule& module) { return module.matrix != matrix.name; });
+    out.emplace_back(next, end);
+    next = end;
+  }
+  LM_CHECK(next == modules.end(), "a module is of a matrix");
+  return out;
+}
+
 // A matrix, or its bias: the tensors of its modules, one after another.
 Parameter join(const std::string& ours, ParameterKind kind, const std::string& layer,
-               const MatrixSpec& matrix, const std::vector<LinearModule>& modules) {
+               const MatrixSpec& matrix, std::span<const LinearModule> modules) {
   const bool bias = kind == ParameterKind::kBias;
   Parameter parameter{.name = ours + matrix.name + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
   if (!bias) parameter.columns = matrix.columns;
+  parameter.plain = matrix.plain;
   for (const LinearModule& module : modules) {
-    if (module.matrix != matrix.name) continue;
     parameter.parts.push_back({.name = layer + module.path + (bias ? ".bias" : ".weight"),
                                .first = module.first,
                                .rows = module.rows,
@@ -100,13 +134,14 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
   const std::vector<LinearModule> modules = linear_modules(spec, i);
   const std::vector<MatrixSpec> matrices = layer_matrices(spec, i);
+  const std::vector<std::span<const LinearModule>> of = by_matrix(matrices, modules);
   const std::vector<NamedNorm> norms = layer_norms(spec, i);
   std::vector<Parameter> out;
-  for (const MatrixSpec& matrix : matrices)
-    out.push_back(join(ours, ParameterKind::kMatrix, hf, matrix, modules));
+  for (size_t m = 0; m < matrices.size(); ++m)
+    out.push_back(join(ours, ParameterKind::kMatrix, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_weight(norm, out);
-  for (const MatrixSpec& matrix : matrices)
-    if (matrix.bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrix, modules));
+  for (size_t m = 0; m < matrices.size(); ++m)
+    if (matrices[m].bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_bias(norm, out);
   return out;
 }
@@ -132,6 +167,7 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out, magnitudes;
   for (const LinearModule& module : linear_modules(spec, i)) {
+    if (!module.adapts) continue;
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
     if (!adapter.adapts(i, hf)) continue;
     const std::string ours = fmt::format("layers.{}.{}", i, module.name);
@@ -159,6 +195,7 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
 std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
   for (const LinearModule& module : linear_modules(spec, i)) {
+    if (!module.adapts) continue;
     const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
     if (!adapter.adapts(i, hf)) continue;
     const bool input = module.feedforward();
@@ -224,13 +261,14 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
         const auto name =
             std::ranges::find(spec.names.modules, std::string_view(one.name), &ModuleName::first);
         LM_CHECK(name != spec.names.modules.end(), "the family names no " + std::string(one.name));
-        out.push_back({.path = name->path,
-                       .name = module_name(spec.names, *name),
+        out.push_back({.path = numbered(name->path, matrix.expert),
+                       .name = numbered(module_name(spec.names, *name), matrix.expert),
                        .matrix = matrix.name,
                        .part = part,
                        .first = row,
                        .columns = matrix.columns,
-                       .transposed = name->transposed});
+                       .transposed = name->transposed,
+                       .adapts = !never_adapts(*name)});
         last = name->last != nullptr ? name->last : name->first;
       }
       out.back().rows += one.rows;
@@ -294,15 +332,23 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
   std::vector<bool> chosen(names.modules.size());
   auto fail = [&](const std::string& what) {
     std::string next = "use \"all-linear\" or some of";
-    for (const ModuleName& module : names.modules)
-      next += (&module == &names.modules.front() ? " " : ", ") + module_name(names, module);
+    const char* before = " ";
+    for (const ModuleName& module : names.modules) {
+      if (never_adapts(module)) continue;
+      next += before + module_name(names, module);
+      before = ", ";
+    }
     throw Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
-    bool known = false;
+    bool known = false, experts = false;
     for (size_t m = 0; m < names.modules.size(); ++m) {
       const std::string path = names.modules[m].path;
       if (target != "all-linear" && target != last_name(path) && target != path) continue;
+      if (never_adapts(names.modules[m])) {
+        experts = true;
+        continue;
+      }
       chosen[m] = known = true;
     }
     if (known) continue;
@@ -310,9 +356,10 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         !target.empty() &&
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
-    fail("target \"" + target.substr(0, 100) +
-         (vocabulary ? "\" is not supported: adapters on the vocabulary matrices are not implemented"
-                     : "\" is not a linear layer of the model"));
+    const char* why = "\" is not a linear layer of the model";
+    if (experts) why = "\" is not supported: adapters on experts and routers are not implemented";
+    if (vocabulary) why = "\" is not supported: adapters on the vocabulary matrices are not implemented";
+    fail("target \"" + target.substr(0, 100) + why);
   }
   std::vector<std::string> out;
   for (size_t m = 0; m < names.modules.size(); ++m) {

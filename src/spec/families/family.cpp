@@ -47,7 +47,6 @@ constexpr std::pair<const char*, const char*> kNotYet[] = {
     {"qwen2_moe", "experts"},
     {"qwen3_5", "Gated DeltaNet layers"},
     {"qwen3_5_moe", "Gated DeltaNet layers and experts"},
-    {"qwen3_moe", "experts"},
     {"qwen3_next", "Gated DeltaNet layers"},
     {"seed_oss", "its own keys of biases and dropouts"},
     {"t5", "encoder and decoder"}};
