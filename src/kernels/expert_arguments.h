@@ -42,8 +42,9 @@ struct RouteTokens {
 };
 
 // The gradient of the logits from that of the slots' weights g; the choice itself has none. With the chosen
-// ones' weights w before rounding: w_i (g_i - sum of w_j g_j) for the chosen i and 0 for others where they are
-// renormalised, else p_i ([i chosen] g_i - sum over the chosen of p_j g_j). Rows behind the tokens become 0.
+// ones' weights w before rounding: w_i (g_i - sum of w_j g_j) for the chosen i and 0 for others where they
+// are renormalised, else p_i ([i chosen] g_i - sum over the chosen of p_j g_j). Rows behind the tokens become
+// 0.
 struct RouteBackward {
   const float* probability = nullptr;
   Routing routing;

@@ -150,7 +150,7 @@ void combine_some(const CombineRows& a, int64_t begin, int64_t end) {
       F32 sum(0.f);
       for (int64_t s = t * a.chosen; s < t * a.chosen + slots; ++s) {
         const F32 x = load(row_of<T>(a.x, a.routing.row[s]) + j, count);
-        sum = a.weighted ? multiply_add(F32(a.routing.weight[s]), x, sum) : sum + x;
+        sum = sum + (a.weighted ? F32(a.routing.weight[s]) * x : x);
       }
       store(out + j, addend != nullptr ? load(addend + j, count) + sum : sum, count);
     });

@@ -68,7 +68,6 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, 
   found.field("num_experts" + of, a.experts, b.experts);
   found.field("num_experts_per_tok" + of, a.chosen, b.chosen);
   found.field("the width of the experts" + of, a.ffn, b.ffn);
-  found.field("the width of the shared expert" + of, a.shared_ffn, b.shared_ffn);
   found.field("norm_topk_prob" + of, a.renormalise, b.renormalise);
   found.field("the rounding of the router's weights" + of, a.round_weights, b.round_weights);
   found.field("the activation" + of, a.activation, b.activation);

@@ -16,24 +16,23 @@ std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-bool of_experts(const ModuleName& module) {
-  return std::string_view(module.path).find('*') != std::string_view::npos;
-}
-
 // LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj.
 std::string module_name(const NameMap& names, const ModuleName& module) {
-  if (of_experts(module)) return module.path;
   const std::string last = last_name(module.path);
-  const auto alike = std::ranges::count_if(names.modules, [&](const ModuleName& other) {
-    return !of_experts(other) && last_name(other.path) == last;
-  });
+  const auto alike = std::ranges::count_if(
+      names.modules, [&](const ModuleName& other) { return last_name(other.path) == last; });
   return alike == 1 ? last : module.path;
 }
 
-// Routers and experts are adapted by nobody yet, nor are the gates of shared experts.
-bool never_adapts(const ModuleName& module) {
-  const std::string_view part = module.first;
-  return part.starts_with("experts.") || part == "shared.gate";
+// LinearModule::adapts. Of a mixture of experts the attention: routers stay as they are, since one that
+// learns alone may collapse; pairs of experts are not implemented; and a dense MLP beside experts has the
+// names that PEFT takes for the experts'.
+bool adapts(const NameMap& names, const ModuleName& module) {
+  const auto of_experts = [](const ModuleName& one) {
+    return std::string_view(one.path).find('*') != std::string_view::npos;
+  };
+  return std::string_view(module.first).starts_with("attn.") ||
+         std::ranges::none_of(names.modules, of_experts);
 }
 
 // A name of the files with an expert's number in its place.
@@ -268,7 +267,7 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
                        .first = row,
                        .columns = matrix.columns,
                        .transposed = name->transposed,
-                       .adapts = !never_adapts(*name)});
+                       .adapts = adapts(spec.names, *name)});
         last = name->last != nullptr ? name->last : name->first;
       }
       out.back().rows += one.rows;
@@ -334,7 +333,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     std::string next = "use \"all-linear\" or some of";
     const char* before = " ";
     for (const ModuleName& module : names.modules) {
-      if (never_adapts(module)) continue;
+      if (!adapts(names, module)) continue;
       next += before + module_name(names, module);
       before = ", ";
     }
@@ -345,7 +344,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     for (size_t m = 0; m < names.modules.size(); ++m) {
       const std::string path = names.modules[m].path;
       if (target != "all-linear" && target != last_name(path) && target != path) continue;
-      if (never_adapts(names.modules[m])) {
+      if (!adapts(names, names.modules[m])) {
         experts = true;
         continue;
       }
@@ -357,7 +356,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
     const char* why = "\" is not a linear layer of the model";
-    if (experts) why = "\" is not supported: adapters on experts and routers are not implemented";
+    if (experts) why = "\" is not supported: of a mixture of experts only the attention has adapters";
     if (vocabulary) why = "\" is not supported: adapters on the vocabulary matrices are not implemented";
     fail("target \"" + target.substr(0, 100) + why);
   }

@@ -98,7 +98,7 @@ std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer);
 // A linear layer of the family's files, which an adapter may target: some rows of a matrix, or all.
 struct LinearModule {
   std::string path;  // in its layer: "self_attn.q_proj"
-  // The end of that, "q_proj"; the path where several modules of a layer end alike, and of experts.
+  // The end of that, "q_proj"; the path where several modules of the family's layers end alike.
   std::string name;
   std::string matrix;                        // the MatrixSpec's name: "attn.qkv"
   int64_t part = 0;                          // the first part that it has, counted in the layer
@@ -135,7 +135,7 @@ struct BlockParameters {
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order, of those that
-// adapters may target: neither experts' nor routers. Throws Error(10) naming an unknown target.
+// adapters may target. Throws Error(10) naming an unknown target.
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place);
 

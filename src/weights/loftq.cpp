@@ -133,12 +133,9 @@ std::vector<float> LoftqBlock::inner_sizes(const LayerInputSpec& mixer,
   return row_sizes("input.gate", 0, mixer.width, inputs);
 }
 
-// Of the shared expert, which alone has adapters.
-std::vector<float> LoftqBlock::inner_sizes(const ExpertsSpec& mixer, const std::vector<float>& inputs) const {
-  std::vector<float> out = row_sizes("shared.gate_up", 0, mixer.shared_ffn, inputs);
-  const std::vector<float> up = row_sizes("shared.gate_up", mixer.shared_ffn, mixer.shared_ffn, inputs);
-  for (size_t i = 0; i < out.size(); ++i) out[i] *= up[i];
-  return out;
+std::vector<float> LoftqBlock::inner_sizes(const ExpertsSpec& /*mixer*/,
+                                           const std::vector<float>& /*inputs*/) const {
+  fail_check("no adapter is on an expert", __FILE__, __LINE__, layer_.sublayers.back().norm_name());
 }
 
 std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,

@@ -41,6 +41,12 @@ struct Rows {
         slots(tokens.tokens * experts.spec.chosen),
         count(start_of(of, experts.spec, routed, slots, experts.spec.experts)) {}
 
+  // Memory for as many rows as there can be, and of that what is in use.
+  View tensor(int64_t columns) const {
+    return context.tensor(routed_rows(slots, mixer.spec.experts, context.round_rows), columns)
+        .row_range(0, count);
+  }
+
   // Calls body(expert, its first row, how many).
   template <class Body>
   void each(const Body& body) const {
@@ -56,7 +62,7 @@ struct Rows {
 // x [T, H] by rows of experts.
 View gather(const Rows& rows, const View& x) {
   const Context& context = rows.context;
-  const View out = context.tensor(rows.count, x.columns);
+  const View out = rows.tensor(x.columns);
   context.kernels.gather_rows({.table = x.data,
                                .index = rows.routing.token,
                                .out = out.data,
@@ -105,12 +111,12 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
   const Activation activation = rows.mixer.spec.activation;
   const ArenaFrame frame(context.arena);
   const View dout = gather(rows, dy);
-  const View dh = context.tensor(rows.count, rows.mixer.spec.ffn);
+  const View dh = rows.tensor(rows.mixer.spec.ffn);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count > 0)
       linear_input_gradient(context, expert.down, dout.row_range(row, count), dh.row_range(row, count));
   });
-  const View h = context.like(dh);
+  const View h = rows.tensor(rows.mixer.spec.ffn);
   gated_forward(context, activation, gate_up, h);
   context.kernels.weigh_rows({.x = dh, .other = h, .dot = dweight.floats(), .routing = rows.routing},
                              context.stream);
@@ -128,7 +134,7 @@ void input_backward(const Rows& rows, const View& dgate_up, const View& x, const
   const Context& context = rows.context;
   const ArenaFrame frame(context.arena);
   const View gathered = gather(rows, x);
-  const View dgathered = dx.defined() ? context.like(gathered) : View();
+  const View dgathered = dx.defined() ? rows.tensor(x.columns) : View();
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     LinearBackward pass{.x = gathered.row_range(row, count), .dy = dgate_up.row_range(row, count)};
     if (dx.defined()) pass.dx = dgathered.row_range(row, count);
@@ -172,21 +178,20 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
     multiply(rows, expert.gate_up, gathered.row_range(row, count), gate_up.row_range(row, count));
   });
   if (output.kind == MixerOutput::Kind::kNone) return {};
-  const View h = context.tensor(rows.count, spec.ffn);
+  const View h = rows.tensor(spec.ffn);
   gated_forward(context, spec.activation, gate_up, h);
   // What the experts have read is not needed any more, and what they write is of that size.
   rows.each([&](const Expert& expert, int64_t row, int64_t count) {
     multiply(rows, expert.down, h.row_range(row, count), gathered.row_range(row, count));
   });
-  context.kernels.combine_rows(
-      {.x = gathered,
-       .addend = output.kind == MixerOutput::Kind::kAdded ? output.residual : View(),
-       .out = out,
-       .routing = saved.routing,
-       .weighted = true,
-       .tokens = batch.tokens,
-       .chosen = spec.chosen},
-      context.stream);
+  context.kernels.combine_rows({.x = gathered,
+                                .addend = output.kind == MixerOutput::Kind::kAdded ? output.residual : View(),
+                                .out = out,
+                                .routing = saved.routing,
+                                .weighted = true,
+                                .tokens = batch.tokens,
+                                .chosen = spec.chosen},
+                               context.stream);
   return out;
 }
 

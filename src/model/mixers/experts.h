@@ -1,6 +1,5 @@
-// A mixture of experts: out(x) = sum over the chosen experts i of w_i down_i(activation(gate_i x) * up_i x),
-// and with a shared expert + sigmoid(gate x) shared(x) (spec/mixers/experts.h has the sizes, and
-// kernels/expert_arguments.h how tokens are routed). T tokens choose k of E experts each.
+// A mixture of experts: the sum over a token's chosen experts i of w_i down_i(activation(gate_i x) * up_i x)
+// (spec/mixers/experts.h has the sizes, kernels/expert_arguments.h how tokens are routed).
 //
 // Tokens are gathered into T k rows sorted by expert, so that each expert's are one range and its products
 // are the ordinary ones of a linear layer (plain or quantized weights). Memory for them does not depend on

@@ -33,9 +33,8 @@ inline LayerInput unbound_mixer(const LayerInputSpec& spec, int64_t layer) {
   return {.spec = spec, .layer = layer, .gate = {}, .out = {}};
 }
 inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t /*layer*/) {
-  return {.spec = spec,
-          .router = {},
-          .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
+  return {
+      .spec = spec, .router = {}, .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
 }
 
 }  // namespace lm

@@ -1,5 +1,5 @@
-// Qwen3-MoE (30B-A3B, 235B-A22B, Coder): Qwen3 with experts in place of the MLP, in all layers or in some; all
-// layers have one window or none.
+// Qwen3-MoE (30B-A3B, 235B-A22B, Coder): Qwen3 with experts in place of the MLP, in all layers or in some;
+// all layers have one window or none.
 #include "spec/families/experts.h"
 
 namespace lm::families {

@@ -28,18 +28,6 @@ MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden) {
                             .parts = {{"experts.down", hidden}},
                             .expert = e});
   }
-  if (spec.shared_ffn == 0) return out;
-  out.matrices.push_back({.name = "shared.gate_up",
-                          .reads_norm = true,
-                          .columns = hidden,
-                          .parts = {{"shared.gate_proj", spec.shared_ffn}, {"shared.up", spec.shared_ffn}}});
-  out.matrices.push_back(
-      {.name = "shared.down", .columns = spec.shared_ffn, .parts = {{"shared.down", hidden}}});
-  out.matrices.push_back({.name = "shared.gate",
-                          .reads_norm = true,
-                          .columns = hidden,
-                          .parts = {{"shared.gate", 1}},
-                          .plain = true});
   return out;
 }
 

@@ -20,20 +20,18 @@ struct ExpertsSpec {
   static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
 
   Activation activation = Activation::kSilu;
-  int64_t experts = 0;       // E
-  int64_t chosen = 0;        // k
-  int64_t ffn = 0;           // I, of each expert
-  bool renormalise = false;  // the weights of the chosen are divided by their sum
+  int64_t experts = 0;         // E
+  int64_t chosen = 0;          // k
+  int64_t ffn = 0;             // I, of each expert
+  bool renormalise = false;    // the weights of the chosen are divided by their sum
   bool round_weights = false;  // to the model's type
-  int64_t shared_ffn = 0;    // of an expert that every token has, times sigmoid(its gate x); 0: none
   bool operator==(const ExpertsSpec&) const = default;
 };
 
 // "experts.3.gate_up"
 std::string expert_name(size_t expert, const char* matrix);
 
-// experts.router [E, H]; of each expert e experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I]; of a shared
-// one shared.gate_up [2S, H], shared.down [H, S] and shared.gate [1, H].
+// experts.router [E, H]; of each expert e experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I].
 MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden);
 
 }  // namespace lm
