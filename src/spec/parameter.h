@@ -45,6 +45,7 @@ struct Parameter {
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
   float neutral = 1;       // of a norm's weight: the fresh value
   bool plain = false;      // a matrix that is never quantized
+  bool of_expert = false;  // of one that only some tokens meet
   int64_t elements() const { return rows * columns; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
