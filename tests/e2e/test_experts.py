@@ -2,16 +2,20 @@
 needs. Losses, weights and files are held against transformers and peft, and homes, ranks and resumption against the plain run."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from experts import all_in_files
 from peft import PeftModel
 from safetensors.torch import load_file
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig,
                           Qwen3MoeForCausalLM)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
+from expert_files import all_in_files  # noqa: E402
 
 COUNT, STEPS, LR = 4, 5, 1e-3
 ADAPTER = dict(lora__r=4, lora__alpha=8, optimizer__lr=3e-2)

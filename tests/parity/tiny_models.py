@@ -7,8 +7,7 @@ import json
 import reference
 import torch
 import transformers
-from counts import alternating
-from experts import all_in_files
+from expert_files import all_in_files
 from tiny_families import FAMILIES, KERNELS  # noqa: F401
 
 LAYERS = 3
@@ -187,6 +186,7 @@ def as_in_files(name, tensors):
 
 def compared(cases, dtypes):
     """(name, dtype) of each case, a model of that name or (model, ...), in its types where it has some of its own: see counts.alternating."""
+    from counts import alternating  # of pytest's path: whoever runs without it compares by itself
     own = {name: ALL[cases[name][0] if cases[name][0] in ALL else name][2].get("dtypes") for name in cases}
     return [*alternating([name for name in cases if own[name] is None], dtypes), *[(name, dtype) for name in cases for dtype in own[name] or ()]]
 

@@ -15,8 +15,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-sys.path.insert(0, os.path.dirname(__file__))
-from experts import all_in_files  # noqa: E402
+sys.path[:0] = [os.path.dirname(__file__), os.path.join(os.path.dirname(__file__), "..", "parity")]
+from expert_files import all_in_files  # noqa: E402
 from published import PUBLISHED, SPARSE, SWITCHES, least  # noqa: E402
 
 TOOL = os.environ.get("LM_WEIGHTS_TOOL")
