@@ -39,8 +39,8 @@ def shared_libraries(executable):
 def copy_checks(root, checks):
     """The Python beside the executables, and models with transformers' results for where that is not installed."""
     checks.mkdir()
-    for name in ("gpu/checks", "gpu/smoke", "gpu/parity", "gpu/peers", "gpu/resume", "parity/bounds", "parity/reference", "parity/tiny_families",
-                 "parity/tiny_models", "parity/tool"):
+    for name in ("gpu/checks", "gpu/smoke", "gpu/parity", "gpu/peers", "gpu/resume", "parity/bounds", "parity/reference", "parity/expert_files",
+                 "parity/tiny_families", "parity/tiny_models", "parity/tool"):
         shutil.copy(root / "tests" / f"{name}.py", checks)
     subprocess.run([sys.executable, "-B", checks / "parity.py", "--make", checks / "fixtures"], check=True,
                    stderr=subprocess.DEVNULL)

@@ -250,6 +250,15 @@ constexpr LlamaCpp kAll[] = {kLlama,
 }  // namespace
 
 const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
+  const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
+  if (std::ranges::any_of(spec.layers, has)) {
+    throw Error(Exit::kInput,
+                {.area = "FILE-26",
+                 .what = "a mixture of experts (" + spec.model_type + ") is not written as GGUF yet",
+                 .place = spec.architecture,
+                 .next = "leave --gguf out, and convert the exported directory with llama.cpp's own "
+                         "convert_hf_to_gguf.py"});
+  }
   if (spec.scores()) refuse_gguf("a head of scores of models of type \"" + spec.model_type + "\"", spec);
   const auto found =
       std::ranges::find_if(kAll, [&](const LlamaCpp& one) { return spec.model_type == one.model_type; });

@@ -216,6 +216,18 @@ void multiply_row(const MultiplyRow& m, StreamView stream) {
   cost.gemm_flops += 2 * product(m.rows, m.columns);
   cost.bytes += product(m.rows, m.columns) * size(m.dtype);
 }
+void route_tokens(const RouteTokens& a, StreamView stream) {
+  pass(stream, product(a.tokens, a.logits.columns, a.chosen + 2), DType::kF32);
+}
+void route_backward(const RouteBackward& a, StreamView stream) {
+  pass(stream, 3 * product(a.tokens, a.dlogits.columns), DType::kF32);
+}
+void weigh_rows(const WeighRows& a, StreamView stream) {
+  pass(stream, (a.other.defined() ? 3 : 2) * product(a.x.rows, a.x.columns), a.x.dtype);
+}
+void combine_rows(const CombineRows& a, StreamView stream) {
+  pass(stream, product(a.chosen + (a.addend.defined() ? 2 : 1), a.out.rows, a.out.columns), a.out.dtype);
+}
 void copy_rows(const CopyRows& c, StreamView stream) {
   move(stream, static_cast<double>(c.from.bytes() + c.to.bytes()));
 }

@@ -21,6 +21,7 @@
 #include "kernels/attention_arguments.h"
 #include "kernels/decision_arguments.h"
 #include "kernels/dora_arguments.h"
+#include "kernels/expert_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {

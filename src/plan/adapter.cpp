@@ -65,6 +65,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
     if (pattern.is_regex() || std::string_view(key) != "lora.targets")
       throw matches_nothing(key, name, modules, "linear layer of the model");
     resolve_targets(model.names, {name}, key);  // names the family's modules
+    throw matches_nothing(key, name, modules, "linear layer of the model that adapters may be on");
   }
   return out;
 }

@@ -23,6 +23,30 @@ void explain_freezing(const PlanInput& in, Plan& plan) {
                              : "no backward pass before " + layout.blocks[static_cast<size_t>(first)].name)});
 }
 
+// How much of the model experts are, and how much of it a token meets.
+void explain_experts(const PlanInput& in, Plan& plan) {
+  const ExpertsSpec* experts = nullptr;
+  int64_t layers = 0, of_experts = 0, met = 0;
+  for (int64_t i = 0; i < in.spec.layer_count(); ++i) {
+    const auto* const here = in.spec.layer(i).find<ExpertsSpec>();
+    if (here == nullptr) continue;
+    experts = here;
+    ++layers;
+    for (const TensorPlace& place : in.layout.blocks[static_cast<size_t>(i) + 1].tensors) {
+      if (!place.parameter.of_expert) continue;
+      of_experts += place.parameter.elements();
+      met += place.parameter.elements() * here->chosen / here->experts;
+    }
+  }
+  if (experts == nullptr) return;
+  const int64_t all = in.layout.trainable_elements + in.layout.frozen_elements;
+  plan.choices.push_back({"experts",
+                          fmt::format("{} of {} for each token, in {} of {} layers", experts->chosen,
+                                      experts->experts, layers, in.spec.layer_count()),
+                          fmt::format("they have {} of {} parameters, of which a token meets {}", of_experts,
+                                      all, all - of_experts + met)});
+}
+
 Plan with_numerics(const PlanInput& in) {
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
@@ -37,6 +61,7 @@ Plan place_plan(const PlanInput& in, bool foretold) {
   choose_placement(in, plan);
   if (foretold) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
+  explain_experts(in, plan);
   return plan;
 }
 

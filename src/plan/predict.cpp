@@ -74,10 +74,15 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
   double flops = 0;
   for (int64_t b = 1; b < head; ++b) {
     const double backward = b < trained ? 0 : 2;
+    const ExpertsSpec* const experts = spec.layer(b - 1).find<ExpertsSpec>();
     for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
       if (place.parameter.kind != ParameterKind::kMatrix) continue;
+      // Of the tokens that meet an expert's matrix, on average.
+      const double share = place.parameter.of_expert
+                               ? static_cast<double>(experts->chosen) / static_cast<double>(experts->experts)
+                               : 1;
       flops += (2 + backward + (place.frozen ? 0 : 2)) * static_cast<double>(place.parameter.elements()) *
-               work.tokens;
+               share * work.tokens;
     }
     const AttentionSpec* const a = spec.layer(b - 1).find<AttentionSpec>();
     if (a == nullptr) continue;

@@ -145,9 +145,11 @@ double AdapterSpec::scale() const {
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec) {
   std::vector<AdapterModule> out;
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    for (const LinearModule& module : linear_modules(spec, i))
+    for (const LinearModule& module : linear_modules(spec, i)) {
+      if (!module.adapts) continue;
       out.push_back(
           {i, module.name, fmt::format("{}{}.{}", spec.names.layers, i, module.path), module.feedforward()});
+    }
   }
   return out;
 }

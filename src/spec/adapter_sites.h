@@ -21,7 +21,7 @@ struct AdapterModule {
   std::string path;          // "model.layers.3.self_attn.q_proj"
   bool feedforward = false;  // as LinearModule has it
 };
-// Layer by layer, in the order of linear_modules.
+// Those that adapters may target, layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
 // Those that LoRA may adapt: these, and an untied head.
 std::vector<AdapterModule> lora_modules(const ModelSpec& spec);

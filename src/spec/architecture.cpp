@@ -64,6 +64,14 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
 void compare(const LayerInputSpec& a, const LayerInputSpec& b, const std::string& of, Comparison& found) {
   found.field("the activation of the layer's input" + of, a.activation, b.activation);
 }
+void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, Comparison& found) {
+  found.field("num_experts" + of, a.experts, b.experts);
+  found.field("num_experts_per_tok" + of, a.chosen, b.chosen);
+  found.field("the width of the experts" + of, a.ffn, b.ffn);
+  found.field("norm_topk_prob" + of, a.renormalise, b.renormalise);
+  found.field("the rounding of the router's weights" + of, a.round_weights, b.round_weights);
+  found.field("the activation" + of, a.activation, b.activation);
+}
 // Of an MLP with a gate or without one.
 template <class Mlp>
 requires requires(const Mlp& mlp) {

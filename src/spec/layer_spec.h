@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "spec/mixers/attention.h"
+#include "spec/mixers/experts.h"
 #include "spec/mixers/gated_mlp.h"
 #include "spec/mixers/layer_input.h"
 #include "spec/mixers/plain_mlp.h"
@@ -21,7 +22,7 @@
 
 namespace lm {
 
-using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec>;
+using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec, ExpertsSpec>;
 
 inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
   return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);

@@ -9,7 +9,7 @@ namespace lm {
 // A linear layer of a file, "<path>.weight" and "<path>.bias": parts of one matrix of ours (MatrixSpec),
 // several neighbours if the family's files have them joined.
 struct ModuleName {
-  const char* path = "";       // in its layer
+  const char* path = "";       // in its layer; of experts with a * for the expert's number
   const char* first = "";      // "attn.q"
   const char* last = nullptr;  // null: the first is the only one
   bool transposed = false;     // the files hold the matrix as [in, out]

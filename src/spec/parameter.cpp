@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "spec/adapter_parameters.h"
 #include "spec/adapter_sites.h"
 
 namespace lm {
@@ -24,19 +26,47 @@ std::string module_name(const NameMap& names, const ModuleName& module) {
   return alike == 1 ? last : module.path;
 }
 
-Parameter single(const std::string& name, ParameterKind kind, const std::string& hf, int64_t rows,
-                 int64_t columns = 1) {
-  return {.name = name, .kind = kind, .rows = rows, .columns = columns, .parts = {{hf, 0, rows}}};
+// LinearModule::adapts. Of a mixture of experts the attention: routers stay as they are, since one that
+// learns alone may collapse; pairs of experts are not implemented; and a dense MLP beside experts has the
+// names that PEFT takes for the experts'.
+bool adapts(const NameMap& names, const ModuleName& module) {
+  const auto of_experts = [](const ModuleName& one) {
+    return std::string_view(one.path).find('*') != std::string_view::npos;
+  };
+  return std::string_view(module.first).starts_with("attn.") ||
+         std::ranges::none_of(names.modules, of_experts);
+}
+
+// A name of the files with an expert's number in its place.
+std::string numbered(std::string path, int64_t expert) {
+  const size_t place = path.find('*');
+  return place == std::string::npos ? path : path.replace(place, 1, std::to_string(expert));
+}
+
+// The modules of each matrix: they are in the order of the matrices.
+std::vector<std::span<const LinearModule>> by_matrix(const std::vector<MatrixSpec>& matrices,
+                                                     const std::vector<LinearModule>& modules) {
+  std::vector<std::span<const LinearModule>> out;
+  auto next = modules.begin();
+  for (const MatrixSpec& matrix : matrices) {
+    const auto end = std::find_if(next, modules.end(),
+                                  [&](const LinearModule& module) { return module.matrix != matrix.name; });
+    out.emplace_back(next, end);
+    next = end;
+  }
+  LM_CHECK(next == modules.end(), "a module is of a matrix");
+  return out;
 }
 
 // A matrix, or its bias: the tensors of its modules, one after another.
 Parameter join(const std::string& ours, ParameterKind kind, const std::string& layer,
-               const MatrixSpec& matrix, const std::vector<LinearModule>& modules) {
+               const MatrixSpec& matrix, std::span<const LinearModule> modules) {
   const bool bias = kind == ParameterKind::kBias;
   Parameter parameter{.name = ours + matrix.name + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
   if (!bias) parameter.columns = matrix.columns;
+  parameter.plain = matrix.plain;
+  parameter.of_expert = matrix.expert >= 0;
   for (const LinearModule& module : modules) {
-    if (module.matrix != matrix.name) continue;
     parameter.parts.push_back({.name = layer + module.path + (bias ? ".bias" : ".weight"),
                                .first = module.first,
                                .rows = module.rows,
@@ -101,13 +131,14 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
   const std::vector<LinearModule> modules = linear_modules(spec, i);
   const std::vector<MatrixSpec> matrices = layer_matrices(spec, i);
+  const std::vector<std::span<const LinearModule>> of = by_matrix(matrices, modules);
   const std::vector<NamedNorm> norms = layer_norms(spec, i);
   std::vector<Parameter> out;
-  for (const MatrixSpec& matrix : matrices)
-    out.push_back(join(ours, ParameterKind::kMatrix, hf, matrix, modules));
+  for (size_t m = 0; m < matrices.size(); ++m)
+    out.push_back(join(ours, ParameterKind::kMatrix, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_weight(norm, out);
-  for (const MatrixSpec& matrix : matrices)
-    if (matrix.bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrix, modules));
+  for (size_t m = 0; m < matrices.size(); ++m)
+    if (matrices[m].bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_bias(norm, out);
   return out;
 }
@@ -128,197 +159,6 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
   if (!spec.layer(i).scalar) return {};
   return {single(fmt::format("layers.{}.scalar", i), ParameterKind::kBuffer,
                  fmt::format("{}{}.{}", spec.names.layers, i, spec.names.scalar), 1)};
-}
-
-// Of the targets in layer `i`: what is trained or, with `starts`, the pairs that this began with.
-std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
-                                      bool starts) {
-  std::vector<Parameter> out, magnitudes;
-  for (const LinearModule& module : linear_modules(spec, i)) {
-    const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
-    if (!adapter.adapts(i, hf)) continue;
-    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
-    const int64_t rank = adapter.rank_of(hf);
-    // `name` in our names and in the files, where `end` follows.
-    const auto make = [&](TrainableRole role, const std::string& name, const char* end, int64_t rows,
-                          int64_t columns) {
-      const bool vector = role == TrainableRole::kMagnitude;
-      Parameter made = single(ours + name, vector ? ParameterKind::kMagnitude : ParameterKind::kMatrix,
-                              std::string(kAdapterPrefix) + hf + name + end, rows, columns);
-      made.role = role;
-      made.owner = hf + ".weight";
-      return made;
-    };
-    if (starts) {
-      out.push_back(make(TrainableRole::kStartA, ".start_A", "", rank, module.columns));
-      out.push_back(make(TrainableRole::kStartB, ".start_B", "", module.rows, rank));
-      continue;
-    }
-    out.push_back(make(TrainableRole::kLoraA, ".lora_A", ".weight", rank, module.columns));
-    out.push_back(make(TrainableRole::kLoraB, ".lora_B", ".weight", module.rows, rank));
-    if (adapter.dora)
-      magnitudes.push_back(make(TrainableRole::kMagnitude, ".lora_magnitude_vector", "", module.rows, 1));
-  }
-  std::ranges::move(magnitudes, std::back_inserter(out));  // what has no decay comes last
-  return out;
-}
-
-// LoRA's of an untied head.
-std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& adapter) {
-  const std::string path = spec.names.head;
-  if (spec.tied || spec.scores() || !adapter.adapts(kNoLayer, path)) return {};
-  const int64_t rank = adapter.rank_of(path);
-  std::vector<Parameter> out = {
-      single("head.lora_A", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_A.weight",
-             rank, spec.hidden),
-      single("head.lora_B", ParameterKind::kMatrix, std::string(kAdapterPrefix) + path + ".lora_B.weight",
-             spec.vocab, rank)};
-  out[0].role = TrainableRole::kLoraA;
-  out[1].role = TrainableRole::kLoraB;
-  for (Parameter& one : out) one.owner = path + ".weight";
-  return out;
-}
-
-// Copies of the biases among layer `i`'s parameters that are trained beside pairs; `i` < 0: of other blocks.
-// Their names in the files are peft's, where a layer with pairs stands around the base's.
-std::vector<Parameter> bias_copies(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
-                                   const std::vector<Parameter>& base) {
-  std::vector<Parameter> out;
-  if (adapter.bias == AdapterBias::kNone) return out;
-  const std::vector<LinearModule> modules = i < 0 ? std::vector<LinearModule>{} : linear_modules(spec, i);
-  for (const Parameter& parameter : base) {
-    if (parameter.kind != ParameterKind::kBias) continue;
-    for (const ParameterPart& part : parameter.parts) {
-      const std::string path = part.name.substr(0, part.name.rfind('.'));
-      const auto module = std::ranges::find_if(
-          modules, [&](const LinearModule& one) { return path.ends_with("." + one.path); });
-      const bool linear = module != modules.end(), adapted = linear && adapter.adapts(i, path);
-      if (!adapted && adapter.bias == AdapterBias::kLoraOnly) continue;
-      out.push_back(
-          single(linear ? fmt::format("layers.{}.{}.bias", i, module->name) : parameter.name + "_tuned",
-                 ParameterKind::kBias,
-                 std::string(kAdapterPrefix) + path + (adapted ? ".base_layer.bias" : ".bias"), part.rows));
-      out.back().role = linear ? TrainableRole::kBias : TrainableRole::kReplacement;
-      out.back().owner = part.name;
-      out.back().parts.front().heads = part.heads;
-    }
-  }
-  return out;
-}
-
-// Frozen, beside the trained pairs.
-std::vector<Parameter> block_starts(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer) {
-  return adapter == nullptr || !adapter->pissa ? std::vector<Parameter>{}
-                                               : layer_adapters(spec, *adapter, layer, true);
-}
-
-// IA3's, of the targets in layer `i`.
-std::vector<Parameter> layer_scales(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
-  std::vector<Parameter> out;
-  for (const LinearModule& module : linear_modules(spec, i)) {
-    const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
-    if (!adapter.adapts(i, hf)) continue;
-    const bool input = module.feedforward();
-    out.push_back(single(fmt::format("layers.{}.{}.ia3_l", i, module.name), ParameterKind::kMagnitude,
-                         std::string(kAdapterPrefix) + hf + ".ia3_l", input ? module.columns : module.rows));
-    out.back().role = input ? TrainableRole::kInputScale : TrainableRole::kOutputScale;
-    out.back().owner = hf + ".weight";
-  }
-  return out;
-}
-
-// Copies of the target norms' weights and biases among a block's parameters.
-std::vector<Parameter> replacements(const std::vector<Parameter>& base, const AdapterSpec& adapter) {
-  std::vector<Parameter> out;
-  for (const Parameter& parameter : base) {
-    const std::string& name = parameter.parts.front().name;
-    const size_t end = name.rfind('.');
-    if (!parameter.vector() || parameter.parts.size() > 1) continue;
-    if (!adapter.adapts(0, std::string_view(name).substr(0, end))) continue;
-    Parameter& copy = out.emplace_back(parameter);
-    copy.name += "_tuned";
-    copy.role = TrainableRole::kReplacement;
-    copy.owner = name;
-    copy.parts.front().name =
-        std::string(kAdapterPrefix) + name.substr(0, end) + ".ln_tuning_layers" + name.substr(end);
-  }
-  return out;
-}
-
-// A layer's columns of the one tensor that prefix tuning has in its files.
-Parameter layer_prefix(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
-  const AttentionSpec* const attention = common_attention(spec);
-  LM_CHECK(attention != nullptr, "a prefix has keys and values of one size in every layer");
-  const int64_t columns = 2 * attention->kv_rows();
-  Parameter out = single(fmt::format("layers.{}.attn.prefix", i), ParameterKind::kEmbedding,
-                         fmt::format("{}.{}", kPromptTensor, i), adapter.virtual_tokens, columns);
-  out.role = TrainableRole::kPrefix;
-  out.parts.front().file = kPromptTensor;
-  out.parts.front().column = i * columns;
-  out.parts.front().file_columns = spec.layer_count() * columns;
-  return out;
-}
-
-// What an adapter has in a block with these parameters; kNoLayer: the head's.
-std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer,
-                                      const std::vector<Parameter>& base) {
-  if (adapter == nullptr) return {};
-  switch (adapter->kind) {
-    case AdapterKind::kLora: {
-      std::vector<Parameter> out =
-          layer == kNoLayer ? head_adapters(spec, *adapter) : layer_adapters(spec, *adapter, layer, false);
-      std::ranges::move(bias_copies(spec, *adapter, layer, base), std::back_inserter(out));
-      return out;
-    }
-    case AdapterKind::kIa3:
-      return layer < 0 ? std::vector<Parameter>{} : layer_scales(spec, *adapter, layer);
-    case AdapterKind::kNorms:
-      return replacements(base, *adapter);
-    case AdapterKind::kPrefix:
-      return layer < 0 ? std::vector<Parameter>{} : std::vector{layer_prefix(spec, *adapter, layer)};
-    case AdapterKind::kPrompt:
-      return {};
-  }
-  return {};
-}
-
-// What an adapter has in the embedding's block: a prompt, or the rows of lora.tokens.
-std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter) {
-  if (adapter != nullptr && adapter->kind == AdapterKind::kPrompt) {
-    Parameter prompt = single("prompt", ParameterKind::kEmbedding, std::string(kPromptTensor),
-                              adapter->virtual_tokens, spec.hidden);
-    prompt.role = TrainableRole::kPrompt;
-    return {prompt};
-  }
-  if (adapter == nullptr || adapter->tokens.empty()) return {};
-  Parameter rows =
-      single("embed.tokens", ParameterKind::kEmbedding,
-             std::string(kAdapterPrefix) + spec.names.embedding + ".token_adapter.trainable_tokens_delta",
-             std::ssize(adapter->tokens), spec.hidden);
-  rows.role = TrainableRole::kTokenRows;
-  rows.owner = spec.names.embedding + std::string(".weight");
-  return {rows};
-}
-
-// Beside an adapter: the base's matrices that are trained whole, the adapter, and then what has no decay, the
-// base's vectors that are trained. The others are frozen. A head of scores is always trained.
-void split_base(const ModelSpec& spec, const AdapterSpec& adapter, std::vector<Parameter>&& base,
-                std::vector<Parameter>&& adapters, BlockParameters& block) {
-  std::vector<Parameter> vectors;
-  for (Parameter& parameter : base) {
-    std::string& name = parameter.parts.front().name;
-    const bool whole = (spec.scores() && parameter.name == "head") ||
-                       (parameter.parts.size() == 1 && adapter.trains_whole(name));
-    if (!whole) {
-      block.frozen.push_back(std::move(parameter));
-      continue;
-    }
-    parameter.role = TrainableRole::kWhole;
-    name = std::string(kAdapterPrefix) + name;
-    (parameter.vector() ? vectors : block.trainable).push_back(std::move(parameter));
-  }
-  std::ranges::move(adapters, std::back_inserter(block.trainable));
-  std::ranges::move(vectors, std::back_inserter(block.trainable));
 }
 
 }  // namespace
@@ -376,13 +216,14 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
         const auto name =
             std::ranges::find(spec.names.modules, std::string_view(one.name), &ModuleName::first);
         LM_CHECK(name != spec.names.modules.end(), "the family names no " + std::string(one.name));
-        out.push_back({.path = name->path,
-                       .name = module_name(spec.names, *name),
+        out.push_back({.path = numbered(name->path, matrix.expert),
+                       .name = numbered(module_name(spec.names, *name), matrix.expert),
                        .matrix = matrix.name,
                        .part = part,
                        .first = row,
                        .columns = matrix.columns,
-                       .transposed = name->transposed});
+                       .transposed = name->transposed,
+                       .adapts = adapts(spec.names, *name)});
         last = name->last != nullptr ? name->last : name->first;
       }
       out.back().rows += one.rows;
@@ -444,15 +285,23 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
   std::vector<bool> chosen(names.modules.size());
   auto fail = [&](const std::string& what) {
     std::string next = "use \"all-linear\" or some of";
-    for (const ModuleName& module : names.modules)
-      next += (&module == &names.modules.front() ? " " : ", ") + module_name(names, module);
+    const char* before = " ";
+    for (const ModuleName& module : names.modules) {
+      if (!adapts(names, module)) continue;
+      next += before + module_name(names, module);
+      before = ", ";
+    }
     throw Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
-    bool known = false;
+    bool known = false, experts = false;
     for (size_t m = 0; m < names.modules.size(); ++m) {
       const std::string path = names.modules[m].path;
       if (target != "all-linear" && target != last_name(path) && target != path) continue;
+      if (!adapts(names, names.modules[m])) {
+        experts = true;
+        continue;
+      }
       chosen[m] = known = true;
     }
     if (known) continue;
@@ -460,10 +309,13 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         !target.empty() &&
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
-    fail("target \"" + target.substr(0, 100) +
-         (vocabulary ? "\" is not supported: an embedding, and a head that is tied to it, get no adapter "
-                       "(lora.also and lora.tokens train them)"
-                     : "\" is not a linear layer of the model"));
+    const char* why = "\" is not a linear layer of the model";
+    if (experts) why = "\" is not supported: of a mixture of experts only the attention has adapters";
+    if (vocabulary)
+      why =
+          "\" is not supported: an embedding, and a head that is tied to it, get no adapter (lora.also and "
+          "lora.tokens train them)";
+    fail("target \"" + target.substr(0, 100) + why);
   }
   std::vector<std::string> out;
   for (size_t m = 0; m < names.modules.size(); ++m) {

@@ -49,6 +49,8 @@ struct Parameter {
   TrainableRole role = TrainableRole::kWeight;
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
   float neutral = 1;       // of a norm's weight: the fresh value
+  bool plain = false;      // a matrix that is never quantized
+  bool of_expert = false;  // of one that only some tokens meet
   int64_t elements() const { return rows * columns; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
@@ -130,12 +132,13 @@ std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer);
 // A linear layer of the family's files, which an adapter may target: some rows of a matrix, or all.
 struct LinearModule {
   std::string path;  // in its layer: "self_attn.q_proj"
-  // The end of that, "q_proj"; the path where several modules of a layer end alike.
+  // The end of that, "q_proj"; the path where several modules of the family's layers end alike.
   std::string name;
   std::string matrix;                        // the MatrixSpec's name: "attn.qkv"
   int64_t part = 0;                          // the first part that it has, counted in the layer
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
   bool transposed = false;                   // the files hold it as [columns, rows]
+  bool adapts = true;                        // adapters may target it
   // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
   bool feedforward() const { return matrix == "mlp.down"; }
 };
@@ -183,8 +186,8 @@ struct BlockParameters {
 // H]. Of an adapted head the last block has head.lora_A [r, H] and head.lora_B [V, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
-// "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order; throws
-// Error(10) naming an unknown target.
+// "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order, of those that
+// adapters may target. Throws Error(10) naming an unknown target.
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place);
 

@@ -133,6 +133,11 @@ std::vector<float> LoftqBlock::inner_sizes(const LayerInputSpec& mixer,
   return row_sizes("input.gate", 0, mixer.width, inputs);
 }
 
+std::vector<float> LoftqBlock::inner_sizes(const ExpertsSpec& /*mixer*/,
+                                           const std::vector<float>& /*inputs*/) const {
+  fail_check("no adapter is on an expert", __FILE__, __LINE__, layer_.sublayers.back().norm_name());
+}
+
 std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
                                     const std::vector<float>& sizes) const {
   const int64_t rows = place.parameter.parts[part].rows, columns = place.parameter.columns;

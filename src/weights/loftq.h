@@ -47,6 +47,7 @@ class LoftqBlock {
   std::vector<float> inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const PlainMlpSpec& mlp, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const LayerInputSpec& mixer, const std::vector<float>& inputs) const;
+  std::vector<float> inner_sizes(const ExpertsSpec& mixer, const std::vector<float>& inputs) const;
   // The absolute values of a norm's factors; 1 where there is no such norm.
   std::vector<float> gains(const char* norm) const;
   // Sizes of the outputs of rows [first, first + rows) of a matrix with inputs of these sizes.

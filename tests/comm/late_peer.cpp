@@ -39,10 +39,10 @@ void be_late(const MpiApi& api) {
   char go = 0;
   wait_for(api, api.receive(&go, sizeof go, 2, MpiChannel::kData, text, sizeof text));
   const std::vector<char> bytes(kBytes, kLate);
-  wait_for(api, api.send(bytes.data(), kBytes, 2, MpiChannel::kData, 0, text, sizeof text));
+  const MpiAddress data{.to = 2}, notices{.to = 2, .channel = MpiChannel::kNotices};
+  wait_for(api, api.send(bytes.data(), kBytes, &data, text, sizeof text));
   const Notice notice;
-  for (int i = 0; i < 2; ++i)
-    wait_for(api, api.send(&notice, sizeof notice, 2, MpiChannel::kNotices, 0, text, sizeof text));
+  for (int i = 0; i < 2; ++i) wait_for(api, api.send(&notice, sizeof notice, &notices, text, sizeof text));
 }
 
 void receive(MpiLink& link, std::byte* to) {
@@ -55,7 +55,8 @@ void receive(MpiLink& link, std::byte* to) {
 void let_it_come(MpiLink& link, const MpiApi& api) {
   link.end(Exit::kNoProgress, "given up");
   const char go = 1;
-  wait_for(api, api.send(&go, sizeof go, 1, MpiChannel::kData, 0, text, sizeof text));
+  const MpiAddress peer{.to = 1};
+  wait_for(api, api.send(&go, sizeof go, &peer, text, sizeof text));
   Notice notice;
   wait_for(api, api.receive(&notice, sizeof notice, 1, MpiChannel::kNotices, text, sizeof text));
 }

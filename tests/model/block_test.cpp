@@ -40,6 +40,8 @@ MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases)
   attention.qkv_bias = attention.out_bias = mlp.bias = biases;
   if (name == "attention") return attention;
   if (name == "mlp") return mlp;
+  if (name == "experts" || name == "raw experts")
+    return ExpertsSpec{.experts = 5, .chosen = 2, .ffn = 12, .renormalise = name == "experts"};
   if (name == "input") return LayerInputSpec{.activation = Activation::kGeluTanh, .width = kWidth};
   return PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = mlp.ffn, .bias = biases};
 }
@@ -60,7 +62,10 @@ ModelSpec spec_of(const Shape& shape) {
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after", "input.norm", "input.norm_after"})
     spec.names.norms.push_back({name, name});
-  for (const char* name : {"input.gate", "input.out"}) spec.names.modules.push_back({name, name});
+  for (const char* name : {"input.gate", "input.out", "experts.router"})
+    spec.names.modules.push_back({name, name});
+  for (const char* name : {"experts.gate", "experts.up", "experts.down"})
+    spec.names.modules.push_back({"experts.*.one", name});
   return spec;
 }
 
@@ -214,6 +219,19 @@ class Reference {
   at::Tensor of(const LayerInputSpec&, const at::Tensor& x) {
     return product(at::gelu(product(x, "input.gate", false), "tanh") * layer_input, "input.out", false);
   }
+  at::Tensor of(const ExpertsSpec& spec, const at::Tensor& x) {
+    const at::Tensor p = product(x, "experts.router", false).softmax(-1);
+    auto [weights, chosen] = p.topk(spec.chosen, -1);
+    if (spec.renormalise) weights = weights / weights.sum(-1, true);
+    at::Tensor out = at::zeros_like(x);
+    for (int64_t e = 0; e < spec.experts; ++e) {
+      const auto number = static_cast<size_t>(e);
+      const at::Tensor both = product(x, expert_name(number, "gate_up"), false),
+                       h = at::silu(both.narrow(1, 0, spec.ffn)) * both.narrow(1, spec.ffn, spec.ffn);
+      out = out + (weights * chosen.eq(e)).sum(-1, true) * product(h, expert_name(number, "down"), false);
+    }
+    return out;
+  }
   at::Tensor rotated(const at::Tensor& x) const {  // [heads, T, d]
     const std::vector<float> frequencies = rope_frequencies(f_.spec.ropes.front());
     const at::Tensor f = at::tensor(frequencies).to(at::kDouble);
@@ -323,6 +341,16 @@ TEST(Block, HasBiasesAndAnMlpWithoutAGate) {
           {.sublayers = {"plain"}},
       },
       kLargerBound);
+}
+
+TEST(Block, HasExperts) {
+  expect_as_autograd({
+      {{"attention", "experts"}},
+      {{"attention", "raw experts"}},
+      {{"experts", "attention"}},
+      {.sublayers = {"attention", "experts"}, .norm = false, .norm_after = true, .residual_scale = 0.25},
+      {.sublayers = {"attention", "raw experts"}, .beside = true},
+  });
 }
 
 TEST(Block, HasMixersBesideEachOther) {

@@ -11,7 +11,6 @@ import tiny_models
 import tool
 import torch
 from bounds import LOSS, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
-from counts import alternating
 from quantised_base import four_bits
 from safetensors.torch import load_file, save_file
 from test_lora import Now, adapted, masked
@@ -22,7 +21,7 @@ from tiny_families import FAMILIES
 from transformers.pytorch_utils import Conv1D
 
 
-@pytest.fixture(scope="module", params=alternating(FAMILIES, DTYPES), ids="-".join)
+@pytest.fixture(scope="module", params=tiny_models.compared(FAMILIES, DTYPES), ids="-".join)
 def pair(request, tmp_path_factory):
     return compared(*request.param, tmp_path_factory.mktemp("model"))
 
@@ -239,6 +238,9 @@ ADAPTERS = {
     "inputs_and_borrowed_keys":
         ("gemma4_text_inputs_and_borrowed_keys",
          dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "per_layer_input_gate", "per_layer_projection"])),
+    "attention_beside_experts":
+        ("qwen3_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
+    "attention_of_mixtral": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])),
     "behind_norms_and_caps": ("gemma2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "down_proj", "up_proj"])),
     "beside": ("cohere2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "gate_proj", "down_proj"])),
     "inside_gemma3":
@@ -248,7 +250,7 @@ ADAPTERS = {
 }
 
 
-@pytest.fixture(scope="module", params=alternating(ADAPTERS, DTYPES), ids="-".join)
+@pytest.fixture(scope="module", params=tiny_models.compared(ADAPTERS, DTYPES), ids="-".join)
 def adapted_pair(request, tmp_path_factory):
     name, dtype = request.param
     base, arguments = ADAPTERS[name]
@@ -268,8 +270,15 @@ def test_an_adapter_is_as_pefts(adapted_pair):
 
 
 def quantise(model):
-    """Every linear layer of the blocks, in place, as bitsandbytes quantises it: with a row for each output, however it is stored."""
+    """Every linear layer of the blocks, in place, as bitsandbytes quantises it: with a row for each output, however it is stored. Of
+    experts each matrix of the files."""
     changed = 0
+    for module in model.modules():
+        for of_expert in module.gate_up_proj.data if hasattr(module, "gate_up_proj") and hasattr(module, "num_experts") else ():
+            for part in of_expert.chunk(2):
+                part.copy_(four_bits(part.contiguous(), "nf4", False))
+        for of_expert in module.down_proj.data if hasattr(module, "num_experts") and hasattr(module, "down_proj") else ():
+            of_expert.copy_(four_bits(of_expert.contiguous(), "nf4", False))
     for name, module in model.named_modules():
         if "lora_" in name or not isinstance(module, (torch.nn.Linear, Conv1D)) or not re.search(r"\.(layers|h)\.\d", name):
             continue
@@ -280,7 +289,8 @@ def quantise(model):
     return changed
 
 
-@pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys"])
+@pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys",
+                                  "attention_beside_experts"])
 def test_an_adapter_over_a_quantised_base_is_as_pefts(name, tmp_path):
     base, arguments = ADAPTERS[name]
     model = adapted(base, tmp_path, arguments)

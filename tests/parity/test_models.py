@@ -29,7 +29,8 @@ def comparable(name, result):
     """By the names that the text model has alone, and that peft has in files."""
     out = dict(result)
     for what in {"gradients", "weights", "masters", "first_weights"}.intersection(result):
-        tensors = {tiny_models.canonical(key).replace(".default.", "."): tensor for key, tensor in result[what].items()}
+        tensors = {tiny_models.canonical(key).replace(".default.", "."): tensor
+                   for key, tensor in tiny_models.as_in_files(name, result[what]).items()}
         out[what] = determined(tensors, tiny_models.idle(name))
     return out
 

@@ -53,6 +53,9 @@ HYBRID = dict(num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=8, **GRA
 INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=600, num_kv_shared_layers=2, use_double_wide_mlp=True)
 GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=7)
 
+# A choice that a rounding changes is another model: what only fp32 can compare.
+EXPERTS = {"dtypes": ["fp32"]}
+
 # Where q and k are normed, and what a sublayer adds, too, gradients are steep: with all factors around 1 two bf16 runs of anything disagree.
 CALM = {"norms": {"q_norm": 0.5, "k_norm": 0.5, "post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.5}}
 UNSCALED = {"norms": {**CALM["norms"], "q_norm": 0.3, "k_norm": 0.3}}  # products of q and k are not divided by sqrt(d)
@@ -138,6 +141,15 @@ FAMILIES = {
         ("Gemma4TextConfig", odd(4, layer_types=slides(0, 1, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
                                  vocab_size_per_layer_input=1003, num_kv_shared_layers=2, attention_k_eq_v=True,
                                  final_logit_softcapping=3.0, tie_word_embeddings=True), {**IN_GEMMA4, **WITH_INPUTS}),
+    "qwen3_moe_one_dense_layer":
+        ("Qwen3MoeConfig", base(3, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+                                mlp_only_layers=[1]), EXPERTS),
+    "qwen3_moe_odd_without_renormalisation":
+        ("Qwen3MoeConfig", odd(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2, norm_topk_prob=False,
+                               attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(FAST)), {**EXPERTS, "old_config": True}),
+    "olmoe": ("OlmoeConfig", base(num_experts=6, num_experts_per_tok=2, intermediate_size=40), {**CALM, **EXPERTS}),
+    "mixtral": ("MixtralConfig", base(num_local_experts=4, num_experts_per_tok=2, intermediate_size=40, sliding_window=7), EXPERTS),
+    "mixtral_odd": ("MixtralConfig", odd(num_local_experts=5, num_experts_per_tok=2, sliding_window=None), EXPERTS),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),
     "glm_odd_without_biases":
         ("GlmConfig", odd(attention_bias=False, tie_word_embeddings=True, rope_parameters=rope(100.0, partial_rotary_factor=0.5)),

@@ -7,6 +7,7 @@ import json
 import reference
 import torch
 import transformers
+from expert_files import all_in_files
 from tiny_families import FAMILIES, KERNELS  # noqa: F401
 
 LAYERS = 3
@@ -33,6 +34,7 @@ def sizes(hidden, ffn, heads, kv_heads, vocab=331, **more):
 #   lengths         of the documents that it is run with
 #   tool            further arguments of tool.run
 #   idle            elements without a gradient (bounds.determined)
+#   dtypes          in which it is compared; missing: in all
 MODELS = {
     "llama_every_head_its_own_keys_odd_sizes": ("LlamaConfig", sizes(40, 104, 5, 5, tie_word_embeddings=False), {}),
     "llama_three_heads_per_key_tied_with_pad_token":
@@ -91,6 +93,8 @@ def randomise(model, seed, norms):
             center, std = 0.0, 0.5
         elif is_norm(name):
             center, std = next((norms[word] for word in norms if word in name), 1.0) - offset, 0.2
+        elif name.endswith("mlp.gate.weight"):
+            center, std = 0.0, 0.3  # of a router: chosen and left out are not near each other
         else:
             center, std = 0.0, embedding if name.split(".")[-2] in ("embed_tokens", "wte", "wpe") else MATRIX_STD
         parameter.data.copy_(center + std * noise)
@@ -148,7 +152,8 @@ def make(name, directory, dtype=torch.float32, seed=8, **changes):
 def load(directory, dtype):
     """Of a model that holds the text model only that one is trained."""
     architecture, = json.loads((directory / "config.json").read_text())["architectures"]
-    model = getattr(transformers, architecture).from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    model = getattr(transformers, architecture).from_pretrained(directory, dtype=dtype, attn_implementation="eager",
+                                                                experts_implementation="eager")
     for name, parameter in model.named_parameters():
         if is_of_tower(name):
             parameter.requires_grad_(False)
@@ -172,6 +177,18 @@ def options(name):
 
 def idle(name):
     return ALL[name][2].get("idle", ())
+
+
+def as_in_files(name, tensors):
+    """Of a model of that name."""
+    return all_in_files(ALL[name][0].removesuffix("Config").lower(), tensors)
+
+
+def compared(cases, dtypes):
+    """(name, dtype) of each case, a model of that name or (model, ...), in its types where it has some of its own: see counts.alternating."""
+    from counts import alternating  # of pytest's path: whoever runs without it compares by itself
+    own = {name: ALL[cases[name][0] if cases[name][0] in ALL else name][2].get("dtypes") for name in cases}
+    return [*alternating([name for name in cases if own[name] is None], dtypes), *[(name, dtype) for name in cases for dtype in own[name] or ()]]
 
 
 def canonical(name):

@@ -15,7 +15,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-sys.path.insert(0, os.path.dirname(__file__))
+sys.path[:0] = [os.path.dirname(__file__), os.path.join(os.path.dirname(__file__), "..", "parity")]
+from expert_files import all_in_files  # noqa: E402
 from published import PUBLISHED, SPARSE, SWITCHES, least  # noqa: E402
 
 TOOL = os.environ.get("LM_WEIGHTS_TOOL")
@@ -61,7 +62,7 @@ class Reference:
 
     def tensors(self):
         out = {}
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in all_in_files(self.text.model_type, self.model.state_dict()).items():
             name = name.replace("model.language_model.", "model.").replace("language_model.model.", "model.")
             if not name.removeprefix("model.").startswith(TOWERS):
                 out[name] = list(tensor.shape)
@@ -136,12 +137,30 @@ def check_layer(spec, reference, i):
     assert ours["source"] == reference.source(i)
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
     mlp = getattr(layer, "mlp", None) or layer.shared_mlp
+    check_experts(ours, mlp, reference.text)
+    mlp = getattr(mlp, "experts", mlp)
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "activation", "act") if hasattr(mlp, name))
     x = torch.linspace(-4, 4, 97)
     torch.testing.assert_close(activation(x), ACTIVATIONS[ours["activation"]](x), rtol=1e-5, atol=1e-6)
     inputs = [False] if getattr(layer, "hidden_size_per_layer_input", None) else []
     assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * (2 + len(inputs))
     assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *inputs]
+
+
+def check_experts(ours, mlp, config):
+    """How many there are and are chosen, and what the router's weights become."""
+    assert ("experts" in ours) == hasattr(mlp, "experts")
+    if "experts" not in ours:
+        return
+    router = mlp.gate
+    assert ours["experts"] == [router.num_experts, router.top_k]
+    router = copy.deepcopy(router).to_empty(device="cpu").to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(7)
+    router.weight.data.copy_(0.01 * torch.randn(router.weight.shape, generator=generator))  # larger: one has all the weight
+    weights = router(torch.randn(5, router.hidden_dim, generator=generator).to(torch.bfloat16))[1]
+    assert ours["round_weights"] == (weights.dtype == torch.bfloat16)
+    sums = weights.float().sum(-1)
+    assert ours["renormalise"] == torch.allclose(sums, torch.ones(5), atol=0.02) or router.num_experts == router.top_k
 
 
 def check_rope(spec, reference, i):
@@ -246,6 +265,11 @@ def test_known_factors_of_yarn_and_longrope(tmp_path):
 REFUSED = {
     "Mamba": least("granitemoehybrid", shared_intermediate_size=96, num_local_experts=0, layer_types=["mamba"] * 7),
     "layer_types is missing": least("granitemoehybrid", shared_intermediate_size=96, num_local_experts=0),
+    "num_experts_per_tok": least("qwen3_moe", num_experts=4, num_experts_per_tok=5),
+    "mlp_only_layers": least("qwen3_moe", mlp_only_layers=["first"]),
+    "num_experts ": least("qwen3_moe", num_experts=5000),
+    "clip_qkv": least("olmoe", clip_qkv=8.0),
+    "router_jitter_noise": least("mixtral", router_jitter_noise=0.1),
     "num_local_experts": least("granitemoehybrid", shared_intermediate_size=96, layer_types=["attention"] * 7),
     "enable_moe_block": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True),
     "vocab_size_per_layer_input": least("gemma4_text"),  # 262144, fewer than the tokens

@@ -232,7 +232,7 @@ TEST(ModelSpec, ANegativePadTokenCountsFromTheEnd) {
 TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
   const std::pair<const char*, json> kSets[] = {
       {"model_type", "deepseek_v3"},
-      {"model_type", "qwen3_moe"},
+      {"model_type", "phimoe"},
       {"model_type", "gpt_oss"},
       {"model_type", "never_heard_of"},
       {"model_type", nullptr},

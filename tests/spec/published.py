@@ -172,6 +172,9 @@ SPARSE = {
     "granitemoehybrid": least("granitemoehybrid", shared_intermediate_size=96, num_local_experts=0, layer_types=["attention"] * LAYERS),
     "olmo2": least("olmo2"),
     "olmo3": least("olmo3"),
+    "qwen3_moe": least("qwen3_moe", num_experts=16),
+    "olmoe": least("olmoe"),
+    "mixtral": least("mixtral"),
     "gemma": least("gemma"),
     "gemma2": least("gemma2"),
     "gemma3_text": least("gemma3_text"),
@@ -198,6 +201,11 @@ SPARSE = {
 
 # Switches that the published files leave as they are.
 SWITCHES = {
+    "qwen3_moe with dense layers": least("qwen3_moe", num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
+                                         decoder_sparse_step=2, mlp_only_layers=[1, 4], attention_bias=True, use_sliding_window=True,
+                                         sliding_window=7),
+    "olmoe that renormalises": least("olmoe", num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, num_key_value_heads=2),
+    "mixtral with windows": least("mixtral", num_local_experts=4, sliding_window=9),
     "gemma with biases": least("gemma", attention_bias=True, tie_word_embeddings=False),
     "gemma2 without caps": least("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True),
     "gemma3_text in the form of transformers 5": least(

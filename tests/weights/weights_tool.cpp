@@ -75,6 +75,13 @@ json layer_json(const LayerSpec& layer) {
   };
   mlp(layer.find<GatedMlpSpec>(), true);
   mlp(layer.find<PlainMlpSpec>(), false);
+  if (const auto* const experts = layer.find<ExpertsSpec>()) {
+    out["ffn"] = experts->ffn;
+    out["activation"] = static_cast<int>(experts->activation);
+    out["experts"] = {experts->experts, experts->chosen};
+    out["renormalise"] = experts->renormalise;
+    out["round_weights"] = experts->round_weights;
+  }
   return out;
 }
 

@@ -5,14 +5,16 @@
 #include <variant>
 
 #include "model/mixers/attention.h"
+#include "model/mixers/experts.h"
 #include "model/mixers/gated_mlp.h"
 #include "model/mixers/layer_input.h"
 #include "model/mixers/plain_mlp.h"
 
 namespace lm {
 
-using Mixer = std::variant<Attention, GatedMlp, PlainMlp, LayerInput>;
-using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved, LayerInput::Saved>;
+using Mixer = std::variant<Attention, GatedMlp, PlainMlp, LayerInput, Experts>;
+using MixerSaved =
+    std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved, LayerInput::Saved, Experts::Saved>;
 
 // A mixer of layer `layer` without its parameters.
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
@@ -35,6 +37,10 @@ inline PlainMlp unbound_mixer(const PlainMlpSpec& spec, int64_t /*layer*/) {
 }
 inline LayerInput unbound_mixer(const LayerInputSpec& spec, int64_t layer) {
   return {.spec = spec, .layer = layer, .gate = {}, .out = {}};
+}
+inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t /*layer*/) {
+  return {
+      .spec = spec, .router = {}, .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
 }
 
 }  // namespace lm

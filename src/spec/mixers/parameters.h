@@ -18,12 +18,14 @@ struct MatrixSpec {
     const char* name = "";  // "attn.q"
     int64_t rows = 0;
   };
-  const char* name = "";  // "attn.qkv"
-  bool reads_norm =
-      false;  // it multiplies the output of the sublayer's norm; else what the mixer made of that
+  std::string name;  // "attn.qkv"
+  // It multiplies the output of the sublayer's norm; else what the mixer made of that.
+  bool reads_norm = false;
   int64_t columns = 0;
   bool bias = false;
-  std::vector<Part> parts;  // in row order
+  std::vector<Part> parts = {};  // in row order
+  int64_t expert = -1;           // whose matrix it is: its number is in the files' names; -1: nobody's
+  bool plain = false;            // never quantized
 };
 
 // A norm inside a mixer.

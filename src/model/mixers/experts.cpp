@@ -1,0 +1,218 @@
+#include "model/mixers/experts.h"
+
+#include <algorithm>
+
+#include "model/mixers/activated.h"
+
+namespace lm {
+namespace {
+
+int32_t* numbers(const Context& context, int64_t count) {
+  return reinterpret_cast<int32_t*>(context.arena.allocate(count * 4));
+}
+
+// Where the rows of expert `e` begin, of those of T k slots; of e = E: where all end. In a dry run nothing is
+// routed: the busiest expert has twice as many as the average, the others evenly less, down to none. So the
+// work is that of all slots, in products of as many sizes as a trained router makes.
+int64_t start_of(const Context& context, const ExpertsSpec& spec, const Routing& routing, int64_t slots,
+                 int64_t e) {
+  if (context.counts == nullptr) return routing.start[e];
+  const auto until = [&](int64_t expert) { return slots * expert * expert / (spec.experts * spec.experts); };
+  if (!context.round_rows) return until(e);
+  int64_t out = 0;
+  for (int64_t i = 0; i < e; ++i)
+    if (const int64_t rows = until(i + 1) - until(i); rows > 0) out += rounded_rows(rows);
+  return out;
+}
+
+// What a pass through the layer works on.
+struct Rows {
+  const Context& context;
+  const DeviceBatch& batch;
+  const Experts& mixer;
+  const Routing& routing;
+  int64_t slots = 0, count = 0;  // T k, and rows in use
+
+  Rows(const Context& of, const DeviceBatch& tokens, const Experts& experts, const Routing& routed)
+      : context(of),
+        batch(tokens),
+        mixer(experts),
+        routing(routed),
+        slots(tokens.tokens * experts.spec.chosen),
+        count(start_of(of, experts.spec, routed, slots, experts.spec.experts)) {}
+
+  // Memory for as many rows as there can be, and of that what is in use.
+  View tensor(int64_t columns) const {
+    return context.tensor(routed_rows(slots, mixer.spec.experts, context.round_rows), columns)
+        .row_range(0, count);
+  }
+
+  // Calls body(expert, its first row, how many).
+  template <class Body>
+  void each(const Body& body) const {
+    int64_t first = 0;
+    for (int64_t e = 0; e < mixer.spec.experts; ++e) {
+      const int64_t end = start_of(context, mixer.spec, routing, slots, e + 1);
+      body(mixer.experts[static_cast<size_t>(e)], first, end - first);
+      first = end;
+    }
+  }
+};
+
+// x [T, H] by rows of experts.
+View gather(const Rows& rows, const View& x) {
+  const Context& context = rows.context;
+  const View out = rows.tensor(x.columns);
+  context.kernels.gather_rows({.table = x.data,
+                               .index = rows.routing.token,
+                               .out = out.data,
+                               .rows = rows.count,
+                               .width = x.columns,
+                               .dtype = context.dtype},
+                              context.stream);
+  return out;
+}
+
+// An expert's rows through one of its layers.
+void multiply(const Rows& rows, const Linear& linear, const View& x, const View& y) {
+  LinearSaved none;
+  if (x.rows > 0) linear_forward(rows.context, linear, rows.batch, {.x = x, .y = y}, none);
+}
+
+// linear_backward of an expert's rows, of which there may be none.
+void multiply_backward(const Rows& rows, const Linear& linear, const LinearBackward& pass, bool first) {
+  if (pass.x.rows > 0) return linear_backward(rows.context, linear, rows.batch, pass, {}, first);
+  if (first && linear.weight.gradient.defined())
+    rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
+}
+
+void route(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x,
+           const Experts::Saved& saved) {
+  const ArenaFrame frame(context.arena);
+  const View logits = context.tensor(x.rows, mixer.spec.experts);
+  LinearSaved none;
+  linear_forward(context, mixer.router, batch, {.x = x, .y = logits}, none);
+  context.kernels.route_tokens({.logits = logits,
+                                .probability = saved.probability.floats(),
+                                .routing = saved.routing,
+                                .tokens = batch.tokens,
+                                .chosen = mixer.spec.chosen,
+                                .renormalise = mixer.spec.renormalise,
+                                .round = mixer.spec.round_weights,
+                                .pad = context.round_rows},
+                               context.stream);
+}
+
+// From dy [T, H] to the gradients of `down` of all experts and of the slots' weights; `gate_up` becomes its
+// own gradient.
+void activation_backward(const Rows& rows, const View& gate_up, const View& dy, const View& dweight,
+                         bool first) {
+  const Context& context = rows.context;
+  const Activation activation = rows.mixer.spec.activation;
+  const ArenaFrame frame(context.arena);
+  const View dout = gather(rows, dy);
+  const View dh = rows.tensor(rows.mixer.spec.ffn);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    if (count > 0)
+      linear_input_gradient(context, expert.down, dout.row_range(row, count), dh.row_range(row, count));
+  });
+  const View h = rows.tensor(rows.mixer.spec.ffn);
+  gated_forward(context, activation, gate_up, h);
+  context.kernels.weigh_rows({.x = dh, .other = h, .dot = dweight.floats(), .routing = rows.routing},
+                             context.stream);
+  gated_backward(context, activation, gate_up, dh);  // h is in dh's place now
+  if (!rows.mixer.experts.front().down.weight.gradient.defined()) return;
+  context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    multiply_backward(rows, expert.down, {.x = dh.row_range(row, count), .dy = dout.row_range(row, count)},
+                      first);
+  });
+}
+
+// The gradients of `gate_up` of all experts from its output's, and dx += that of x. dx may be undefined.
+void input_backward(const Rows& rows, const View& dgate_up, const View& x, const View& dx, bool first) {
+  const Context& context = rows.context;
+  const ArenaFrame frame(context.arena);
+  const View gathered = gather(rows, x);
+  const View dgathered = dx.defined() ? rows.tensor(x.columns) : View();
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    LinearBackward pass{.x = gathered.row_range(row, count), .dy = dgate_up.row_range(row, count)};
+    if (dx.defined()) pass.dx = dgathered.row_range(row, count);
+    multiply_backward(rows, expert.gate_up, pass, first);
+  });
+  if (!dx.defined()) return;
+  context.kernels.combine_rows({.x = dgathered,
+                                .addend = dx,
+                                .out = dx,
+                                .routing = rows.routing,
+                                .tokens = rows.batch.tokens,
+                                .chosen = rows.mixer.spec.chosen},
+                               context.stream);
+}
+
+}  // namespace
+
+Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
+  const int64_t slots = rows * spec.chosen, most = routed_rows(slots, spec.experts, context.round_rows);
+  Saved saved;
+  saved.routing = {.expert = numbers(context, slots),
+                   .weight = context.tensor(slots, 1, DType::kF32).floats(),
+                   .row = numbers(context, slots),
+                   .slot = numbers(context, most),
+                   .token = numbers(context, most),
+                   .start = numbers(context, spec.experts + 1)};
+  saved.probability = context.tensor(rows, spec.experts, DType::kF32);
+  saved.gate_up = context.tensor(most, 2 * spec.ffn);
+  return saved;
+}
+
+View Experts::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
+                      const MixerOutput& output) const {
+  route(context, *this, batch, x, saved);
+  const Rows rows(context, batch, *this, saved.routing);
+  const View out = output.kind == MixerOutput::Kind::kAlone ? context.like(x) : output.sum;
+  const ArenaFrame frame(context.arena);
+  const View gate_up = saved.gate_up.row_range(0, rows.count);
+  const View gathered = gather(rows, x);
+  rows.each([&](const Expert& expert, int64_t row, int64_t count) {
+    multiply(rows, expert.gate_up, gathered.row_range(row, count), gate_up.row_range(row, count));
+  });
+  if (output.kind == MixerOutput::Kind::kNone) return {};
+  const View h = rows.tensor(spec.ffn);
+  gated_forward(context, spec.activation, gate_up, h);
+  // What the experts have read is not needed any more, and what they write is of that size.
+  rows.each([&](const Expert& expert, int64_t row, int64_t count) {
+    multiply(rows, expert.down, h.row_range(row, count), gathered.row_range(row, count));
+  });
+  context.kernels.combine_rows({.x = gathered,
+                                .addend = output.kind == MixerOutput::Kind::kAdded ? output.residual : View(),
+                                .out = out,
+                                .routing = saved.routing,
+                                .weighted = true,
+                                .tokens = batch.tokens,
+                                .chosen = spec.chosen},
+                               context.stream);
+  return out;
+}
+
+void Experts::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
+                       const Saved& saved, const View& dy, bool first) const {
+  const Rows rows(context, batch, *this, saved.routing);
+  const View gate_up = saved.gate_up.row_range(0, rows.count);
+  const View dweight = context.tensor(rows.slots, 1, DType::kF32);
+  activation_backward(rows, gate_up, dy, dweight, first);
+  const View dlogits = context.tensor(dy.rows, spec.experts);
+  context.kernels.route_backward({.probability = saved.probability.floats(),
+                                  .routing = saved.routing,
+                                  .dweight = dweight.floats(),
+                                  .dlogits = dlogits,
+                                  .tokens = batch.tokens,
+                                  .chosen = spec.chosen,
+                                  .renormalise = spec.renormalise},
+                                 context.stream);
+  const View normed = input.normed(), dx = input.gradient();
+  linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
+  input_backward(rows, gate_up, normed, dx, first);
+}
+
+}  // namespace lm

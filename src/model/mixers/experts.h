@@ -1,0 +1,53 @@
+// A mixture of experts: the sum over a token's chosen experts i of w_i down_i(activation(gate_i x) * up_i x)
+// (spec/mixers/experts.h has the sizes, kernels/expert_arguments.h how tokens are routed).
+//
+// Tokens are gathered into T k rows sorted by expert, so that each expert's are one range and its products
+// are the ordinary ones of a linear layer (plain or quantized weights). Memory for them does not depend on
+// the router. An expert without rows costs nothing; its gradient is exactly zero, and written: the optimizer
+// goes on with its state.
+//
+// Recomputation routes again, with the same bits: the same logits of the same kernels, in whatever number of
+// threads. Weights are applied to an expert's output in forward; in backward to the gradient of what `down`
+// reads, so that the gradient of a weight, <dout, down h> = <downᵀ dout, h>, needs no output of an expert.
+#pragma once
+
+#include <vector>
+
+#include "model/mixers/mixer.h"
+
+namespace lm {
+
+struct Experts {
+  struct Expert {
+    Linear gate_up;  // [2I, H]
+    Linear down;     // [H, I]
+  };
+  ExpertsSpec spec;
+  Linear router;  // [E, H]
+  std::vector<Expert> experts;
+
+  static constexpr bool kKeptWithAttention = false;
+  struct Saved {
+    Routing routing;
+    View probability;  // [T, E] fp32
+    View gate_up;      // [T k, 2I]; in backward its own gradient
+  };
+  Saved allocate(const Context& context, int64_t rows) const;
+  // Of x [T, H].
+  View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
+               const MixerOutput& output) const;
+  // From dy [T, H] to the parameters' gradients and the input's. `saved` is used up.
+  void backward(const Context& context, const DeviceBatch& batch, MixerInput& input, const Saved& saved,
+                const View& dy, bool first) const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& visitor) {
+    visitor("experts.router", self.router);
+    for (size_t e = 0; e < self.experts.size(); ++e) {
+      visitor(expert_name(e, "gate_up").c_str(), self.experts[e].gate_up);
+      visitor(expert_name(e, "down").c_str(), self.experts[e].down);
+    }
+  }
+};
+
+}  // namespace lm

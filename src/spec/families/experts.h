@@ -1,0 +1,26 @@
+// What families with mixtures of experts have in common.
+#pragma once
+
+#include "spec/families/family.h"
+
+namespace lm::families {
+
+// What a class assumes where the file is silent.
+struct AssumedExperts {
+  int64_t experts = 0, chosen = 0;
+  int64_t ffn = 0;  // of moe_intermediate_size; 0: experts are as wide as intermediate_size says
+};
+
+// num_experts (or num_local_experts), num_experts_per_tok and the experts' width. `renormalise` and what
+// else a family has of its own are left to it.
+ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, const ModelSpec& spec);
+
+// Puts them in place of the MLP of all layers; or of those that mlp_only_layers does not name and whose
+// number, counted from 1, is a multiple of decoder_sparse_step.
+void put_experts(const ExpertsSpec& experts, ModelSpec& spec);
+void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec);
+
+// Llama's names with the router and the experts of most families, beside those of layers without experts.
+NameMap expert_names();
+
+}  // namespace lm::families

@@ -1,0 +1,34 @@
+#include "spec/mixers/experts.h"
+
+#include <fmt/format.h>
+
+namespace lm {
+
+std::string expert_name(size_t expert, const char* matrix) {
+  return fmt::format("experts.{}.{}", expert, matrix);
+}
+
+MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden) {
+  MixerParameters out;
+  // Its products decide what is computed at all, and it is small.
+  out.matrices.push_back({.name = "experts.router",
+                          .reads_norm = true,
+                          .columns = hidden,
+                          .parts = {{"experts.router", spec.experts}},
+                          .plain = true});
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    const auto number = static_cast<size_t>(e);
+    out.matrices.push_back({.name = expert_name(number, "gate_up"),
+                            .reads_norm = true,
+                            .columns = hidden,
+                            .parts = {{"experts.gate", spec.ffn}, {"experts.up", spec.ffn}},
+                            .expert = e});
+    out.matrices.push_back({.name = expert_name(number, "down"),
+                            .columns = spec.ffn,
+                            .parts = {{"experts.down", hidden}},
+                            .expert = e});
+  }
+  return out;
+}
+
+}  // namespace lm

@@ -1,0 +1,37 @@
+// A mixture of experts (Shazeer et al., "Outrageously Large Neural Networks"; Fedus et al., "Switch
+// Transformers"): a router chooses k of E gated MLPs for each token, and the layer's output is the sum of
+// theirs by the router's weights. What the model computes with it is in model/mixers/experts.h.
+//
+// Each expert's matrices are parameters of their own, gate_up and down of one expert side by side in the
+// block. So everything that walks a block's tensors (files, shards, encodings, optimizer ranges, catalogue)
+// has no notion of experts, each matrix of the files is encoded and orthogonalised by itself, and an expert
+// is one contiguous range, which can become a unit of loan of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/activation.h"
+#include "spec/mixers/parameters.h"
+
+namespace lm {
+
+struct ExpertsSpec {
+  static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
+
+  Activation activation = Activation::kSilu;
+  int64_t experts = 0;         // E
+  int64_t chosen = 0;          // k
+  int64_t ffn = 0;             // I, of each expert
+  bool renormalise = false;    // the weights of the chosen are divided by their sum
+  bool round_weights = false;  // to the model's type
+  bool operator==(const ExpertsSpec&) const = default;
+};
+
+// "experts.3.gate_up"
+std::string expert_name(size_t expert, const char* matrix);
+
+// experts.router [E, H]; of each expert e experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I].
+MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden);
+
+}  // namespace lm

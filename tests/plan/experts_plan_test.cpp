@@ -1,0 +1,98 @@
+// Plans of mixtures of experts: all experts take memory, those that a token meets take time, and GPUs are
+// refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "plan/predict.h"
+#include "shapes.h"
+#include "spec/families/experts.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kExperts = 16, kChosen = 4, kFfn = 96;
+
+ModelSpec experts_spec() {
+  ModelSpec spec = make_spec({256, 512, 4, 4, 2, 64, 4096});
+  spec.names = families::expert_names();
+  for (LayerSpec& layer : spec.layers)
+    layer.sublayers[1].mixer =
+        ExpertsSpec{.experts = kExperts, .chosen = kChosen, .ffn = kFfn, .renormalise = true};
+  return spec;
+}
+
+Case experts_case() {
+  Case c{.spec = experts_spec(), .machine = cpu_machine(16)};
+  c.config.train.micro_batch = 2;
+  return c;
+}
+
+TEST(ExpertsPlan, ATokenPaysForTheExpertsThatItMeets) {
+  const ModelSpec spec = experts_spec();
+  ModelSpec dense = make_spec({256, kChosen * kFfn, 4, 4, 2, 64, 4096});
+  const auto flops = [](const ModelSpec& of) {
+    return necessary_flops(of, make_layout(of, nullptr, DType::kF32), uniform_work(1, 512));
+  };
+  const double router = 6.0 * 512 * kExperts * 256 * 4;
+  EXPECT_DOUBLE_EQ(flops(spec), flops(dense) + router);
+}
+
+TEST(ExpertsPlan, AllExpertsAreThereAndOneIsOneRange) {
+  const ModelSpec spec = experts_spec();
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
+  const BlockLayout& block = layout.blocks[1];
+  int64_t of_experts = 0, end = 0;
+  for (const TensorPlace& place : block.tensors) {
+    if (!place.parameter.of_expert) continue;
+    if (end > 0) {
+      EXPECT_EQ(place.offset, round_up(end, kTensorStart)) << place.parameter.name << ": side by side";
+    }
+    end = place.offset + place.parameter.elements();
+    of_experts += place.parameter.elements();
+  }
+  EXPECT_EQ(of_experts, kExperts * 3 * kFfn * 256);
+  const TensorPlace* const third = block.find("layers.0.experts.3.gate_up");
+  ASSERT_NE(third, nullptr);
+  EXPECT_EQ(third->parameter.parts.front().name, "model.layers.0.mlp.experts.3.gate_proj.weight");
+  EXPECT_EQ(third->parameter.parts.back().first, kFfn);
+}
+
+TEST(ExpertsPlan, RoutersAreNeverQuantisedAndAdaptersAreOnTheAttention) {
+  const ModelSpec spec = experts_spec();
+  const AdapterSpec lora{.r = 4, .alpha = 8, .targets = resolve_targets(spec.names, {"all-linear"}, "test")};
+  EXPECT_EQ(lora.targets, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  const ModelLayout layout = make_layout(spec, &lora, DType::kBF16, &encoding_of(EncodingKind::kNf4));
+  const BlockLayout& block = layout.blocks[1];
+  EXPECT_FALSE(block.find("layers.0.experts.router")->encoded());
+  EXPECT_TRUE(block.find("layers.0.experts.router")->frozen);
+  EXPECT_TRUE(block.find("layers.0.experts.15.down")->encoded());
+  for (const char* target : {"gate_proj", "mlp.gate", "down_proj"})
+    EXPECT_THROW(resolve_targets(spec.names, {target}, "test"), Error) << target;
+}
+
+TEST(ExpertsPlan, SaysHowMuchATokenMeets) {
+  const Plan plan = experts_case().plan();
+  const auto said = std::ranges::find(plan.choices, std::string("experts"), &Choice::key);
+  ASSERT_NE(said, plan.choices.end());
+  EXPECT_EQ(said->value, "4 of 16 for each token, in 4 of 4 layers");
+  EXPECT_TRUE(plan.fits);
+}
+
+TEST(ExpertsPlan, IsOfTheCpu) {
+  Case c = experts_case();
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  try {
+    c.draft();
+    ADD_FAILURE() << "planned";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.report().find("not supported on a GPU yet"), std::string::npos) << error.report();
+  }
+}
+
+}  // namespace
+}  // namespace lm
