@@ -215,6 +215,18 @@ bool has_checkpoint(const std::string& directory) {
   return false;
 }
 
+bool subtracts_pairs(const Config& config) {
+  return trains_adapter(config) && config.lora.start == LoraStart::kPissa;
+}
+
+// What PiSSA's frozen pairs are computed from whenever a run is opened: a checkpoint's adapter counts from
+// those that it began with.
+bool decides_pairs(const std::string& key) {
+  constexpr const char* kKeys[] = {"lora.start", "lora.alpha",     "lora.alphas",          "lora.rslora",
+                                   "run.seed",   "model.quantize", "model.double_quantize"};
+  return std::ranges::find(kKeys, key) != std::end(kKeys);
+}
+
 std::string start_over(const std::string& directory) {
   return "give another run.dir=..., or `rm -r " + directory + "` if it is not needed";
 }
@@ -276,8 +288,11 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   }
   if (nothing_to_lose(directory)) return {};
   std::vector<KeyDifference> refused;
+  bool pairs = false;
   try {
-    refused = run_differences(load_config(recorded), config, model);
+    const Config before = load_config(recorded);
+    refused = run_differences(before, config, model);
+    pairs = has_checkpoint(directory) && (subtracts_pairs(before) || subtracts_pairs(config));
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
@@ -287,8 +302,11 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   // A start that failed before its first step has overwritten the status.
   const bool trained = done || fs::is_directory(directory + "/model", error);
   std::vector<KeyDifference> accepted;
+  const auto fixed = [&](const KeyDifference& one) { return pairs && decides_pairs(one.key); };
+  for (KeyDifference& one : refused)
+    if (fixed(one)) one.tag = KeyTag::kState;
   std::erase_if(refused, [&](const KeyDifference& one) {
-    const bool wanted = std::ranges::find(overridden, one.key) != overridden.end();
+    const bool wanted = !fixed(one) && std::ranges::find(overridden, one.key) != overridden.end();
     if (wanted || (trained && extends(one))) accepted.push_back(one);
     return wanted || (trained && extends(one));
   });

@@ -1,5 +1,6 @@
 #include "launcher/rank/checkpoint_weights.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "checkpoint/trained_values.h"
@@ -10,9 +11,18 @@ namespace {
 
 ExportFiles files_of(const Job& job, CheckpointReader& reader, DType stored, Merge merge) {
   // An adapter is exported from its masters, which are more precise than its working weights.
+  // What is trained whole beside it is as the run itself writes it (export/export_source.h).
   const bool masters = job.model.adapter.has_value();
-  const auto read = [&reader, masters](size_t block, int64_t first, int64_t elements, float* out) {
-    TrainedValues(reader, masters).read(static_cast<int64_t>(block), first, elements, out);
+  const auto read = [&reader, &layout = job.model.layout, masters](size_t block, int64_t first,
+                                                                   int64_t elements, float* out) {
+    const auto b = static_cast<int64_t>(block);
+    TrainedValues(reader, masters).read(b, first, elements, out);
+    for (const TensorPlace& place : layout.blocks[block].tensors) {
+      if (!masters || place.parameter.role != TrainableRole::kWhole) continue;
+      const int64_t from = std::max(first, place.offset),
+                    end = std::min(first + elements, place.offset + place.parameter.elements());
+      if (from < end) TrainedValues(reader, false).read(b, from, end - from, out + (from - first));
+    }
   };
   return {.spec = job.model.spec,
           .layout = job.model.layout,

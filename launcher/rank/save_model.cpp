@@ -91,6 +91,11 @@ int64_t model_bytes(const Job& job) {
   int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
   for (const TensorInfo& tensor : tensors)
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
+  // The pairs that PiSSA's began with are a part of what is written (export/plain_adapter.h).
+  for (const BlockLayout& block : job.model.layout.blocks) {
+    for (const Trainable& start : block.starts)
+      bytes += block.tensors[start.tensor].parameter.elements() * static_cast<int64_t>(sizeof(float));
+  }
   // The copy of a tied head (weights/saved_modules.h).
   const ModelSpec& spec = job.model.spec;
   if (lora && spec.tied && job.model.adapter->trains_whole(spec.names.embedding + std::string(".weight")))

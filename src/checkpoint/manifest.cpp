@@ -160,8 +160,9 @@ std::vector<SavedTensor> trained_tensors(const ModelLayout& layout) {
       const Parameter& p = place.parameter;
       if (place.frozen) continue;
       for (const ParameterPart& part : p.parts) {
-        out.push_back({part.name, b, place.offset + part.first * p.columns, {part.rows}});
-        if (!p.vector()) out.back().shape.push_back(p.columns);
+        // As it is exported, but for the matrices that the files hold transposed.
+        out.push_back({part.name, b, place.offset + part.first * p.columns,
+                       part.transposed ? std::vector{part.rows, p.columns} : p.shape(part)});
       }
     }
   }

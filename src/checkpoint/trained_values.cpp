@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -52,6 +53,19 @@ int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
 
 namespace {
 
+// Whether an adapter's tensor is one of the model that is trained whole, which is exported from its working
+// weights: a weight under its own name, or the bias beside one. Other biases are copies.
+bool is_whole(const std::vector<const SavedTensor*>& tensors, const std::string& name) {
+  constexpr std::string_view kWeight = ".weight", kBias = ".bias";
+  if (!name.starts_with(kAdapterPrefix)) return false;
+  if (name.ends_with(kBias)) {
+    const std::string weight = name.substr(0, name.size() - kBias.size()) + std::string(kWeight);
+    return std::ranges::any_of(tensors, [&](const SavedTensor* one) { return one->name == weight; });
+  }
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  return name.ends_with(kWeight) && !has(".lora_") && !has(".ln_tuning_layers.");
+}
+
 // A prefix: the layers' parts side by side, as its one tensor in the export.
 void hash_prefix(const TrainedValues& values, std::vector<const SavedTensor*> parts, WeightsHash& hash) {
   std::ranges::sort(parts, {}, [](const SavedTensor* part) { return part->block; });
@@ -85,7 +99,7 @@ std::string trained_hash(CheckpointReader& reader) {
   for (const DType half : {DType::kBF16, DType::kF16}) {
     if (!adapter && manifest.numerics.value("dtype", "") == dtype_name(half)) dtype = half;
   }
-  const TrainedValues values(reader, adapter);
+  const TrainedValues values(reader, adapter), working(reader, false);
   WeightsHash hash;
   const std::string part = std::string(kPromptTensor) + ".";
   constexpr int64_t kMostElements = int64_t{1} << 31;  // of a layer
@@ -101,12 +115,13 @@ std::string trained_hash(CheckpointReader& reader) {
   std::vector<std::byte> bytes;
   for (const SavedTensor* tensor : tensors) {
     hash.tensor(tensor->name, dtype, tensor->shape);
+    const TrainedValues& from = is_whole(tensors, tensor->name) ? working : values;
     const int64_t elements = elements_of(*tensor, reader.directory());
     for (int64_t first = 0; first < elements; first += kChunk) {
       const auto n = static_cast<size_t>(std::min(kChunk, elements - first));
       floats.resize(n);
       bytes.resize(n * dtype_size(dtype));
-      values.read(tensor->block, tensor->first + first, static_cast<int64_t>(n), floats.data());
+      from.read(tensor->block, tensor->first + first, static_cast<int64_t>(n), floats.data());
       convert_elements(reinterpret_cast<const std::byte*>(floats.data()), DType::kF32, bytes.data(), dtype,
                        static_cast<int64_t>(n));
       hash.bytes(bytes);

@@ -72,6 +72,7 @@ std::vector<Parameter> bias_copies(const ModelSpec& spec, const AdapterSpec& ada
   for (const Parameter& parameter : base) {
     if (parameter.kind != ParameterKind::kBias) continue;
     for (const ParameterPart& part : parameter.parts) {
+      if (adapter.trains_whole(part.name)) continue;  // a norm's, itself
       const std::string path = part.name.substr(0, part.name.rfind('.'));
       const auto module = std::ranges::find_if(
           modules, [&](const LinearModule& one) { return path.ends_with("." + one.path); });

@@ -95,9 +95,18 @@ bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
   return state_.observe(loss, config_.train.early_stopping_threshold);
 }
 
+ReadyStep Trainer::next_data() {
+  try {
+    return data_.next(state_.step + 1 < options_.total_steps);
+  } catch (...) {
+    settle();
+    throw;
+  }
+}
+
 Trainer::Started Trainer::start_step() {
   if (!unread_) row_began_ = monotonic_seconds();
-  const ReadyStep data = data_.next(state_.step + 1 < options_.total_steps);
+  const ReadyStep data = next_data();
   const StepBatches& batches = data.batches;
   const double factor =
       schedule_factor(config_.optimizer, state_.step, options_.total_steps) * plateau_.factor();

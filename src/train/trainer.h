@@ -95,6 +95,8 @@ class Trainer {
     StepWork work;
   };
   Started start_step();
+  // The next step's; where there are none the row of the step before is written first.
+  ReadyStep next_data();
   // The results of the step before make its row, which is written and counted.
   void finish_step();
   StepRow read_row(Started step);

@@ -253,7 +253,7 @@ void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const Ada
                   .threads = setup.threads,
                   .elements = [&](const TensorPlace& place, size_t part) {
                     if (!files) return drawn(place, part, seed, base.dtype);
-                    return elements_of(*files, place.parameter, part, base.dtype);
+                    return elements_of(*files, stored_in_base(place.parameter), part, base.dtype);
                   }};
   Filling filling(setup, store);
   for (int64_t layer = 0; layer < setup.spec.layer_count(); ++layer) {

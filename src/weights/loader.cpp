@@ -50,10 +50,7 @@ std::list<Parameter> whole_in_base(const ModelLayout& layout) {
   std::list<Parameter> out;
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
-      if (place.parameter.role != TrainableRole::kWhole) continue;
-      Parameter& stored = out.emplace_back(place.parameter);
-      stored.role = TrainableRole::kWeight;
-      for (ParameterPart& part : stored.parts) part.name.erase(0, kAdapterPrefix.size());
+      if (place.parameter.role == TrainableRole::kWhole) out.push_back(stored_in_base(place.parameter));
     }
   }
   return out;
@@ -318,6 +315,13 @@ void leave_fresh_head(const ModelFiles& files, const ModelSpec& spec, std::vecto
 }
 
 }  // namespace
+
+Parameter stored_in_base(Parameter parameter) {
+  if (parameter.role != TrainableRole::kWhole) return parameter;
+  parameter.role = TrainableRole::kWeight;
+  for (ParameterPart& part : parameter.parts) part.name.erase(0, kAdapterPrefix.size());
+  return parameter;
+}
 
 int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options) {

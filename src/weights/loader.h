@@ -47,6 +47,10 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options);
 
+// A parameter of the model under the base's names, which it does not have where it is trained whole beside an
+// adapter.
+Parameter stored_in_base(Parameter parameter);
+
 // The tensors of the base that are trained whole beside an adapter, but a head of scores that the files do
 // not have. REQUIRES: load_model has checked the files.
 int64_t load_whole_tensors(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,

@@ -305,6 +305,7 @@ TEST(Translate, RefusesAnotherTaskAndAFileThatNamesNothing) {
   EXPECT_HAS(refusal(R"({"base_model": "m", "rl": "dpo"})"), "rl: preference tuning");
   EXPECT_HAS(refusal(R"({"base_model": "m", "rl": null, "datasets": []})"), "nothing names data.train");
   EXPECT_HAS(refusal(R"({"stage": "dpo", "model_name_or_path": "m"})"), "stage \"dpo\"");
+  EXPECT_HAS(refusal(R"({"stage": "rm", "model_name_or_path": "m"})"), "see train.objective");
   EXPECT_HAS(refusal(R"({"zero_optimization": {"stage": 2}})"), "nothing names model.path");
   EXPECT_HAS(refusal("[1]"), "no keys at its top level");
   EXPECT_EQ(translated(R"({"base_model": "m", "no_such_word": 1})", "", {"a"}).unknown,

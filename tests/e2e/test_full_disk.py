@@ -86,6 +86,16 @@ def test_too_small_a_disk_is_refused_before_the_first_step(work, shape):
         assert used(disk) < 256 << 10
 
 
+def test_an_adapter_with_the_pairs_that_it_began_with_has_room_for_both(work, shape):
+    taken = {}
+    for start in ("zero", "pissa"):
+        with small_disk(work / f"small_{start}", size="2m") as disk:
+            toml = config(work, f"small_{start}", train__steps=2, train__method="lora", lora__r=128, lora__start=start, **shape)
+            with started(work, toml, f"run.dir={disk}/run") as process:
+                taken[start] = float(re.search(r"the trained model will take (\S+) MiB", ended(process, 12))[1])
+    assert taken["zero"] > 4 and 1.9 < taken["pissa"] / taken["zero"] < 2
+
+
 def test_the_models_room_is_held_and_leaves_nothing_when_the_run_is_killed(work, shape):
     with small_disk(work / "held", size="16m") as disk:
         with started(work, config(work, "held_disk", train__steps=100000, **shape), f"run.dir={disk}/run") as process:

@@ -145,6 +145,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(work, trained):
     assert begun == pytest.approx(plain, rel=1e-5)
 
 
+def test_norms_that_are_trained_whole_count_as_the_bases(work, trained):
+    """They are read for the sizes of inputs, under the base's names."""
+    lmlaunch(config(work, "norms", **{**LOFTQ, "lora__also": ["norms"], "optimizer__lr": 1e-30, "train__steps": 1}), cwd=work)
+    adapter, alone = (load_file(work / "runs" / name / "model" / "adapter_model.safetensors") for name in ("norms", "start-nf4"))
+    assert all(torch.equal(adapter[key], alone[key]) for key in alone) and len(adapter) == len(alone) + 5
+
+
 def test_random_weights_lose_as_well(work):
     """What was drawn is drawn once more, and quantised once more."""
     settings = {**LOFTQ, "model__init": "random", "lora__targets": ["k_proj", "o_proj", "down_proj"], "lora__r": 24}

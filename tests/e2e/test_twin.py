@@ -130,6 +130,19 @@ def test_every_family_learns_as_on_the_cpu(works, family, method):
     expect_same_curve(*train_on_both(work, method, *(LORA if method == "lora" else [])))
 
 
+def test_a_row_that_ends_a_run_leaves_the_rows_of_all_steps_before_it(work):
+    """A step's row is written when the next one has begun; here there is none."""
+    lines = (work / "train.jsonl").read_text().splitlines()
+    (work / "bad.jsonl").write_text("\n".join((lines * 6)[:130]) + "\n{not JSON\n")
+    changes = ["data.train=bad.jsonl", "data.streaming=true", "data.shuffle=false", "data.shuffle_window=16", "data.packing=false", "train.steps=20",
+               "train.global_batch=16", "train.micro_batch=8"]
+    for on, gpus in [("cpu", "0"), ("twin", "1")]:
+        lmlaunch("c.toml", "--gpus", gpus, f"run.dir=runs/bad_{on}", *changes, cwd=work, on=on, code=11)
+    cpu, twin = numbers(work, "bad_cpu"), numbers(work, "bad_twin")
+    assert 3 < len(cpu) < 20
+    expect_same_curve(twin, cpu)
+
+
 def test_adapters_that_begin_with_what_was_lost_learn_as_on_the_cpu(work):
     """They are worked out on the host, and pass through the staging buffer on their way to the card."""
     expect_same_curve(*train_on_both(work, "loftq", *LORA[1:], "train.method=qlora", "lora.start=loftq"))

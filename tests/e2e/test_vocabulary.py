@@ -173,6 +173,18 @@ def test_a_tied_embedding_of_another_name_is_two_equal_copies_for_peft(work):
     assert [row["eval_loss"] for row in rows(work, "copies_more") if "eval_loss" in row][0] == pytest.approx(last, rel=1e-6)
 
 
+@pytest.mark.parametrize("keys", [{**LORA, "lora__also": ["embed_tokens", "norms"]}, dict(train__method="ia3", lora__targets=["q_proj", "down_proj"]),
+                                  dict(train__method="norms", lora__targets=["input_layernorm"])], ids=["also", "ia3", "norms"])
+def test_a_checkpoint_is_exported_as_the_run_writes_it(work, keys):
+    """In bf16: what is trained whole has its working weights there, pairs and vectors their masters."""
+    name = f"exported_{keys['train__method']}"
+    lmlaunch(config(work, name, **settings("untied", model__dtype="bf16", **keys)), cwd=work)
+    checkpoint = sorted((work / "runs" / name / "checkpoints").iterdir())[-1]
+    lmlaunch("export", checkpoint, "-o", f"from_{name}", cwd=work)
+    hashes = [json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"] for what in (f"runs/{name}/model", f"from_{name}", checkpoint)]
+    assert len(set(hashes)) == 1
+
+
 ELSEWHERE = {
     "on_disk": dict(offload__optimizer="nvme", offload__weights="nvme", offload__paths=["swap"], io__tile="64KiB"),
     "in_backward": dict(train__update="in_backward", train__recompute="block"),

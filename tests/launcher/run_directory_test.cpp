@@ -169,6 +169,37 @@ TEST_F(RunDirectory, NoOverrideIsProposedForWhatACheckpointHasItsShapeBy) {
   EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
 }
 
+TEST_F(RunDirectory, WhatPissasPairsFollowFromIsNotOverridden) {
+  config_.train.method = Method::kLora;
+  config_.lora.targets = {"q_proj"};
+  config_.lora.start = LoraStart::kPissa;
+  write("config.toml", print_config(config_));
+  write("metrics.jsonl", "{}\n");
+  const std::vector<std::string> overridden = {"lora.start", "lora.alpha", "run.seed"};
+  config_.lora.alpha = 5;
+  EXPECT_EQ(check_run_directory(root_, config_, model_, overridden).size(), 1u)
+      << "nothing counts from it yet";
+  checkpoint();
+  const auto refused = [&] {
+    try {
+      check_run_directory(root_, config_, model_, overridden);
+    } catch (const Error& error) {
+      return error.report().find("it cannot resume from its checkpoint with another ") != std::string::npos;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused());
+  config_.lora.alpha = LoraConfig().alpha;
+  config_.run.seed += 1;
+  EXPECT_TRUE(refused());
+  config_.run.seed -= 1;
+  config_.lora.start = LoraStart::kZero;
+  EXPECT_TRUE(refused());
+  write("config.toml", print_config(config_));
+  config_.lora.alpha = 5;
+  EXPECT_FALSE(refused()) << "without such pairs alpha is a factor of the adapter";
+}
+
 TEST_F(RunDirectory, MoreStepsExtendAFinishedRun) {
   config_.train.steps = 12;
   write("config.toml", print_config(config_));

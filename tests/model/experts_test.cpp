@@ -54,10 +54,11 @@ struct Layer {
     const auto view = [](const at::Tensor& t) {
       return view_of(t.data_ptr(), DType::kF32, t.size(0), t.size(1));
     };
-    const TransformerBlock block =
+    TransformerBlock block =
         ModelBinding(spec, layout, nullptr)
             .transformer(1, {.trainable = at(weights), .frozen = nullptr, .gradients = at(gradients)},
                          {.dtype = DType::kF32, .training = true});
+    if (only >= 0) freeze_others(std::get<Experts>(block.sublayers[0].mixer));
     const ArenaFrame frame(arena);
     const at::Tensor out = at::empty_like(x);
     BlockSaved saved = allocate_block_saved(context, block, rows);
@@ -67,7 +68,16 @@ struct Layer {
     return out;
   }
 
+  void freeze_others(Experts& mixer) const {
+    mixer.router.weight.gradient = {};
+    for (size_t e = 0; e < kExperts; ++e) {
+      if (static_cast<int64_t>(e) == only) continue;
+      mixer.experts[e].gate_up.weight.gradient = mixer.experts[e].down.weight.gradient = {};
+    }
+  }
+
   int64_t rows;
+  int64_t only = -1;  // the expert that alone is trained; -1: all are
   ModelSpec spec = experts_spec();
   ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
   StreamView stream;
@@ -117,6 +127,21 @@ TEST(Experts, GradientsOfMicroBatchesAddUp) {
         << "a second micro-batch that does not choose it adds nothing: " << e;
     EXPECT_TRUE(now.ne(0).any().item<bool>()) << e;
   }
+}
+
+TEST(Experts, OneOfThemMayBeTrainedAlone) {
+  Layer all(6), one(6);
+  one.only = 2;
+  all.run(), one.run();
+  for (const char* matrix : {"gate_up", "down"}) {
+    for (size_t e = 0; e < kExperts; ++e) {
+      const std::string name = std::to_string(e) + "." + matrix;
+      const at::Tensor gradient = one.find(one.gradients, name);
+      const at::Tensor wanted = e == 2 ? all.find(all.gradients, name) : at::full_like(gradient, 7);
+      EXPECT_TRUE(at::equal(gradient, wanted)) << name;
+    }
+  }
+  EXPECT_TRUE(at::equal(one.dx, all.dx));
 }
 
 TEST(Experts, OfEqualLogitsTheFirstAreChosen) {

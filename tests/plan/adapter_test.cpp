@@ -293,7 +293,7 @@ TEST(Adapters, VirtualTokensAreAsManyAsConfiguredOrAsTheContinuedOnes) {
   const AdapterSpec given = configured_adapter(model(), seven);
   EXPECT_EQ(given.kind, AdapterKind::kPrefix);
   EXPECT_EQ(given.virtual_tokens, 7);
-  EXPECT_EQ(resolved_lora(seven.lora, given).targets, seven.lora.targets);
+  EXPECT_EQ(resolved_lora(model(), seven.lora, given).targets, seven.lora.targets);
   EXPECT_EQ(continued_adapter(model(), seven, given, "there"), given);
   AdapterSpec longer = given;
   const auto what = [&](const Config& asked) -> std::string {

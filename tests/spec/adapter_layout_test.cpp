@@ -64,6 +64,24 @@ TEST(Parameters, TrainedBiasesAreCopiesOfPartsUnderPeftsNames) {
   EXPECT_GT(all.size(), own.size());
 }
 
+TEST(Parameters, ABiasThatIsTrainedWholeHasNoCopy) {
+  const ModelSpec spec = parse_model_spec(
+      R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 8})",
+      "small");
+  AdapterSpec some{.r = 2, .alpha = 4, .targets = {"c_attn"}, .bias = AdapterBias::kAll};
+  some.also = {"transformer.h.0.ln_1", "transformer.ln_f"};
+  const ModelLayout layout = make_layout(spec, &some, DType::kF32);
+  const auto count = [](const BlockLayout& block, TrainableRole role) {
+    return std::ranges::count(block.trainables, role, &Trainable::role);
+  };
+  // Of ln_2 the bias is a copy; of the others weight and bias are trained themselves.
+  for (const size_t block : {size_t{1}, size_t{2}}) {
+    EXPECT_EQ(count(layout.blocks[block], TrainableRole::kWhole), 2);
+    EXPECT_EQ(count(layout.blocks[block], TrainableRole::kReplacement), block == 1 ? 1 : 0);
+  }
+  EXPECT_EQ(count(layout.blocks[1], TrainableRole::kBias), 4);
+}
+
 TEST(Parameters, ScalesAreOfInputsOrOutputsAndHaveNoDecay) {
   AdapterSpec ia3;
   ia3.kind = AdapterKind::kIa3;

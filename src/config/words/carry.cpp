@@ -5,6 +5,7 @@
 #include "config/config_text.h"
 #include "config/words/carry_data.h"
 #include "config/words/draft.h"
+#include "config/words/tables.h"
 #include "config/words/values.h"
 
 namespace lm {
@@ -36,8 +37,8 @@ void stage(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
   if (name == "sft") return draft.unneeded("supervised fine-tuning is what lmlaunch does");
   if (name == "pt") return draft.set("data.format", "\"text\"");
-  draft.refuse("stage \"" + name +
-               "\": preference tuning, reinforcement learning and reward models are not done");
+  if (name == "rm") return draft.refuse("stage \"rm\": " + std::string(why::kReward));
+  draft.refuse("stage \"" + name + "\": " + std::string(why::kPreference));
 }
 
 void dtype(const Json& value, Draft& draft) {

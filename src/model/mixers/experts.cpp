@@ -121,7 +121,11 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
   context.kernels.weigh_rows({.x = dh, .other = h, .dot = dweight.floats(), .routing = rows.routing},
                              context.stream);
   gated_backward(context, activation, gate_up, dh);  // h is in dh's place now
-  if (!rows.mixer.experts.front().down.weight.gradient.defined()) return;
+  // train.only may choose some experts alone.
+  if (std::ranges::none_of(rows.mixer.experts, [](const Experts::Expert& expert) {
+        return expert.down.weight.gradient.defined();
+      }))
+    return;
   context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     multiply_backward(rows, expert.down, {.x = dh.row_range(row, count), .dy = dout.row_range(row, count)},
