@@ -32,6 +32,8 @@ class RunFiles {
   void keep_template(const Job& job);
   // Call after every step.
   void running(int64_t step);
+  // For the status: how many ranks were asked for, and how many there are.
+  void set_ranks(int64_t asked, int64_t ranks) { asked_ = asked, ranks_ = ranks; }
   // <run>/tensorboard, if log.to asks for it; else null.
   std::unique_ptr<EventFile> events(const LogConfig& log) const;
   // Writes <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one atomically. All
@@ -46,6 +48,7 @@ class RunFiles {
   std::string directory_;
   bool writes_;
   bool holds_ = false;
+  int64_t asked_ = 0, ranks_ = 0;
   std::vector<std::pair<std::string, std::string>> held_;  // name and text, in writing order
 };
 
