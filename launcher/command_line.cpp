@@ -18,6 +18,10 @@ Error usage_error(const std::string& what, const std::string& next) {
   return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
+int64_t asked_ranks(const CommandLine& line) {
+  return std::max<int64_t>(line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)), 1);
+}
+
 namespace {
 
 std::string see_help(const CommandRow* row) {
@@ -183,7 +187,7 @@ void check_elastic(const CommandLine& line) {
         "--elastic without --restarts: only a run that starts again can change its number of ranks",
         "add --restarts N, the number of restarts that are allowed, or leave --elastic out");
   }
-  if (line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)) < 2) {
+  if (asked_ranks(line) < 2) {
     throw usage_error("--elastic with one rank: there is none that the run could do without",
                       "add --gpus N or --ranks N with N of 2 or more, or leave --elastic out");
   }

@@ -2,7 +2,6 @@
 
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <csignal>
 #include <functional>
 #include <optional>
@@ -112,9 +111,8 @@ class Start {
 };
 
 // The ranks that the command line asks for. With --elastic their GPUs have names that stay when one is gone.
-StartRanks asked_ranks(const CheckedRun& run, const CommandLine& line) {
-  StartRanks out{static_cast<int>(line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)))};
-  out.count = std::max(out.count, 1);  // --gpus 0
+StartRanks first_ranks(const CheckedRun& run, const CommandLine& line) {
+  StartRanks out{static_cast<int>(asked_ranks(line))};
   if (!line.has("--elastic") || !computes_on_gpu(run.program)) return out;
   out.gpus = visible_gpu_names();
   const auto count = static_cast<size_t>(out.count);
@@ -145,10 +143,11 @@ int train_in_rank(const CommandLine& line) {
   Follower follower(run.config, run.directory);
   CommitHook hook(run.config.checkpoint, run.directory);
   const CommandLine later = resuming(line);
-  Restarts restarts(line.integer("--restarts").value_or(0), line.has("--elastic"), asked_ranks(run, line));
+  Restarts restarts(line.integer("--restarts").value_or(0), line.has("--elastic"), first_ranks(run, line));
   std::optional<Start> start;
   RunStatus status;
   do {
+    if (start) remove_leftovers(run.directory, lock);
     start.emplace(run, start ? later : line, lock, restarts.ranks());
     status = start->supervise([&](const std::string& checkpoint) {
       report.refresh();

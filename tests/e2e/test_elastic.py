@@ -91,9 +91,12 @@ def test_ranks_that_are_killed_at_random_steps_leave_no_trace(work):
     run(work, "undisturbed", ranks)
     prepared(work, "random", **settings)
     disturbed, at = Restarted(work, "random", "--ranks", ranks, "--restarts", kills), 0
-    for _ in range(kills):
+    half_written = work / "runs" / "random" / f"status.json.tmp-{disturbed.door.pid}-1"
+    for kill in range(kills):
         # Below what the last start has done it is killed while it loads, or repeats steps.
         at = max(steps_done(work, "random"), at) + draw.randint(-3, EVERY + 2)
+        if kill == kills // 2:
+            half_written.touch()  # as a rank leaves it that is killed while it writes
         assert disturbed.kill(draw.randrange(ranks), at), disturbed.ends()
     code, messages = disturbed.ends()
     assert code == 0 and disturbed.restarts() == kills, messages
