@@ -9,11 +9,13 @@ namespace {
 using Strings = std::vector<std::string>;
 
 RunStatus end(Exit code, int killed_rank = -1, int64_t step = 5) {
-  return {.state = "failed",
-          .exit_code = static_cast<int>(code),
-          .reason = killed_rank < 0 ? "error:TEST" : "killed:SIGKILL",
-          .step = step,
-          .killed_rank = killed_rank};
+  RunStatus out;
+  out.state = "failed";
+  out.exit_code = static_cast<int>(code);
+  out.reason = killed_rank < 0 ? "error:TEST" : "killed:SIGKILL";
+  out.step = step;
+  out.killed_rank = killed_rank;
+  return out;
 }
 
 Strings nothing_asked() {
