@@ -85,6 +85,7 @@ TEST(Restarts, EachStartHasTheGpusThatAreThereAndNoOther) {
 TEST(Restarts, AnErrorIsAnsweredIfAGpuOfTheRunIsGone) {
   Restarts restarts(9, true, kThreeGpus);
   EXPECT_FALSE(restarts.again(end(Exit::kInternal), [] { return Strings{"A", "B", "C"}; }));
+  EXPECT_FALSE(restarts.again(end(Exit::kInternal), [] { return Strings{"0", "1"}; }));  // of other names
   EXPECT_TRUE(restarts.again(end(Exit::kInternal), [] { return Strings{"A", "C"}; }));
   EXPECT_EQ(restarts.ranks(), (StartRanks{2, {"A", "C"}}));
   // It is the run's no more.
