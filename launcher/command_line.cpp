@@ -18,6 +18,10 @@ Error usage_error(const std::string& what, const std::string& next) {
   return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
+int64_t asked_ranks(const CommandLine& line) {
+  return std::max<int64_t>(line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)), 1);
+}
+
 namespace {
 
 std::string see_help(const CommandRow* row) {
@@ -176,6 +180,19 @@ void check_overridden(const CommandLine& line) {
   }
 }
 
+void check_elastic(const CommandLine& line) {
+  if (!line.has("--elastic")) return;
+  if (line.integer("--restarts").value_or(0) == 0) {
+    throw usage_error(
+        "--elastic without --restarts: only a run that starts again can change its number of ranks",
+        "add --restarts N, the number of restarts that are allowed, or leave --elastic out");
+  }
+  if (asked_ranks(line) < 2) {
+    throw usage_error("--elastic with one rank: there is none that the run could do without",
+                      "add --gpus N or --ranks N with N of 2 or more, or leave --elastic out");
+  }
+}
+
 void check_together(const CommandRow& row, const CommandLine& line) {
   const auto need = [&](bool there, const std::string& what) {
     if (!there) throw usage_error(line.command + " needs " + what, see_help(&row));
@@ -196,6 +213,7 @@ void check_together(const CommandRow& row, const CommandLine& line) {
                       "leave --gpus out");
   }
   check_overridden(line);
+  check_elastic(line);
   if (line.has("--gpus") && line.has("--ranks")) {
     throw usage_error("--gpus and --ranks exclude each other", see_help(&row));
   }

@@ -42,6 +42,9 @@ std::vector<std::string> to_arguments(const CommandLine& line);
 // What a user types into a shell for `line`, without the hidden flags.
 std::string typed(const CommandLine& line);
 
+// How many ranks a command line asks for with --ranks or --gpus; default: 1.
+int64_t asked_ranks(const CommandLine& line);
+
 // A usage error, Error(2); `next`: what to type instead.
 Error usage_error(const std::string& what, const std::string& next);
 

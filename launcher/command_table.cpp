@@ -42,6 +42,10 @@ CommandRow training() {
         "CPU processes on this machine that share the run; on several machines: mpirun -n N lmlaunch ..."},
        {"--restarts", Takes::kCount, "N",
         "start again from the newest checkpoint, at most N times, if a rank is lost or hangs; default: 0"},
+       {"--elastic", Takes::kNothing, "",
+        "with --restarts: start again with fewer ranks if a GPU is gone, or if a rank is killed before its "
+        "first "
+        "step twice in a row"},
        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
        {"--override", Takes::kTexts, "KEY",
         "resume from a checkpoint although this key's value has changed; may be repeated"},

@@ -262,6 +262,10 @@ std::vector<std::string> gpu_of_rank(int place, const std::string& interface) {
     std::istringstream entries(*list);
     for (int i = 0; i <= place; ++i) std::getline(entries, gpu, ',');
   }
+  return gpu_of_rank(gpu, interface);
+}
+
+std::vector<std::string> gpu_of_rank(const std::string& gpu, const std::string& interface) {
   std::vector<std::string> out = {"CUDA_VISIBLE_DEVICES=" + gpu};
   // NCCL takes a name as a prefix, unless it is written "=name".
   if (!interface.empty() && std::getenv("NCCL_SOCKET_IFNAME") == nullptr)

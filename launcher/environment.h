@@ -92,6 +92,8 @@ std::vector<std::string> one_machine_mpi();
 // order. NCCL uses the named interface ("lo": it listens on no network; "": it chooses), and its monitor,
 // which would listen too, is off. The user's own settings of both are kept.
 std::vector<std::string> gpu_of_rank(int place, const std::string& interface);
+// The same for the GPU that CUDA_VISIBLE_DEVICES names so: a number or a UUID.
+std::vector<std::string> gpu_of_rank(const std::string& gpu, const std::string& interface);
 
 // The environment of a rank as "NAME=value" strings. Variables that could change the bits of a result are
 // removed (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*); cuBLAS's workspace, the GEMM

@@ -70,6 +70,10 @@ void write_status(const std::string& directory, const RunStatus& status) {
   json["checkpoint"] = status.checkpoint;
   json["repeat"] = status.repeat;
   if (!status.on_commit.empty()) json["on_commit"] = status.on_commit;
+  if (status.ranks < status.ranks_asked) {
+    json["ranks"] = status.ranks;
+    json["ranks_asked"] = status.ranks_asked;
+  }
   json["updated_at"] = time_text(std::time(nullptr));
   json["host"] = host_name();
   json["pid"] = status.pid != 0 ? status.pid : getpid();
@@ -87,6 +91,8 @@ std::optional<RunStatus> read_status(const std::string& directory) {
     out.reason = json.at("reason").get<std::string>();
     out.checkpoint = json.at("checkpoint").get<std::string>();
     out.repeat = json.at("repeat").get<int64_t>();
+    out.ranks = json.value("ranks", int64_t{0});
+    out.ranks_asked = json.value("ranks_asked", int64_t{0});
     return out;
   } catch (const std::exception&) {
     return std::nullopt;

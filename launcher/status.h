@@ -21,7 +21,10 @@ struct RunStatus {
   std::string checkpoint;        // path of the last committed one; "": none
   int64_t repeat = 0;            // steps after it that a resumed run repeats
   std::string on_commit = "";    // how the last command of checkpoint.on_commit failed; "": it did not
-  int64_t pid = 0;               // of the run's first process, `lmlaunch` itself; 0: of this process
+  // With --elastic: how many ranks share the run, if they are fewer than were asked for; else 0.
+  int64_t ranks = 0, ranks_asked = 0;
+  int killed_rank = -1;  // whose death by a signal ended the run; -1: none, or unknown; not in the file
+  int64_t pid = 0;       // of the run's first process, `lmlaunch` itself; 0: of this process
 };
 
 // The status of a run that could not begin.

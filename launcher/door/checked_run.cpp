@@ -60,6 +60,14 @@ int visible_gpu_count() {
   return device_facts().visible;
 }
 
+std::vector<std::string> visible_gpu_names() {
+  const CudaVariables cuda = read_cuda_variables();
+  std::vector<std::string> out;
+  for (const GpuFacts& gpu : visible_gpus(survey_gpus().cards, cuda.visible_devices, cuda.device_order).gpus)
+    out.push_back(gpu.uuid.empty() ? std::to_string(gpu.card) : gpu.uuid);
+  return out;
+}
+
 bool computes_on_gpu(const std::string& program) {
   return program.ends_with("lmlaunch-cuda");
 }

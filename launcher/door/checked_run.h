@@ -39,6 +39,10 @@ std::string rank_program(const CommandLine& line, DeviceChoice configured, bool 
 // Number of GPUs that CUDA shows to a run here.
 int visible_gpu_count();
 
+// Those GPUs in CUDA's order, each as CUDA_VISIBLE_DEVICES names it: the UUID, by which a GPU that is gone
+// can be told from the others; if NVML does not tell it the number.
+std::vector<std::string> visible_gpu_names();
+
 // Whether that executable computes on a GPU.
 bool computes_on_gpu(const std::string& program);
 

@@ -1,11 +1,11 @@
 #include "launcher/door/start_run.h"
 
-#include <fmt/format.h>
 #include <sys/wait.h>
 
 #include <csignal>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "base/log.h"
 #include "base/process.h"
@@ -17,6 +17,7 @@
 #include "launcher/door/commit_hook.h"
 #include "launcher/door/follower.h"
 #include "launcher/door/job_run.h"
+#include "launcher/door/restarts.h"
 #include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
@@ -29,8 +30,12 @@ namespace {
 
 // Starts all ranks of a run, or none.
 std::vector<pid_t> start_ranks(const std::string& executable, const CommandLine& line,
-                               std::vector<int> keep_fds, SharedRegion* region) {
-  if (region == nullptr) return {start_rank(executable, line, keep_fds, StopSignals::kIgnored)};
+                               std::vector<int> keep_fds, SharedRegion* region,
+                               const std::vector<std::string>& gpus) {
+  if (region == nullptr) {
+    return {start_rank(executable, line, keep_fds, StopSignals::kIgnored,
+                       gpus.empty() ? std::vector<std::string>() : gpu_of_rank(gpus[0], "lo"))};
+  }
   keep_fds.push_back(region->fd());
   CommandLine of_rank = line;
   of_rank.flags["--ranks-fd"] = std::to_string(region->fd());
@@ -38,8 +43,9 @@ std::vector<pid_t> start_ranks(const std::string& executable, const CommandLine&
   try {
     for (int r = 0; r < region->ranks(); ++r) {
       of_rank.flags["--rank"] = std::to_string(r);
-      const std::vector<std::string> gpu =
-          computes_on_gpu(executable) ? gpu_of_rank(r, "lo") : std::vector<std::string>();
+      const std::vector<std::string> gpu = !gpus.empty() ? gpu_of_rank(gpus[static_cast<size_t>(r)], "lo")
+                                           : computes_on_gpu(executable) ? gpu_of_rank(r, "lo")
+                                                                         : std::vector<std::string>();
       children.push_back(start_rank(executable, of_rank, keep_fds, StopSignals::kIgnored, gpu));
     }
   } catch (const Error&) {
@@ -55,23 +61,22 @@ std::vector<pid_t> start_ranks(const std::string& executable, const CommandLine&
 // One start of a run's ranks, and what they share with this process.
 class Start {
  public:
-  Start(const CheckedRun& run, const CommandLine& line, const RunLock& lock)
-      : run_(run), line_(line), lock_(lock), control_(Control::create()) {
-    const auto ranks = static_cast<int>(line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)));
-    if (ranks > 1) region_.emplace(SharedRegion::create(ranks));
+  Start(const CheckedRun& run, const CommandLine& line, const RunLock& lock, StartRanks ranks)
+      : run_(run), line_(line), lock_(lock), ranks_(std::move(ranks)), control_(Control::create()) {
+    if (ranks_.count > 1) region_.emplace(SharedRegion::create(ranks_.count));
   }
 
   // `meanwhile` is called about twice per second, with the path of the newest checkpoint.
   RunStatus supervise(const std::function<void(const std::string&)>& meanwhile) {
     CommandLine handed_on = line_;
-    handed_on.flags.erase("--restarts");
+    for (const char* flag : {"--restarts", "--elastic"}) handed_on.flags.erase(flag);
     handed_on.flags["--run-dir"] = run_.directory;
     handed_on.flags["--control-fd"] = std::to_string(control_.fd());
     handed_on.flags["--lock-fd"] = std::to_string(lock_.fd());
     try {
       // Stop signals go to the CLI, which counts them, not to the rank.
-      const std::vector<pid_t> children =
-          start_ranks(run_.program, handed_on, {control_.fd(), lock_.fd()}, region_ ? &*region_ : nullptr);
+      const std::vector<pid_t> children = start_ranks(run_.program, handed_on, {control_.fd(), lock_.fd()},
+                                                      region_ ? &*region_ : nullptr, ranks_.gpus);
       keeper_.emplace(run_, control_);
       return supervise_run(
           children, control_,
@@ -98,39 +103,22 @@ class Start {
   const CheckedRun& run_;
   const CommandLine& line_;
   const RunLock& lock_;
+  const StartRanks ranks_;
   Control control_;
   std::optional<SharedRegion> region_;
   std::optional<StatusKeeper> keeper_;
   bool left_ = false;
 };
 
-// Which ends --restarts N answers with another start: a lost or hanging rank, at most N times; and once the
-// kernel's kill for want of memory, which may have been another process's fault.
-class Restarts {
- public:
-  explicit Restarts(int64_t most) : most_(most) {}
-
-  bool again(const RunStatus& status) {
-    const int code = *status.exit_code;
-    const bool lost =
-        code == static_cast<int>(Exit::kPeerLost) || code == static_cast<int>(Exit::kNoProgress);
-    const bool killed =
-        code == static_cast<int>(Exit::kHostMemory) && status.reason == "killed:SIGKILL" && !memory_;
-    if (done_ >= most_ || (!lost && !killed)) return false;
-    memory_ = memory_ || killed;
-    ++done_;
-    log_note("RUN-42",
-             fmt::format("restart {} of {}: code {} ({}) after step {}; {}", done_, most_, code,
-                         status.reason, status.step,
-                         status.checkpoint.empty() ? "there is no checkpoint yet"
-                                                   : "the newest checkpoint is " + status.checkpoint));
-    return true;
-  }
-
- private:
-  int64_t most_, done_ = 0;
-  bool memory_ = false;
-};
+// The ranks that the command line asks for. With --elastic their GPUs have names that stay when one is gone.
+StartRanks first_ranks(const CheckedRun& run, const CommandLine& line) {
+  StartRanks out{static_cast<int>(asked_ranks(line))};
+  if (!line.has("--elastic") || !computes_on_gpu(run.program)) return out;
+  out.gpus = visible_gpu_names();
+  const auto count = static_cast<size_t>(out.count);
+  out.gpus.resize(out.gpus.size() < count ? 0 : count);
+  return out;
+}
 
 // The same command for a later start: it resumes from the newest checkpoint, whichever the first was told to
 // take.
@@ -155,17 +143,20 @@ int train_in_rank(const CommandLine& line) {
   Follower follower(run.config, run.directory);
   CommitHook hook(run.config.checkpoint, run.directory);
   const CommandLine later = resuming(line);
-  Restarts restarts(line.integer("--restarts").value_or(0));
+  Restarts restarts(line.integer("--restarts").value_or(0), line.has("--elastic"), first_ranks(run, line));
   std::optional<Start> start;
   RunStatus status;
   do {
-    start.emplace(run, start ? later : line, lock);
+    if (start) remove_leftovers(run.directory, lock);
+    start.emplace(run, start ? later : line, lock, restarts.ranks());
     status = start->supervise([&](const std::string& checkpoint) {
       report.refresh();
       follower.look();
       hook.look(checkpoint);
     });
-  } while (start->may_be_repeated() && restarts.again(status));
+    status.ranks = restarts.ranks().count;
+    status.ranks_asked = restarts.asked();
+  } while (start->may_be_repeated() && restarts.again(status, visible_gpu_names));
   record_end(run, status, report);
   follower.finish(status);
   finish_hook(run, hook, status);

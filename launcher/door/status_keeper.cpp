@@ -62,6 +62,8 @@ void keep(const CheckedRun& run, const Control& control, pid_t door, int handle)
     if (owner_of(lock) != owner) return;  // another run has used the directory in the meantime
     RunStatus last = status_of_killed(control);
     last.pid = door;
+    last.ranks = status->ranks;
+    last.ranks_asked = status->ranks_asked;
     LiveReport report(run.directory);
     return record_end(run, last, report);
   }

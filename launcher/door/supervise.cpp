@@ -336,6 +336,7 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
   } else if (dead) {
     const int signal = WTERMSIG(end.wait_status);
     out.reason = "killed:" + signal_name(signal);
+    if (!end.left) out.killed_rank = end.rank;
     out.exit_code = report_death(signal, oom_kills, whereabouts(end.rank, last, care),
                                  ranks.size() > 1 || care.failed_elsewhere, care.less_memory);
   } else if (const int code = WEXITSTATUS(end.wait_status); !reason_of_code(code).empty()) {

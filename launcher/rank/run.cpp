@@ -377,7 +377,7 @@ Config read_config(const CommandLine& line, Ranks& ranks) {
 // A training run from its configuration to the trained model.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
-  RunFiles files(directory, ranks.leads());
+  RunFiles files(directory, ranks.leads(), asked_ranks(line), ranks.count());
 
   // Configuration, checkpoints to resume from, and the plan. Nothing large is allocated yet, and a run that
   // does not fit ends here.

@@ -92,6 +92,8 @@ void RunFiles::running(int64_t step) {
   RunStatus status;
   status.state = "running";
   status.step = step;
+  status.ranks = ranks_;
+  status.ranks_asked = asked_;
   status.pid = getppid();  // the CLI process
   write_status(directory_, status);
 }

@@ -15,9 +15,10 @@ namespace lm {
 
 class RunFiles {
  public:
-  // `writes`: only one rank of a run writes; on the others every function does nothing.
-  explicit RunFiles(std::string directory, bool writes = true)
-      : directory_(std::move(directory)), writes_(writes) {}
+  // `writes`: only one rank of a run writes; on the others every function does nothing. `asked`, `ranks`: for
+  // the status, how many ranks were asked for and how many there are.
+  RunFiles(std::string directory, bool writes, int64_t asked, int64_t ranks)
+      : directory_(std::move(directory)), writes_(writes), asked_(asked), ranks_(ranks) {}
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
   // Writes numerics.json, config.toml (every `auto` resolved; with the preset's name if `asked`, the
@@ -46,6 +47,7 @@ class RunFiles {
   std::string directory_;
   bool writes_;
   bool holds_ = false;
+  int64_t asked_, ranks_;
   std::vector<std::pair<std::string, std::string>> held_;  // name and text, in writing order
 };
 

@@ -124,6 +124,22 @@ def test_a_run_goes_on_with_as_many_gpus_bit_for_bit_and_with_one(work):
     expect_close(result(work, "one"), whole, 1e-4)
 
 
+def test_an_elastic_run_continues_without_a_gpu_that_is_gone(work):
+    settings = {"train__steps": 12, "train__eval_every": 50, "zero__stage": 3, "checkpoint__every": 2}
+    whole, lost = train(work, "three", 3, **settings), work / "lost"
+    prepared(work, "gone", **settings)
+    door, ranks = started(work, "gone", 3, 4, "--restarts", 1, "--elastic", TWIN_LOST=str(lost))
+    assert len(ranks) == 3, door.stderr.read() if door.poll() is not None else ranks
+    lost.write_text("1\n")
+    os.kill(ranks[1], signal.SIGKILL)
+    err = finish(door)[1]
+    assert "; with 2 of 3 ranks: GPU-22222222-2222-2222-2222-222222222222 gone\n" in err, err
+    assert "this run began with 3, and losses differ in rounding" in err
+    expect_close(result(work, "gone"), whole, 1e-4)
+    status = json.loads((work / "runs" / "gone" / "status.json").read_text())
+    assert (status["state"], status["ranks"], status["ranks_asked"]) == ("done", 2, 3)
+
+
 def test_a_save_of_gpus_rides_on_the_next_step(work):
     """State on disk is read for no save; a run that goes on from one has the bits of the run that made it."""
     # An evaluation completes the updates that a save rides on.
@@ -207,8 +223,8 @@ def came_to(work, name, step):
     return metrics.exists() and f'"step":{step},' in metrics.read_text()
 
 
-def started(work, name, gpus, step, **variables):
-    door = start("--gpus", gpus, f"{name}.toml", cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
+def started(work, name, gpus, step, *arguments, **variables):
+    door = start("--gpus", gpus, f"{name}.toml", *arguments, cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
     while door.poll() is None and not came_to(work, name, step):
         time.sleep(0.01)
     pids = subprocess.run(["pgrep", "-P", str(door.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()

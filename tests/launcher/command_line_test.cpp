@@ -51,6 +51,10 @@ TEST(CommandLine, MistakesAreNamed) {
             std::string::npos);
   EXPECT_NE(refusal({"verify", "a", "--gpus", "1"}).find("verify takes no GPU"), std::string::npos);
   EXPECT_EQ(parse({"verify", "a", "--gpus", "0"}).integer("--gpus"), 0);
+  EXPECT_NE(refusal({"--ranks", "4", "--elastic", "a.toml"}).find("--elastic without --restarts"),
+            std::string::npos);
+  EXPECT_NE(refusal({"--elastic", "--restarts", "1", "a.toml"}).find("--elastic with one rank"),
+            std::string::npos);
   EXPECT_NE(refusal({"plan"}).find("plan needs CONFIG.toml"), std::string::npos);
   EXPECT_NE(refusal({"plan", "a.toml", "--host-memory", "lots"}).find("expected a size"), std::string::npos);
   for (const char* flag : {"--gpu-memory", "--host-memory"}) {

@@ -98,5 +98,56 @@ TEST(DoorKilled, ALostRankIsStartedAgainAsOftenAsTheCommandLineAllows) {
     EXPECT_EQ(starts_of(run(script, "2")), 1) << script;
 }
 
+TEST(DoorKilled, AnElasticRunContinuesWithoutARankThatIsKilledTwiceBeforeItsFirstStep) {
+  Door door;
+  door.write_config("c.toml");
+  const DoorResult result = door.run({"--ranks", "4", "--restarts", "3", "--elastic", "c.toml"}, "lost:3");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(starts_of(result), 4 + 4 + 3) << result.err;
+  EXPECT_NE(
+      result.err.find("restart 1 of 3: code 40 (killed:SIGKILL) after step 0; there is no checkpoint yet\n"),
+      std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("; with 3 of 4 ranks: rank 3 was killed before its first step, twice in a row"),
+            std::string::npos)
+      << result.err;
+  const Json status = Json::parse(door.read("run/status.json"));
+  EXPECT_EQ(status["state"], "done");
+  EXPECT_EQ(status["ranks"], 3);
+  EXPECT_EQ(status["ranks_asked"], 4);
+}
+
+TEST(DoorKilled, OnlyAnElasticRunAndOnlyADeathBeforeTheFirstStepChangeTheNumberOfRanks) {
+  Door door;
+  door.write_config("c.toml");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--ranks", "4", "--restarts", "3", "c.toml"},
+        {"--ranks", "4", "--restarts", "3", "--elastic", "c.toml"}}) {
+    const bool elastic = arguments.size() == 6;
+    const DoorResult result = door.run(arguments, elastic ? "lost:3:7" : "lost:3");
+    EXPECT_EQ(result.code, 40) << result.err;
+    EXPECT_EQ(starts_of(result), 4 * 4) << result.err;
+    EXPECT_EQ(result.err.find("; with "), std::string::npos) << result.err;
+    EXPECT_FALSE(Json::parse(door.read("run/status.json")).contains("ranks"));
+  }
+}
+
+TEST(DoorKilled, ElasticIsRefusedWhereItCannotChangeAnything) {
+  Door door;
+  door.write_config("c.toml");
+  for (const auto& [arguments, why] :
+       {std::pair<std::vector<std::string>, std::string>(
+            {"--ranks", "4", "--elastic", "c.toml"}, "--elastic without --restarts: only a run that starts"),
+        {{"--ranks", "4", "--restarts", "0", "--elastic", "c.toml"}, "--elastic without --restarts"},
+        {{"--ranks", "1", "--restarts", "2", "--elastic", "c.toml"}, "--elastic with one rank"},
+        {{"--gpus", "0", "--restarts", "2", "--elastic", "c.toml"}, "--elastic with one rank"},
+        {{"--restarts", "2", "--elastic", "c.toml"}, "--elastic with one rank"}}) {
+    const DoorResult result = door.run(arguments);
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
+    EXPECT_FALSE(door.exists("run"));
+  }
+}
+
 }  // namespace
 }  // namespace lm

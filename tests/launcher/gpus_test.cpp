@@ -321,6 +321,30 @@ TEST_F(GpuDoor, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
   EXPECT_EQ(result.err.find("reinstall"), std::string::npos);
 }
 
+TEST_F(GpuDoor, AnElasticRunContinuesOnTheGpusThatAreThere) {
+  door_.add_cuda_program();
+  const std::string third = "GPU-33333333-3333-3333-3333-333333333333";
+  const auto lose = [&](const Strings& more) {
+    Strings arguments = {"--gpus", "3", "--restarts", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::filesystem::remove(door_.path("lost"));
+    return run(arguments, {"TWIN_GPUS=X:80,X:80,X:80", "TWIN_LOST=" + door_.path("lost")}, "lose:1");
+  };
+  const DoorResult result = lose({"--elastic", "c.toml"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_HAS(result.err, "; with 2 of 3 ranks: " + kSecond + " gone");
+  EXPECT_HAS(result.err, "fake rank: 1 of 3 on " + kSecond);
+  EXPECT_HAS(result.err, "fake rank: 0 of 2 on " + kFirst);
+  EXPECT_HAS(result.err, "fake rank: 1 of 2 on " + third);
+  const Json status = Json::parse(door_.read("run/status.json"));
+  EXPECT_EQ(status["ranks"], 2);
+  EXPECT_EQ(status["ranks_asked"], 3);
+  std::filesystem::remove_all(door_.path("run"));
+  const DoorResult rigid = lose({"c.toml"});
+  EXPECT_EQ(rigid.code, 70) << rigid.err;
+  EXPECT_EQ(rigid.err.find("RUN-42"), std::string::npos) << rigid.err;
+}
+
 TEST_F(GpuDoor, TheRankNumbersAsNvidiaSmiDoesUnlessTheUserSaysOtherwise) {
   door_.add_cuda_program();
   EXPECT_EQ(run({"c.toml"}, {}, "facts:facts").code, 0);

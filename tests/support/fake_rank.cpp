@@ -8,6 +8,10 @@
 //   ends:N                                      publishes step 7 and that it ends with N, and never does;
 //   after four
 //                                               seconds it prints "fake rank: lives on"
+//   lost:R[:STEP]                               rank R publishes STEP, if given, and is killed; the others
+//                                               leave with 40. Without a rank R all are done.
+//   lose:R                                      the same, once: rank R leaves with 70, as if its GPU were
+//                                               gone, and writes R into the file TWIN_LOST
 //   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
 // It prints "fake rank: ready" on stderr when it has started.
 #include <signal.h>
@@ -20,6 +24,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/shared_region.h"
 #include "launcher/command_line.h"
 #include "launcher/control.h"
 #include "launcher/status.h"
@@ -51,6 +56,32 @@ void live_on() {
   for (int i = 0; i < 3600; ++i) usleep(1000000);
 }
 
+// One rank of a run that loses rank `victim`; its exit code.
+int lose(const std::string& script, const CommandLine& line, std::optional<Control>& control) {
+  std::optional<SharedRegion> region;
+  if (line.has("--ranks-fd"))
+    region.emplace(SharedRegion::attach(static_cast<int>(*line.integer("--ranks-fd"))));
+  const int victim = std::atoi(script.c_str() + 5), ranks = region ? region->ranks() : 1;
+  const auto rank = static_cast<int>(line.integer("--rank").value_or(0));
+  const char* gpu = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::fprintf(stderr, "fake rank: %d of %d on %s\n", rank, ranks, gpu == nullptr ? "the CPU" : gpu);
+  const char* file = script.starts_with("lose:") ? std::getenv("TWIN_LOST") : nullptr;
+  if (victim >= ranks || (file != nullptr && access(file, F_OK) == 0)) return 0;
+  if (rank == victim) {
+    if (file != nullptr) {
+      std::ofstream(file) << victim;
+      return 70;
+    }
+    const size_t step = script.find(':', 5);
+    if (step != std::string::npos)
+      publish(control,
+              {.step = std::atoi(script.c_str() + step + 1), .repeat = 0, .checkpoint = "", .reason = ""});
+    raise(SIGKILL);
+  }
+  for (int i = 0; i < 12000 && !region->ended(); ++i) usleep(5000);
+  return 40;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -69,6 +100,7 @@ int main(int argc, char** argv) {
     signal(number, SIG_DFL);  // a sanitizer would catch it
     raise(number);
   }
+  if (script.starts_with("lost:") || script.starts_with("lose:")) return lose(script, line, control);
   if (script.starts_with("ends:")) {
     publish(
         control,

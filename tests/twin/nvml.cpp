@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kNotSupported = 3, kDriverNotLoaded = 9;
+constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kNotSupported = 3, kDriverNotLoaded = 9,
+              kGpuIsLost = 15;
 
 struct Memory {
   unsigned long long total, free, used;
@@ -59,6 +60,7 @@ int nvmlDeviceGetCount_v2(unsigned* number) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   if (!ready) return kUninitialized;
   if (index >= count()) return kInvalidArgument;
+  if (twin::lost(count() - index - 1)) return kGpuIsLost;
   *device = reinterpret_cast<void*>(static_cast<size_t>(count() - index));
   return kSuccess;
 }

@@ -4,6 +4,9 @@
 //   TWIN_GPUS    "NAME:GIB,NAME:GIB:CAPABILITY,...", in PCI order; "" for none; default: "NVIDIA H100 80GB
 //   HBM3:80".
 //                CAPABILITY: 7.5, 8.0, 8.6, 8.9, 9.0 (default) or 12.0
+//   TWIN_LOST    a file with the places of cards (in PCI order, a line each) that have fallen off the bus:
+//   NVML
+//                does not find them any more
 //   TWIN_NVML    ok (default) | absent: nvmlInit fails | empty: no devices
 //
 // CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER mean what they mean to CUDA. Their rules are written here a
@@ -16,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -136,6 +140,14 @@ inline const std::vector<Card>& cards() {
 inline const std::vector<int>& cuda_order() {
   static const std::vector<int> order = detail::read_cuda_order(cards());
   return order;
+}
+
+// Whether that card, in PCI order, has fallen off the bus by now.
+inline bool lost(size_t place) {
+  std::ifstream file(detail::variable("TWIN_LOST", ""));
+  for (size_t one = 0; file >> one;)
+    if (one == place) return true;
+  return false;
 }
 
 inline std::string nvml_state() {
