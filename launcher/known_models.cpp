@@ -9,6 +9,23 @@ namespace {
 constexpr const char* kPhi3Window = R"({"sliding_window": 2047})";
 constexpr const char* kGelu = R"({"hidden_act": "gelu_pytorch_tanh"})";
 constexpr const char* kGemma3Window = R"({"sliding_window": 512})";
+// Gemma 4: as several config.json of the published models in public repositories agree; the parameters are
+// those of transformers' classes with these keys, of the text model alone. None of the files was loaded.
+constexpr const char* kGemma4E2b =
+    R"({"num_kv_shared_layers": 20, "use_double_wide_mlp": true, "layer_types": [
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+        "sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "final_logit_softcapping": 30.0})";
+constexpr const char* kGemma4E4b = R"({"num_kv_shared_layers": 18, "final_logit_softcapping": 30.0})";
+constexpr const char* kGemma4Of12b =
+    R"({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "sliding_window": 1024, "final_logit_softcapping": 30.0})";
+constexpr const char* kGemma4Of31b =
+    R"({"attention_k_eq_v": true, "num_global_key_value_heads": 4, "sliding_window": 1024, "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0})";
 constexpr const char* kGranite2b =
     R"({"embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22, "attention_multiplier": 0.015625})";
 constexpr const char* kGranite8b =
@@ -183,6 +200,14 @@ constexpr std::array kModels = {
                32768, 268098176, kGemma3Window},
     KnownModel{"google/gemma-3-1b-pt", &families::gemma3_text, 1152, 6912, 26, 4, 1, 256, 262144, true,
                1000000, 32768, 999885952, kGemma3Window},
+    KnownModel{"google/gemma-4-E2B", &families::gemma4_text, 1536, 6144, 35, 8, 1, 256, 262144, true, 1000000,
+               131072, 4628569344, kGemma4E2b},
+    KnownModel{"google/gemma-4-E4B", &families::gemma4_text, 2560, 10240, 42, 8, 2, 256, 262144, true,
+               1000000, 131072, 7463013376, kGemma4E4b},
+    KnownModel{"google/gemma-4-12B", &families::gemma4_unified_text, 3840, 15360, 48, 16, 8, 256, 262144,
+               true, 1000000, 262144, 11907350272, kGemma4Of12b},
+    KnownModel{"google/gemma-4-31B", &families::gemma4_text, 5376, 21504, 60, 32, 16, 256, 262144, true,
+               1000000, 262144, 30697345280, kGemma4Of31b},
     KnownModel{"ibm-granite/granite-3.1-2b-base", &families::granite, 2048, 8192, 40, 32, 8, 64, 49155, true,
                5000000, 131072, 2533531648, kGranite2b},
     KnownModel{"ibm-granite/granite-3.1-8b-base", &families::granite, 4096, 12800, 40, 32, 8, 128, 49155,

@@ -19,7 +19,7 @@ struct KnownModel {
   bool tied;  // tied embeddings
   double rope_theta;
   int positions;
-  int64_t parameters;  // as its publisher counts them
+  int64_t parameters;  // as its publisher counts them, of the text model alone
   // Further keys of its config.json, as JSON: those that its family does not assume.
   const char* more = nullptr;
 };

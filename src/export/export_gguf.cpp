@@ -15,17 +15,23 @@ namespace {
 using Pair = std::pair<std::string_view, std::string_view>;
 
 // llama.cpp's names of our parameters, biases being their matrix's or norm's.
-constexpr Pair kOutside[] = {
-    {"embed", "token_embd"}, {"positions", "position_embd"}, {"head", "output"}, {"norm", "output_norm"}};
+constexpr Pair kOutside[] = {{"embed", "token_embd"},
+                             {"positions", "position_embd"},
+                             {"head", "output"},
+                             {"norm", "output_norm"},
+                             {"inputs.table", "per_layer_token_embd"},
+                             {"inputs.projection", "per_layer_model_proj"},
+                             {"inputs.norm", "per_layer_proj_norm"}};
 // In a layer: norms, and what nobody trains.
-constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},      {"attn.norm_after", "post_attention_norm"},
-                             {"attn.q_norm", "attn_q_norm"},  {"attn.k_norm", "attn_k_norm"},
-                             {"mlp.norm", "ffn_norm"},        {"mlp.norm_after", "post_ffw_norm"},
-                             {"scalar", "layer_output_scale"}};
+constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},       {"attn.norm_after", "post_attention_norm"},
+                             {"attn.q_norm", "attn_q_norm"},   {"attn.k_norm", "attn_k_norm"},
+                             {"mlp.norm", "ffn_norm"},         {"mlp.norm_after", "post_ffw_norm"},
+                             {"scalar", "layer_output_scale"}, {"input.norm_after", "post_norm"}};
 // The parts of its matrices, and the matrices themselves where it has several parts as one.
-constexpr Pair kParts[] = {{"attn.q", "attn_q"},      {"attn.k", "attn_k"},     {"attn.v", "attn_v"},
-                           {"attn.o", "attn_output"}, {"mlp.gate", "ffn_gate"}, {"mlp.up", "ffn_up"},
-                           {"mlp.down", "ffn_down"},  {"attn.qkv", "attn_qkv"}, {"mlp.gate_up", "ffn_up"}};
+constexpr Pair kParts[] = {{"attn.q", "attn_q"},       {"attn.k", "attn_k"},     {"attn.v", "attn_v"},
+                           {"attn.o", "attn_output"},  {"mlp.gate", "ffn_gate"}, {"mlp.up", "ffn_up"},
+                           {"mlp.down", "ffn_down"},   {"attn.qkv", "attn_qkv"}, {"mlp.gate_up", "ffn_up"},
+                           {"input.gate", "inp_gate"}, {"input.out", "proj"}};
 
 std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
   const auto found = std::ranges::find(names, ours, &Pair::first);
@@ -66,10 +72,13 @@ class Tensors {
     const bool vector = parameter.vector() || name.starts_with("position_embd");
     const bool blocks = type_ != GgufType::kQ8_0 || parameter.columns % kGgufBlock == 0;
     const GgufType type = vector ? GgufType::kF32 : blocks ? type_ : GgufType::kF16;
-    const std::vector<int64_t> shape =
-        parameter.vector() ? std::vector{rows} : std::vector{rows, parameter.columns};
-    all_.push_back({{name, shape, type}, block, &place, first, rows});
+    all_.push_back({{name, shape_of(parameter, rows), type}, block, &place, first, rows});
     return all_.back();
+  }
+  static std::vector<int64_t> shape_of(const Parameter& parameter, int64_t rows) {
+    if (!parameter.vector()) return {rows, parameter.columns};
+    const ParameterPart& part = parameter.parts.front();
+    return part.heads > 0 ? parameter.shape(part) : std::vector{rows};  // a norm's weight for each head
   }
 
   // "layers.3.attn.qkv_bias" -> "blk.3.attn_q.bias" and so on.

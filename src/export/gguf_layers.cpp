@@ -24,6 +24,9 @@ class Check {
       attention(spec_.layer(i).attention());
       turns(i, spec_.layer(i).attention());
     }
+    normed_heads();
+    borrowed();
+    inputs();
     windows();
     ropes();
     ends();
@@ -45,12 +48,14 @@ class Check {
     refuse(norm.eps != spec_.final_norm.eps, "norms of several epsilons");
   }
 
-  // Two sublayers, with their norms where the architecture has them.
+  // Two sublayers, with their norms where the architecture has them, and the layer's own input.
   void shape(const LayerSpec& layer) const {
     constexpr const char* kWhat = "layers of this shape";
-    refuse(spec_.embedding.inputs.width > 0, "inputs of each layer");
-    refuse(layer.attention().borrows(), "layers that read the keys and values of others");
-    refuse(layer.sublayers.size() != 2 || layer.scalar > arch_.gemma4, kWhat);
+    const bool fed = spec_.embedding.inputs.width > 0;
+    refuse(fed && !arch_.gemma4, "inputs of each layer");
+    refuse(layer.attention().borrows() && !arch_.gemma4, "layers that read the keys and values of others");
+    refuse(layer.sublayers.size() != (fed ? 3 : 2) || layer.scalar > arch_.gemma4, kWhat);
+    if (fed) layer_input(layer.sublayers[2]);
     const SublayerSpec &attention = layer.sublayers[0], &mlp = layer.sublayers[1];
     const bool shared = arch_.norms == LlamaCpp::Norms::kShared;
     const bool before = arch_.norms != LlamaCpp::Norms::kAfter;
@@ -76,15 +81,17 @@ class Check {
     } else {
       refuse(true, kWhat);
     }
-    refuse(feed_forward(layer) != feed_forward(spec_.layer(0)), "MLPs of several sizes");
+    refuse(feed_forward(layer) != feed_forward(spec_.layer(0)) && !arch_.gemma4, "MLPs of several sizes");
+  }
+  void layer_input(const SublayerSpec& sublayer) const {
+    const auto* const input = std::get_if<LayerInputSpec>(&sublayer.mixer);
+    refuse(input == nullptr || input->width != spec_.embedding.inputs.width ||
+               input->activation != arch_.activation || sublayer.norm || sublayer.beside,
+           "inputs of layers of this shape");
   }
   void linear(Activation activation, bool bias) const {
     refuse(activation != arch_.activation, "this activation function");
     has(bias, arch_.mlp_bias, "biases of the MLP");
-  }
-  static int64_t feed_forward(const LayerSpec& layer) {
-    if (const auto* const gated = layer.find<GatedMlpSpec>()) return gated->ffn;
-    return layer.find<PlainMlpSpec>()->ffn;
   }
 
   void attention(const AttentionSpec& attention) const {
@@ -101,9 +108,14 @@ class Check {
     has(attention.head_norm.has_value(), arch_.head_norm, "norms of q and k");
     if (attention.head_norm) {
       norm(*attention.head_norm);
-      refuse(attention.joint_norm != arch_.joint_norm, "norms of q and k of this width");
+      refuse(attention.joint_norm != arch_.joint_norm || attention.own_norms != arch_.own_norms,
+             "norms of q and k of this width");
     }
-    refuse(attention.value_norm.has_value() != arch_.gemma4 || attention.values_are_keys > arch_.gemma4,
+    refuse(attention.head_norm.has_value() != first.head_norm.has_value(),
+           "norms of q and k in some layers alone");
+    // What is borrowed has been normed.
+    refuse((attention.value_norm.has_value() != arch_.gemma4 && !attention.borrows()) ||
+               attention.values_are_keys > arch_.gemma4,
            "values like these");
     refuse(!near(attention.scale(), scale(attention)), "this scale of the softmax");
     has(attention.softcap > 0, arch_.score_cap, "soft caps of scores");
@@ -130,6 +142,34 @@ class Check {
         return layers_.attention().scale();
     }
     return plain;
+  }
+
+  // It asks for these norms by the number of layers, which tells Command R+ from Command R.
+  void normed_heads() const {
+    const int64_t least = arch_.normed_layers;
+    if (least == 0) return;
+    const bool normed = layers_.attention().head_norm.has_value(), asked = spec_.layer_count() >= least;
+    refuse(normed && !asked, fmt::format("norms of q and k in fewer than {} layers", least));
+    refuse(asked && !normed, fmt::format("{} layers or more without norms of q and k", least));
+  }
+
+  // The file says how many of the last layers borrow keys and values. They read those of one of the last two
+  // layers that have their own: of the last one if they have no window, else of the one before.
+  void borrowed() const {
+    const int64_t layers = spec_.layer_count(), own = layers - borrowers(spec_);
+    refuse(arch_.gemma4 && own < 2, "fewer than two layers with keys and values of their own");
+    for (int64_t i = 0; i < layers; ++i) {
+      const AttentionSpec& attention = spec_.layer(i).attention();
+      const int64_t source = i < own ? -1 : own - (attention.window > 0 ? 2 : 1);
+      refuse(attention.source != source, "keys and values that are borrowed from these layers");
+    }
+  }
+
+  void inputs() const {
+    const InputsSpec& inputs = spec_.embedding.inputs;
+    if (inputs.width == 0) return;
+    norm(inputs.norm);
+    refuse(inputs.vocab != spec_.vocab, "a table of layers' inputs with other rows than the embedding's");
   }
 
   void turns(int64_t layer, const AttentionSpec& attention) const {
@@ -244,6 +284,15 @@ GgufLayers::GgufLayers(const ModelSpec& spec) {
     if (first == nullptr) first = &attention;
     if (rope == nullptr && attention.rotates()) rope = &spec.ropes[static_cast<size_t>(attention.rope)];
   }
+}
+
+int64_t borrowers(const ModelSpec& spec) {
+  return std::ranges::count_if(spec.layers, [](const LayerSpec& one) { return one.attention().borrows(); });
+}
+
+int64_t feed_forward(const LayerSpec& layer) {
+  if (const auto* const gated = layer.find<GatedMlpSpec>()) return gated->ffn;
+  return layer.find<PlainMlpSpec>()->ffn;
 }
 
 std::optional<int64_t> full_each(const ModelSpec& spec, const LlamaCpp& arch) {

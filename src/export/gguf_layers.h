@@ -29,6 +29,12 @@ struct GgufLayers {
 // layers do not follow such a rule. What the architecture assumes is tried first.
 std::optional<int64_t> full_each(const ModelSpec& spec, const LlamaCpp& arch);
 
+// The width of a layer's MLP.
+int64_t feed_forward(const LayerSpec& layer);
+
+// The number of layers that read the keys and values of others. check_layers accepts them at the end alone.
+int64_t borrowers(const ModelSpec& spec);
+
 // Throws Error(11) that names the first thing which llama.cpp's implementation of the architecture lacks.
 void check_layers(const ModelSpec& spec, const LlamaCpp& arch);
 

@@ -94,32 +94,30 @@ class Describer {
     count("context_length", context());
     count("embedding_length", spec_.hidden);
     count("block_count", spec_.layer_count());
-    const auto* const gated = spec_.layers.front().find<GatedMlpSpec>();
-    count("feed_forward_length",
-          gated != nullptr ? gated->ffn : spec_.layers.front().find<PlainMlpSpec>()->ffn);
+    by_layer("feed_forward_length", feed_forward);
     count("attention.head_count", attention.heads);
-    key_heads();
+    by_layer("attention.head_count_kv", [](const LayerSpec& one) { return one.attention().kv_heads; });
     count("attention.key_length", attention.head_dim);
     count("attention.value_length", attention.head_dim);
     if (arch_.gemma4) {
       const int64_t sliding = layers_.sliding->head_dim;
       count("attention.key_length_swa", sliding);
       count("attention.value_length_swa", sliding);
-      count("attention.shared_kv_layers", 0);
-      count("embedding_length_per_layer_input", 0);
+      count("attention.shared_kv_layers", borrowers(spec_));
+      count("embedding_length_per_layer_input", spec_.embedding.inputs.width);
     }
     count("vocab_size", spec_.vocab);
     number(arch_.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
            spec_.final_norm.eps);
   }
-  void key_heads() {
-    std::vector<int32_t> heads;
-    for (const LayerSpec& layer : spec_.layers)
-      heads.push_back(static_cast<int32_t>(layer.attention().kv_heads));
-    if (std::ranges::adjacent_find(heads, std::ranges::not_equal_to()) == heads.end()) {
-      count("attention.head_count_kv", heads.front());
+  // One number if it is that of all layers.
+  void by_layer(const char* name, int64_t (*size)(const LayerSpec&)) {
+    std::vector<int32_t> sizes;
+    for (const LayerSpec& layer : spec_.layers) sizes.push_back(static_cast<int32_t>(size(layer)));
+    if (std::ranges::adjacent_find(sizes, std::ranges::not_equal_to()) == sizes.end()) {
+      count(name, sizes.front());
     } else {
-      values_.add(key("attention.head_count_kv"), heads);
+      values_.add(key(name), sizes);
     }
   }
 

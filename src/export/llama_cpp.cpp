@@ -207,6 +207,9 @@ constexpr LlamaCpp kCohere = {.model_type = "cohere",
                               .heads_of_hidden = true,
                               .norms = Norms::kShared,
                               .layer_norm = true,
+                              .head_norm = Has::kMay,
+                              .own_norms = true,
+                              .normed_layers = 64,
                               .neighbours = true,
                               .logits = LlamaCpp::Logits::kMultiplied};
 

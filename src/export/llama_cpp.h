@@ -46,8 +46,11 @@ struct LlamaCpp {
   bool gated = true;
   Activation activation = Activation::kSilu;
   Has head_norm = Has::kNever;
-  bool joint_norm = false;  // of all heads together
-  bool gemma4 = false;      // normed values, keys as values, a number for each layer, sizes by kind of layer
+  bool joint_norm = false;    // of all heads together
+  bool own_norms = false;     // with a weight for each head
+  int64_t normed_layers = 0;  // kMay: it norms q and k if it has so many layers or more, and else does not
+  // Normed values, keys as values, a number and an input for each layer, sizes by layer, borrowed keys.
+  bool gemma4 = false;
   bool residual_scale = false;
 
   // ---- Positions

@@ -16,28 +16,41 @@ from prepare_models import byte_level, sentence_piece  # noqa: E402
 # Without mixtures of experts, which are not written as GGUF (test_experts.py).
 FAMILIES = {name: family for name, family in getattr(tiny_models, "FAMILIES", {}).items() if not family[1].get("num_experts_per_tok", "Mixtral" in family[0])}
 VOCABULARY = 512  # the tokenizers have up to 459 tokens
-ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "granitemoehybrid": "granite", "olmo3": "olmo2", "gemma3_text": "gemma3",
+ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "cohere": "command-r", "granitemoehybrid": "granite", "olmo3": "olmo2", "gemma3_text": "gemma3",
                  "gemma4_text": "gemma4", "glm": "chatglm"}
 
-# So that llama.cpp has a place for the model: it computes the softmax's scale from the size of a head.
-CHANGES = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text_odd_capped_old_keys": {"query_pre_attn_scalar": 12}}
+# So that llama.cpp has a place for the model: it computes the softmax's scale from the size of a head, has a row of Gemma 4's inputs for
+# each token, and knows Command R+ by its number of layers. Keys are borrowed from the last two layers that have some, of which the last
+# has no window.
+CHANGES = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text_odd_capped_old_keys": {"query_pre_attn_scalar": 12},
+           "gemma4_text_inputs_and_borrowed_keys": {"vocab_size_per_layer_input": VOCABULARY},
+           "gemma4_text_odd_inputs_in_gemma4": {"vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2},
+           "cohere_norms_of_each_head": {"num_hidden_layers": 64}}
+# Further models: name -> (that of which it is a variant, what is different).
+VARIANTS = {
+    "cohere": ("cohere_norms_of_each_head", {"use_qk_norm": False}),
+    "cohere_norms_in_few_layers": ("cohere_norms_of_each_head", {}),
+    "gemma4_text_inputs_of_more_tokens": ("gemma4_text_inputs_and_borrowed_keys", {}),
+    "gemma4_text_keys_of_other_layers": ("gemma4_text_odd_inputs_in_gemma4", {"vocab_size_per_layer_input": VOCABULARY}),
+}
 REFUSED = {
     "llama_dynamic_rope_past_its_positions": "dynamic RoPE scaling",
     "llama_yarn_uncut_range": "yarn with frequencies that are not whole",
     "olmo3_yarn_in_full_layers": "RoPE of several bases",  # an old file's rope_theta is that of full layers alone
     "gemma2_odd_without_caps": "a model without soft caps of scores",
-    "gemma4_text_inputs_and_borrowed_keys": "inputs of each layer",
-    "gemma4_text_odd_inputs_in_gemma4": "inputs of each layer",
+    "gemma4_text_inputs_of_more_tokens": "a table of layers' inputs with other rows than the embedding's",
+    "gemma4_text_keys_of_other_layers": "keys and values that are borrowed from these layers",
     "glm_odd_without_biases": "heads whose size is not hidden_size / heads",
     "glm4_odd_biases": "heads whose size is not hidden_size / heads",
     "starcoder2_odd_without_biases": "a model without biases of the MLP",
-    "cohere_norms_of_each_head": "norms of q and k",
+    "cohere_norms_in_few_layers": "norms of q and k in fewer than 64 layers",
     "cohere2_odd_every_second_slides": "a head of its own",
     "nemotron_odd_quarter_turns": "heads whose size is not hidden_size / heads",
     "arcee_odd_biases": "biases of the MLP",
     "exaone4": "windows but in 64 layers",
 }
-SUPPORTED = [name for name in FAMILIES if name not in REFUSED]
+NAMES = [*FAMILIES, *(name for name, (of, _) in VARIANTS.items() if of in FAMILIES)]
+SUPPORTED = [name for name in NAMES if name not in REFUSED]
 
 TURNED = {"llama", "mistral3", "granite", "arcee"}  # their RoPE turns neighbouring rows, the models' do not
 OFFSET = {"gemma", "gemma2", "gemma3", "nemotron"}
@@ -56,7 +69,8 @@ def architecture(model):
 
 def make(name, directory, **changes):
     """The model, and a tokenizer for it."""
-    model = tiny_models.make(name, directory, **{"vocab_size": VOCABULARY, **CHANGES.get(name, {}), **changes})
+    of, different = VARIANTS.get(name, (name, CHANGES.get(name, {})))
+    model = tiny_models.make(of, directory, **{"vocab_size": VOCABULARY, **different, **changes})
     pieces = text_config(model).model_type.startswith("gemma")
     (sentence_piece() if pieces else byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])).save(str(directory / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} if pieces else {"bos_token": None, "eos_token": "<|im_end|>"}
@@ -123,7 +137,7 @@ def rope_tensors(model):
 
 def expected_tensors(model, kind):
     def converted(name, values):
-        matrix = values.ndim > 1 and not name.startswith("position_embd")
+        matrix = values.ndim > 1 and not name.startswith("position_embd") and not name.endswith("_norm.weight")
         fits = kind != "q8_0" or values.shape[-1] % 32 == 0
         return gguf.quants.quantize(np.ascontiguousarray(values), F32 if not matrix else KIND[kind] if fits else KIND["f16"])
     return {name: converted(name, values) for name, values in weights_of(model).items()}
@@ -146,7 +160,8 @@ def expected_values(model):
     if arch == "gemma4":
         full, sliding = head_sizes(model)
         values |= {"attention.sliding_window_pattern": slides, "attention.key_length": full, "attention.key_length_swa": sliding,
-                   "rope.dimension_count": full, "rope.dimension_count_swa": sliding}
+                   "rope.dimension_count": full, "rope.dimension_count_swa": sliding,
+                   "attention.shared_kv_layers": config.num_kv_shared_layers, **sizes_of_inputs(config)}
     if arch in ("gemma3", "gemma4"):
         values["rope.freq_base"] = config.rope_parameters["full_attention"]["rope_theta"]
         values["rope.freq_base_swa"] = config.rope_parameters["sliding_attention"]["rope_theta"]
@@ -154,8 +169,8 @@ def expected_values(model):
         values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier,
                    "residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling,
                    "rope.scaling.finetuned": getattr(config, "position_embedding_type", "rope") == "rope"}
-    if arch == "cohere2":
-        values["logit_scale"] = config.logit_scale
+    if arch in ("cohere2", "command-r"):
+        values |= {"logit_scale": config.logit_scale, "attention.layer_norm_epsilon": config.layer_norm_eps}
     if arch == "gemma2":
         values |= {"attn_logit_softcapping": config.attn_logit_softcapping, "final_logit_softcapping": config.final_logit_softcapping}
     if arch == "mistral3":
@@ -169,6 +184,14 @@ def expected_values(model):
         values["rope.dimension_count"] = int(model_head_dim(config) * config.rope_parameters.get("partial_rotary_factor", 1.0))
     eps = getattr(config, "rms_norm_eps", None)
     return values if eps is None else {**values, "attention.layer_norm_rms_epsilon": eps}
+
+
+def sizes_of_inputs(config):
+    """Of Gemma 4's E models, whose layers with borrowed keys have wider MLPs."""
+    width, borrowers = getattr(config, "hidden_size_per_layer_input", None) or 0, config.num_kv_shared_layers
+    wide = [config.intermediate_size] * (config.num_hidden_layers - borrowers) + [2 * config.intermediate_size] * borrowers
+    doubled = borrowers > 0 and config.use_double_wide_mlp
+    return {"embedding_length_per_layer_input": width, "feed_forward_length": wide if doubled else config.intermediate_size}
 
 
 def model_head_dim(config):

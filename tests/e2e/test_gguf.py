@@ -130,7 +130,7 @@ def test_the_other_families_are_as_llama_cpp_has_them(name, tmp_path):
         assert values[f"{arch}.{key}"] == (pytest.approx(value) if isinstance(value, float) else value), key
 
 
-@pytest.mark.parametrize("name", [name for name in gguf_families.REFUSED if name in gguf_families.FAMILIES])
+@pytest.mark.parametrize("name", [name for name in gguf_families.REFUSED if name in gguf_families.NAMES])
 def test_what_llama_cpp_does_not_compute_is_refused_by_name(name, tmp_path):
     gguf_families.make(name, tmp_path / "model")
     done = lmlaunch("export", "model", "--gguf", "f16", "-o", "a.gguf", cwd=tmp_path, check=False)

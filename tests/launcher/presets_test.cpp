@@ -88,6 +88,14 @@ TEST(ModelShapes, HaveTheirFamilysKeys) {
   };
   EXPECT_EQ(spec_of("google/gemma-3-270m").layers[0].attention().window, 512);
   EXPECT_EQ(spec_of("google/gemma-3-270m").layers[5].attention().window, 0);
+  EXPECT_EQ(spec_of("google/gemma-4-31B").layers[5].attention().kv_heads, 4);
+  EXPECT_EQ(spec_of("google/gemma-4-31B").embedding.inputs.width, 0);
+  EXPECT_TRUE(spec_of("google/gemma-4-12B").layers[47].attention().values_are_keys);
+  EXPECT_EQ(spec_of("google/gemma-4-12B").layers[0].attention().window, 1024);
+  EXPECT_EQ(spec_of("google/gemma-4-E2B").layers[33].attention().source, 13);
+  EXPECT_EQ(spec_of("google/gemma-4-E2B").layers[34].mlp().ffn, 2 * 6144);
+  EXPECT_EQ(spec_of("google/gemma-4-E4B").layers[41].attention().source, 23);
+  EXPECT_EQ(spec_of("google/gemma-4-E4B").ropes.size(), 2U);
   EXPECT_DOUBLE_EQ(spec_of("google/gemma-2-27b").layers[0].attention().softmax_scale, 1.0 / 12);
   EXPECT_EQ(spec_of("microsoft/Phi-4-mini-instruct").ropes[0].dim, 96);
   EXPECT_EQ(spec_of("microsoft/Phi-3-mini-4k-instruct").layers[0].attention().window, 2047);
@@ -111,6 +119,7 @@ TEST(ModelShapes, ServeWhatWasTunedFromThem) {
                                      {"Qwen/Qwen3-4B-Instruct-2507", 2560},
                                      {"google/gemma-2-9b-it", 3584},
                                      {"google/gemma-3-1b-it", 1152},
+                                     {"google/gemma-4-E4B-it", 2560},
                                      {"ibm-granite/granite-3.3-8b-instruct", 4096},
                                      {"allenai/OLMo-2-1124-13B-Instruct", 5120},
                                      {"openai-community/gpt2-xl", 1600}}) {

@@ -87,16 +87,63 @@ ModelSpec gemma3() {
   return spec;
 }
 
-ModelSpec cohere2() {
-  ModelSpec spec = llama("cohere2");
+// Layers have inputs of their own, and the last two borrow the keys of the two before them.
+ModelSpec gemma4() {
+  ModelSpec spec = llama("gemma4_text", 4);
+  set_norms(spec, {.kind = NormKind::kRmsLate}, true, true);
+  set_mlp(spec, GatedMlpSpec{.activation = Activation::kGeluTanh, .ffn = 20});
+  spec.embedding = {.scale = std::sqrt(24.0), .round_scale = true};
+  spec.embedding.inputs = {.width = 4, .layers = 4, .vocab = spec.vocab, .norm = spec.final_norm};
+  slide(spec, 2);
+  spec.ropes = {{.dim = 6, .theta = 1e6, .scaling = RopeSpec::Scaling::kProportional, .turned = 1},
+                {.dim = 6}};
+  for (LayerSpec& layer : spec.layers) {
+    AttentionSpec& a = layer.attention();
+    a.head_norm = spec.final_norm;
+    a.value_norm = NormSpec{.kind = NormKind::kRmsPlain};
+    a.softmax_scale = 1;
+    a.rope = a.window > 0 ? 1 : 0;
+    layer.scalar = true;
+    layer.sublayers.push_back({.norm = std::nullopt,
+                               .mixer = LayerInputSpec{.activation = Activation::kGeluTanh, .width = 4},
+                               .norm_after = spec.final_norm});
+  }
+  for (const size_t i : {2U, 3U}) {
+    AttentionSpec& a = spec.layers[i].attention();
+    a.source = static_cast<int64_t>(i) - 2;
+    a.value_norm.reset();
+    spec.layers[i].mlp().ffn = 40;
+  }
+  return spec;
+}
+
+void put_beside(ModelSpec& spec) {
   set_norms(spec, {.kind = NormKind::kLayerNoBias}, true, false);
-  slide(spec, 4);
   spec.ropes.front().neighbours = true;
   for (LayerSpec& layer : spec.layers) {
     layer.sublayers[1].norm.reset();
     layer.sublayers[1].beside = true;
-    if (layer.attention().window == 0) layer.attention().rope = AttentionSpec::kNoRope;
   }
+}
+
+ModelSpec cohere2() {
+  ModelSpec spec = llama("cohere2");
+  put_beside(spec);
+  slide(spec, 4);
+  each_attention(spec, [](AttentionSpec& a) {
+    if (a.window == 0) a.rope = AttentionSpec::kNoRope;
+  });
+  return spec;
+}
+
+// Command R+ with 64 layers, and Command R with fewer.
+ModelSpec cohere(int64_t layers, bool normed) {
+  ModelSpec spec = llama("cohere", layers);
+  put_beside(spec);
+  each_attention(spec, [&](AttentionSpec& a) {
+    if (normed) a.head_norm = spec.final_norm;
+    a.own_norms = normed;
+  });
   return spec;
 }
 
@@ -154,8 +201,9 @@ void expect_refused(ModelSpec spec, const Change& change, const std::string& wha
 }
 
 TEST(GgufLayers, APlainModelOfEachShapeIsAccepted) {
-  for (const ModelSpec& spec : {llama("llama"), llama("mistral"), gpt2(), gemma2(), gemma3(), cohere2(),
-                                olmo3(), phi3(), ministral3(), granite()})
+  for (const ModelSpec& spec :
+       {llama("llama"), llama("mistral"), gpt2(), gemma2(), gemma3(), gemma4(), cohere2(), cohere(40, false),
+        cohere(64, true), olmo3(), phi3(), ministral3(), granite()})
     EXPECT_NO_THROW(check(spec)) << spec.model_type;
   EXPECT_TRUE(contains(refusal([&] { check(llama("mamba")); }), "models of type \"mamba\""));
 }
@@ -209,6 +257,52 @@ TEST(GgufLayers, WhatAnArchitectureDoesNotComputeIsRefusedByName) {
   expect_refused(
       ministral3(), [](auto& s) { s.ropes[0].truncate = false; }, "yarn with frequencies");
   expect_refused(ministral3(), attention([](auto& a) { a.position_period = 32; }), "in this way");
+}
+
+TEST(GgufLayers, CommandRPlusIsKnownByItsLayers) {
+  expect_refused(
+      cohere(63, true), [](auto&) {}, "norms of q and k in fewer than 64 layers");
+  expect_refused(
+      cohere(64, false), [](auto&) {}, "64 layers or more without norms of q and k");
+  expect_refused(
+      cohere(64, true), [](auto& s) { s.layers[1].attention().head_norm.reset(); }, "in some layers alone");
+  expect_refused(
+      cohere(64, true), [](auto& s) { s.layers[1].attention().own_norms = false; }, "of this width");
+}
+
+TEST(GgufLayers, KeysAreBorrowedFromTheLastTwoLayersThatHaveTheirOwn) {
+  expect_refused(
+      llama("llama"), [](auto& s) { s.layers[3].attention().source = 2; }, "keys and values of others");
+  expect_refused(
+      gemma4(), [](auto& s) { s.layers[3].attention().source = 0; }, "borrowed from these layers");
+  expect_refused(
+      gemma4(),
+      [](auto& s) {
+        AttentionSpec& a = s.layers[2].attention();
+        a.source = -1;
+        a.value_norm = NormSpec{.kind = NormKind::kRmsPlain};
+      },
+      "borrowed from these layers");
+  expect_refused(
+      gemma4(),
+      [](auto& s) {
+        s.layers[1] = s.layers[3];
+        s.layers[1].attention().source = 0;
+      },
+      "fewer than two layers with keys and values of their own");
+}
+
+TEST(GgufLayers, InputsOfLayersAreGemma4s) {
+  expect_refused(
+      llama("llama"), [](auto& s) { s.embedding.inputs.width = 4; }, "inputs of each layer");
+  expect_refused(
+      gemma4(), [](auto& s) { ++s.embedding.inputs.vocab; }, "other rows than the embedding's");
+  expect_refused(
+      gemma4(), [](auto& s) { s.layers[1].sublayers.pop_back(); }, "layers of this shape");
+  expect_refused(
+      gemma4(), [](auto& s) { s.embedding.inputs.width = 5; }, "inputs of layers of this shape");
+  expect_refused(
+      gemma4(), [](auto& s) { s.embedding.inputs.norm.eps *= 2; }, "norms of several epsilons");
 }
 
 TEST(GgufLayers, TablesAndWindowsByKindOfLayer) {
