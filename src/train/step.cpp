@@ -230,13 +230,13 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View
 
 void TrainStep::add_rows() {
   if (weights_.units().front().elements == 0) return;
+  if (layout_.blocks.front().trains("prompt")) return;  // complete, and beside it every table is frozen
   // A tied embedding's gradient, or its chosen rows', is begun by the head; others consist of the step's rows
   // alone. What projects layers' inputs has its gradient already.
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
+  if (rows_alone) gradients_->zero(0);  // first: it takes the slot for the embedding's
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
-  if (embedding.prompt.gradient.defined()) return;  // complete, and beside it every table is frozen
-  if (rows_alone) gradients_->zero(0);
   const auto zero = [&](const View& gradient) {
     if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
   };

@@ -299,12 +299,21 @@ TEST(StreamLoader, RefusesWhatIsNoPositionOfItsData) {
   const auto at = [&](const StreamAnchor& anchor) {
     return refused(options, source, {.step = 1, .fingerprint = 5, .stream = anchor});
   };
-  EXPECT_EQ(at({.sequences = 5, .room = {1, 1, 1, 1, 1}}), Exit::kIncompatible);  // a step has four
-  EXPECT_EQ(at({.sequences = 2, .room = {1}}), Exit::kIncompatible);
-  EXPECT_EQ(at({.sequences = 1, .room = {32}}), Exit::kIncompatible);
-  EXPECT_EQ(at({.rows = {.row = -1}, .room = {}}), Exit::kIncompatible);
-  EXPECT_EQ(at({.skip = 100, .room = {}}), Exit::kIncompatible);  // a chunk has seven examples
-  EXPECT_EQ(at({.sequences = 1, .room = {5}}), Exit::kDone);
+  const auto open = [](int64_t sequences, std::vector<int64_t> room) {
+    StreamAnchor anchor;
+    anchor.sequences = sequences;
+    anchor.room = std::move(room);
+    return anchor;
+  };
+  EXPECT_EQ(at(open(5, {1, 1, 1, 1, 1})), Exit::kIncompatible);  // a step has four
+  EXPECT_EQ(at(open(2, {1})), Exit::kIncompatible);
+  EXPECT_EQ(at(open(1, {32})), Exit::kIncompatible);
+  StreamAnchor before = open(0, {}), beyond = before;
+  before.rows.row = -1;
+  beyond.skip = 100;  // a chunk has seven examples
+  EXPECT_EQ(at(before), Exit::kIncompatible);
+  EXPECT_EQ(at(beyond), Exit::kIncompatible);
+  EXPECT_EQ(at(open(1, {5})), Exit::kDone);
 }
 
 TEST(StreamLoader, RefusesDataWithoutTargetsAndForeignIds) {

@@ -41,13 +41,11 @@ TEST(TrainerState, ComesBackWhole) {
 TEST(TrainerState, ThePositionOfStreamedRowsComesBackWhole) {
   TrainerState s = some_state();
   EXPECT_FALSE(parse_trainer_state(Json::parse(state_json(s).dump()), "m").data.stream);
-  s.data.stream = StreamAnchor{
-      .rows = {.file = 1, .row = 2, .byte = int64_t{1} << 40, .format = "chat", .rows = 4, .done = 5},
-      .skip = 6,
-      .examples = 7,
-      .window = 8,
-      .sequences = 9,
-      .room = {3, 0, 12}};
+  StreamAnchor& anchor = s.data.stream.emplace();
+  anchor.rows.file = 1, anchor.rows.row = 2, anchor.rows.byte = int64_t{1} << 40;
+  anchor.rows.format = "chat", anchor.rows.rows = 4, anchor.rows.done = 5;
+  anchor.skip = 6, anchor.examples = 7, anchor.window = 8, anchor.sequences = 9;
+  anchor.room = {3, 0, 12};
   Json json = state_json(s);
   EXPECT_EQ(parse_trainer_state(Json::parse(json.dump()), "m").data.stream, s.data.stream);
   for (const char* key : {"file", "format", "done", "room"}) {
