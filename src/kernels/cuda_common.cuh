@@ -12,6 +12,11 @@
 #include "base/host_device.h"
 #include "kernels/kernels.h"
 
+// An address that a kernel has read from memory and follows. The GPU emulator (tests/twin) has its own.
+#ifndef LM_ADDRESS_IN_MEMORY
+#define LM_ADDRESS_IN_MEMORY(p) (p)
+#endif
+
 namespace lm::gpu {
 
 inline constexpr int kThreads = 256;

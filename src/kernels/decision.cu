@@ -44,8 +44,8 @@ __device__ __forceinline__ int64_t last_of_block(int64_t x) {
 template <class G>
 __device__ __forceinline__ void find_element(const Decide& a, StepDecision& d) {
   const GradientArray& array = array_of(a, d.granule);
-  const G* const granule =
-      static_cast<const G*>(array.gradient) + (d.granule - array.first_granule) * kGranuleElements;
+  const G* const granule = static_cast<const G*>(LM_ADDRESS_IN_MEMORY(array.gradient)) +
+                           (d.granule - array.first_granule) * kGranuleElements;
   int64_t mine = -1;
   for (int64_t i = threadIdx.x; i < kGranuleElements; i += kThreads) {
     if (!is_finite(to_float(granule[i]))) mine = i;

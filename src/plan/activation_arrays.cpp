@@ -7,7 +7,7 @@
 namespace lm {
 
 const std::vector<int64_t>& Rehearsals::activations(const PlanInput& in, const Plan& plan) {
-  StepConfig step = dry_run_step(step_config(in.spec, plan, in.config.optimizer.clip));
+  StepConfig step = dry_run_step(step_config(in.spec, in.layout, plan, in.config.optimizer.clip));
   step.group = 1;
   step.pools = {};
   step.first_trained = in.first_trained();

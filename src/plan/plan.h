@@ -120,7 +120,7 @@ struct Plan {
 };
 
 // What the plan's numerics and placement make of a step.
-StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip);
+StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const Plan& plan, Clip clip);
 
 // What a plan is for. Training needs everything; evaluation and generation need weights and an arena of their
 // own; export reads weights tensor by tensor.

@@ -362,7 +362,7 @@ int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
   return numerics.micro_batch * (in.config.data.packing ? in.config.data.max_length / least : of_sequence);
 }
 
-StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
+StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const Plan& plan, Clip clip) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   return {.units = p.units(),
@@ -376,6 +376,7 @@ StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
           .in_backward = p.in_backward(),
           .table_last = p.table_last,
           .layer_inputs = spec.embedding.inputs.width > 0,
+          .prompt = layout.blocks.front().trains("prompt"),
           .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
                     p.through(Pool::kActivations), p.through(Pool::kWeightShards),
                     p.through(Pool::kGradientShards)},
@@ -426,7 +427,7 @@ int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = micro_tokens(in, plan.numerics);
   size_generation(in, plan);
-  plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
+  plan.step = step_config(in.spec, in.layout, plan, in.config.optimizer.clip);
   plan.step.weighted = in.data.weighted;
   plan.step.first_trained = in.first_trained();
   const auto longest = static_cast<double>(in.config.data.max_length);
@@ -445,9 +446,10 @@ void size_plan(const PlanInput& in, Plan& plan) {
     plan.placement.gemm_shapes += std::ssize(gemms);
   }
   if (in.device == DeviceType::kCuda) {
-    // Two steps' (model/uploads.h). A second backward sends what it needs behind what the first one has sent,
-    // and so does a table's gradient.
-    plan.placement.upload_bytes = 2 * upload_bytes(in, plan.numerics, plan.micro_tokens) *
+    // Two steps', where the next one may be enqueued meanwhile (model/uploads.h). A second backward sends
+    // what it needs behind what the first one has sent, and so does a table's gradient.
+    plan.placement.upload_bytes = (plan.step.may_run_ahead() ? 2 : 1) *
+                                  upload_bytes(in, plan.numerics, plan.micro_tokens) *
                                   (plan.step.measures() || plan.step.table_last ? 2 : 1);
     const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),

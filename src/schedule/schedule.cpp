@@ -59,9 +59,9 @@ class Builder {
       if (final) finished(*unit);
     }
     if (step_.first_trained > 0) return;
-    // The embedding's backward sums rows, and needs weights only for what it makes for the layers. It comes
-    // last, so that a tied matrix, whose gradient the head began, is complete only here.
-    if (step_.layer_inputs) {
+    // The embedding's backward sums rows, and needs its unit only for what it makes for the layers and for a
+    // prompt. It comes last, so that a tied matrix, whose gradient the head began, is complete only here.
+    if (step_.layer_inputs || step_.prompt) {
       pass(OperationKind::kBackward, embedding_, first, end);
     } else {
       for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);

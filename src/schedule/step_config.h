@@ -126,6 +126,7 @@ struct StepConfig {
 
   // The embedding makes inputs for the layers, and its backward pass needs its weights.
   bool layer_inputs = false;
+  bool prompt = false;  // a prompt is trained, whose rows the embedding's backward sums
   // The first block with a trained tensor (full fine-tuning): blocks before it have no backward, keep nothing
   // for one, and their inputs end with their forward.
   int64_t first_trained = 0;
@@ -165,7 +166,9 @@ struct StepConfig {
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
-  bool uses_slots() const;     // any pool
+  bool uses_slots() const;  // any pool
+  // Whether nothing of a step keeps the next one from being enqueued before this one's result is known.
+  bool may_run_ahead() const { return ranks == 1 && clip == Clip::kGlobal && !measures() && !uses_slots(); }
   bool moves_shards() const {  // of weights or gradients, between their tier and slots of their own
     return pool(Pool::kWeightShards).slots + pool(Pool::kGradientShards).slots > 0;
   }

@@ -98,7 +98,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
       upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
-      uploads_(upload_memory_.bytes()),
+      uploads_(upload_memory_.bytes(), setup_.plan.step.may_run_ahead() ? 2 : 1),
       timed_kernels_(timed(setup_, off_device_.clock(), stream.device)),
       context_{setup.spec,
                setup_.plan.step.arithmetic.dtype,

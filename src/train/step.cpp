@@ -43,8 +43,7 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
 // read of a disk, what the CPU updates), block by block, and for objectives of its own.
 bool TrainStep::decides_on_device() const {
   return context_.device == DeviceType::kCuda && gradients_ != nullptr && optimizer_ != nullptr &&
-         config_.ranks == 1 && config_.clip == Clip::kGlobal && !config_.measures() &&
-         !config_.uses_slots() && gradients_->resident() && !optimizer_->updates_on_host() &&
+         config_.may_run_ahead() && gradients_->resident() && !optimizer_->updates_on_host() &&
          objective_.weigh == nullptr && objective_.score == nullptr && objective_.columns.empty();
 }
 

@@ -249,7 +249,8 @@ LoaderPosition parse_position(const Json& json) {
                       .window = whole(at, "window"),
                       .sequences = whole(at, "sequences"),
                       .room = {}};
-  for (const Json& room : at.at("room")) anchor.room.push_back(json_integer(room));
+  for (const Json& room : at.at("room").get_ref<const Json::array_t&>())
+    anchor.room.push_back(json_integer(room));
   data.stream = std::move(anchor);
   return data;
 }

@@ -59,8 +59,9 @@ bool is_known_without_pairs(AdapterKind kind, const std::string& key) {
                                                 "prompt_tuning_init", "prompt_tuning_init_text",
                                                 "tokenizer_kwargs",   "tokenizer_name_or_path"};
   const bool prefix = kind == AdapterKind::kPrefix, prompt = kind == AdapterKind::kPrompt;
-  if ((prefix || prompt) && key != "target_modules")
-    return kBoth.contains(key) || kVirtual.contains(key) || (prefix ? kPrefix : kPrompt).contains(key);
+  if (prefix || prompt)
+    return key != "target_modules" &&
+           (kBoth.contains(key) || kVirtual.contains(key) || (prefix ? kPrefix : kPrompt).contains(key));
   const bool ia3 = kind == AdapterKind::kIa3;
   return kBoth.contains(key) || (ia3 && (key == "feedforward_modules" || key == "init_ia3_weights"));
 }

@@ -209,7 +209,7 @@ struct Case {
     if (arguments.options.contains("together")) plan.cache_texts = whole.micro[0].documents();
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
-    plan.step = step_config(spec, plan, optimizer.clip);
+    plan.step = step_config(spec, layout, plan, optimizer.clip);
     if (!adapter) plan.step.first_trained = layout.first_trained();
     plan.arena = arena_need({spec, layout, adapter_spec()}, plan.step, whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.

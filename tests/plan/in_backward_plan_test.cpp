@@ -202,6 +202,7 @@ TEST(InBackwardPlan, DoesNotDecideNumericsByATableMadeLast) {
     for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
       Case c = llama_case(clip, UpdateTime::kInBackward);
       c.config.train.recompute = Recompute::kAuto;
+      c.config.offload.activations = OffloadHome::kNone;  // on the disk they leave room enough
       c.machine.host_memory = mib * kMiB;
       c.machine.disks = {{"/disk", 1LL << 40, 3e9, 2e9}};
       c.config.offload.paths = {"/disk"};

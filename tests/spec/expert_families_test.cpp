@@ -23,7 +23,8 @@ std::vector<bool> sparse(const ModelSpec& spec) {
 
 std::vector<std::string> names_of(const ModelSpec& spec, size_t block, const std::string& parameter) {
   std::vector<std::string> out;
-  for (const Parameter& one : list_parameters(spec, nullptr)[block].trainable)
+  const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+  for (const Parameter& one : blocks[block].trainable)
     if (one.name == parameter)
       for (const ParameterPart& part : one.parts) out.push_back(part.name);
   return out;

@@ -236,7 +236,7 @@ TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
       {"model_type", "gpt_oss"},
       {"model_type", "never_heard_of"},
       {"model_type", nullptr},
-      {"architectures", {"LlamaForSequenceClassification"}},
+      {"architectures", {"LlamaForTokenClassification"}},
       {"architectures", "LlamaForCausalLM"},
       {"hidden_act", "gelu"},
       {"quantization_config", {{"quant_method", "gptq"}}},

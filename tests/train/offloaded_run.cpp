@@ -380,7 +380,7 @@ void Training::set_update_site() {
 void Training::set_arena(const Config& config) {
   const AdapterSpec* const adapter = run_.lora ? &adapter_ : nullptr;
   const int64_t sequences = plan_.numerics.micro_batch;
-  plan_.step = step_config(spec_, plan_, run_.clip);
+  plan_.step = step_config(spec_, layout_, plan_, run_.clip);
   plan_.arena =
       arena_need({spec_, layout_, adapter}, plan_.step, sequences * config.data.max_length, sequences);
 }

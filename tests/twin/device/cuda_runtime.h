@@ -23,6 +23,11 @@
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+// A kernel's arguments have the addresses of the bytes; those that lie in memory itself are of the device.
+namespace twin {
+void* inside(const void* p);
+}
+#define LM_ADDRESS_IN_MEMORY(p) twin::inside(p)
 // One copy of a block's shared memory (blocks run one after the other), in a section that is filled with
 // garbage before each block.
 #define __shared__ static __attribute__((section("twin_shared")))
