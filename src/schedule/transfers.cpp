@@ -209,6 +209,7 @@ class PoolPlanner {
     left_at_[index(use)] = use.end + 1;
     const size_t s = find(index(use));
     if (s == work_.size()) return;
+    if (use.dies) work_[s].free_at = use.end + 1;  // until then it is nowhere else
     fill(s, {.array = -1, .changed = false, .promised = false, .order = work_[s].slot.order});
     line_up(s);
     if (use.begin < length_) state_[s] = work_[s].slot;
