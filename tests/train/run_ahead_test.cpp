@@ -13,7 +13,7 @@ namespace {
 
 using namespace offloaded_run;
 
-// The call of granule_norms, of a run, before which a number of its gradient becomes infinite.
+// The call of granule_norms, of a step, before which a number of its gradient becomes infinite.
 int64_t planted_call = -1, calls = 0;
 const float kInfinite = -std::numeric_limits<float>::infinity();  // the source of a copy
 
@@ -42,14 +42,16 @@ struct Ran {
 
 // `ahead`: at most one step's results are unread.
 Ran train(Variant run, bool ahead, int64_t bad_call) {
-  planted_call = -1, calls = 0;
+  planted_call = -1;
   run.kernels = &planting_kernels();
   Training training(run);
   EXPECT_TRUE(training.train_step().runs_ahead());
   const int64_t norms = std::ssize(training.reduced_units());
-  if (bad_call >= 0) planted_call = (kBadStep - 1) * norms + bad_call % norms;
   Ran out;
   for (int64_t s = 1; s <= kSteps; ++s) {
+    // Of a step the gradients' come first: Muon's updates call it, too.
+    calls = 0;
+    planted_call = bad_call >= 0 && s == kBadStep ? bad_call % norms : -1;
     training.start(s);
     if (s > 1 || !ahead) out.results.push_back(training.train_step().finish());
   }
