@@ -403,7 +403,11 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     const bool vote =
         fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
     const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop;
-    if (!vote && !apart)
+    // Who computes, or is reached late, says it when it is next asked for something: others have waited a
+    // second.
+    const bool busy = std::ranges::any_of(
+        job.faults, [](const Fault& one) { return one.harmless && one.kind != Fault::Kind::kClockJump; });
+    if (!vote && !apart && !busy)
       return fmt::format("{} ranks say it, the last is {}", speakers.size(), speakers.back());
   }
   return "";
