@@ -391,7 +391,8 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     if (one.speaks) speakers.push_back(r);
     const bool explained = std::ranges::any_of(job.faults, [&](const Fault& fault) {
       return !fault.harmless && explains(fault, one.code) &&
-             (fault.rank == r || names(one.text, fault.rank) || names(one.text, fault.peer));
+             // Of a lost message who waits for the one that waits may speak first.
+             (fault.kind == Fault::Kind::kCutLink || fault.rank == r || names(one.text, fault.rank));
     });
     if (!explained) return fmt::format("rank {} ends with {}: {}", r, one.code, one.text);
   }
