@@ -11,18 +11,15 @@ int32_t* numbers(const Context& context, int64_t count) {
   return reinterpret_cast<int32_t*>(context.arena.allocate(count * 4));
 }
 
-// Where the rows of expert `e` begin, of those of T k slots; of e = E: where all end. In a dry run nothing is
-// routed: the busiest expert has twice as many as the average, the others evenly less, down to none. So the
-// work is that of all slots, in products of as many sizes as a trained router makes.
-int64_t start_of(const Context& context, const ExpertsSpec& spec, const Routing& routing, int64_t slots,
-                 int64_t e) {
-  if (context.counts == nullptr) return routing.start[e];
+// How many rows expert `e` has, of those of T k slots. In a dry run nothing is routed: the busiest expert has
+// twice as many as the average, the others evenly less, down to none. So the work is that of all slots, in
+// products of as many sizes as a trained router makes.
+int64_t rows_of(const Context& context, const ExpertsSpec& spec, const Routing& routing, int64_t slots,
+                int64_t e) {
+  if (context.counts == nullptr) return routing.start[e + 1] - routing.start[e];
   const auto until = [&](int64_t expert) { return slots * expert * expert / (spec.experts * spec.experts); };
-  if (!context.round_rows) return until(e);
-  int64_t out = 0;
-  for (int64_t i = 0; i < e; ++i)
-    if (const int64_t rows = until(i + 1) - until(i); rows > 0) out += rounded_rows(rows);
-  return out;
+  const int64_t rows = until(e + 1) - until(e);
+  return rows > 0 ? context.rounded(rows) : 0;
 }
 
 // What a pass through the layer works on.
@@ -38,8 +35,9 @@ struct Rows {
         batch(tokens),
         mixer(experts),
         routing(routed),
-        slots(tokens.tokens * experts.spec.chosen),
-        count(start_of(of, experts.spec, routed, slots, experts.spec.experts)) {}
+        slots(tokens.tokens * experts.spec.chosen) {
+    each([this](const Experts::Expert&, int64_t, int64_t rows) { count += rows; });
+  }
 
   // Memory for as many rows as there can be, and of that what is in use.
   View tensor(int64_t columns) const {
@@ -52,9 +50,9 @@ struct Rows {
   void each(const Body& body) const {
     int64_t first = 0;
     for (int64_t e = 0; e < mixer.spec.experts; ++e) {
-      const int64_t end = start_of(context, mixer.spec, routing, slots, e + 1);
-      body(mixer.experts[static_cast<size_t>(e)], first, end - first);
-      first = end;
+      const int64_t rows = rows_of(context, mixer.spec, routing, slots, e);
+      body(mixer.experts[static_cast<size_t>(e)], first, rows);
+      first += rows;
     }
   }
 };
