@@ -4,7 +4,6 @@
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 #include "kernels/decision_formula.h"
-#include "kernels/norms_formula.h"
 
 namespace lm::gpu {
 namespace {

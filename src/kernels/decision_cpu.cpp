@@ -1,7 +1,6 @@
 // A step's check on the CPU: the reference of the GPU's.
 #include "kernels/cpu_launchers.h"
 #include "kernels/decision_formula.h"
-#include "kernels/norms_formula.h"
 
 namespace lm::LM_ISA {
 namespace {

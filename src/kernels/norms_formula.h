@@ -1,4 +1,5 @@
-// The order in which the squares of a granule are added, shared by both launchers.
+// The order in which the squares of a granule are added, and what is made of such sums in fp64, shared by
+// both launchers.
 #pragma once
 
 #include "base/host_device.h"
@@ -8,16 +9,27 @@ namespace lm {
 inline constexpr int kGranuleElements = 4096;
 inline constexpr int kNormLanes = 64;
 
-// The tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN sum has fixed bits.
+// As the fp32 forms (base/host_device.h).
+LM_HOST_DEVICE double root(double a) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(a);
+#else
+  return __builtin_sqrt(a);
+#endif
+}
+LM_HOST_DEVICE double one_nan(double a) {
+  if (a == a) return a;
+  const uint64_t bits = 0x7FF8000000000000u;
+  memcpy(&a, &bits, sizeof a);
+  return a;
+}
+
+// The tree (l, l + 32), (l, l + 16), ... (0, 1).
 LM_HOST_DEVICE double add_norm_lanes(double (&lane)[kNormLanes]) {
   for (int step = kNormLanes / 2; step > 0; step /= 2) {
     for (int l = 0; l < step; ++l) lane[l] += lane[l + step];
   }
-  if (lane[0] == lane[0]) return lane[0];
-  const uint64_t bits = 0x7FF8000000000000u;
-  double nan;
-  memcpy(&nan, &bits, sizeof nan);
-  return nan;
+  return one_nan(lane[0]);
 }
 
 // Normalise's divisor, for the sum of all squares.

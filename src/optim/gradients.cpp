@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/staging.h"
+#include "kernels/decision_formula.h"
 #include "optim/shards.h"
 
 namespace lm {
@@ -297,7 +298,7 @@ void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const 
 }
 
 float clip_factor(double norm, double limit) {
-  return static_cast<float>(std::min(1.0, limit / (norm + 1e-6)));
+  return clipped_scale(norm, limit);
 }
 
 }  // namespace lm
