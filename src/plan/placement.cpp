@@ -194,10 +194,6 @@ void keep_what_fits(const PlanInput& in, Plan& plan) {
   if (offload.optimizer == OffloadHome::kAuto) keep_nearer(in, plan, Pool::kOptimizer);
 }
 
-}  // namespace
-
-namespace {
-
 // `shards`: gradients are in shards, so that all micro-batches pass a block together.
 void place_with(const PlanInput& in, const HomeChoice& homes, bool shards, int64_t most_group, Plan& plan) {
   PlacementPlan& p = plan.placement;
