@@ -323,20 +323,10 @@ Fault random_harmless(Random& random, const Job& job) {
   fault.step = 1 + random.below(job.steps);
   fault.kind = static_cast<Fault::Kind>(random.below(4));
   fault.peer = static_cast<int>((fault.rank + 1 + random.below(job.ranks - 1)) % job.ranks);
-  switch (fault.kind) {
-    case Fault::Kind::kStop:
-      fault.seconds = random.between(0, kSilence / 4);
-      break;
-    case Fault::Kind::kClockJump:
-      fault.seconds = random.between(0, 1e4);
-      break;
-    case Fault::Kind::kStraggler:
-      fault.seconds = random.between(0, kLate / 2);
-      break;
-    default:
-      fault.seconds = random.between(0, kSilence / 4);
-      break;
-  }
+  double longest = kSilence / 4;
+  if (fault.kind == Fault::Kind::kClockJump) longest = 1e4;
+  if (fault.kind == Fault::Kind::kStraggler) longest = kLate / 2;
+  fault.seconds = random.between(0, longest);
   return fault;
 }
 
