@@ -1,7 +1,6 @@
 #include "train/evaluate.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/bytes.h"
@@ -120,9 +119,10 @@ EvalResult score_documents(const Rank& rank, const EvalBatches& set, const Sums&
   for (size_t c = 0; c < columns.size(); ++c) {
     const double value =
         result.target_tokens > 0 ? columns[c] / static_cast<double>(result.target_tokens) : 0;
-    const std::string name(objective.columns[c]);
-    name == "loss" ? static_cast<void>(result.loss = value)
-                   : static_cast<void>(result.columns.emplace_back(name, value));
+    if (objective.columns[c] == "loss")
+      result.loss = value;
+    else
+      result.columns.emplace_back(objective.columns[c], value);
   }
   if (objective.whole == nullptr) return result;
   for (const auto& figure : objective.whole(samples)) result.columns.push_back(figure);
