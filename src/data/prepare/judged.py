@@ -6,7 +6,6 @@ reward: `chosen` and `rejected`, two strings that follow an optional `prompt`, o
 the other; each ends with the end token. The mask is 1, but 0 where the second text begins."""
 
 import array
-import math
 from dataclasses import replace
 
 import formats
@@ -19,6 +18,8 @@ from tokenise import Chunk, Counts, check_unicode
 FORMATS = {"classify": "classify", "reward": "reward"}
 COLUMNS = {"classify": ("text", "label"), "reward": ("chosen", "rejected")}
 MORE_COLUMNS = {"classify": (), "reward": ("prompt", "system", "tools")}
+LARGEST = 3.4e38  # the loss reads a number of 32 bits
+MOST_DIGITS = 9   # of a label's number
 
 
 def _check_columns(row, name, place):
@@ -38,8 +39,8 @@ def _number(value, place):
             value = float(value)
         except ValueError:
             pass
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"the label {str(value)[:40]!r} is not a number", place, "correct or remove this row")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:  # which NaN is not
+        raise InputError(f"the label {str(value)[:40]!r} is not a number up to {LARGEST:g}", place, "correct or remove this row")
     return float(value)
 
 
@@ -51,7 +52,7 @@ def _index(value, labels, place):
         value = int(value)
     if isinstance(value, float) and value.is_integer():  # a column with missing values
         value = int(value)
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS:
         value = int(value)
     if type(value) is not int or not 0 <= value < len(labels):
         named = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
