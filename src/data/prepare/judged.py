@@ -25,7 +25,7 @@ MOST_DIGITS = 9   # of a label's number
 def _check_columns(row, name, place):
     for column in COLUMNS[name]:
         if row.get(column) in (None, ""):
-            raise InputError(f"column {column!r} is missing or empty; found " + (", ".join(map(str, row)) or "none"), place,
+            raise InputError(f"column {column!r} is missing or empty; found {kinds.found(row)}", place,
                              f'a row of train.objective = "{name}" needs ' + " and ".join(COLUMNS[name])
                              + "; data.columns renames columns")
 
@@ -119,8 +119,7 @@ def _texts(name, row, model, place):
 def _ids(model, name, rendered, encoding):
     if name == "reward":
         return model._finish(rendered, encoding)[0]
-    ids = encoding.ids
-    return ids[1:] if model.bos is not None and ids[:2] == [model.bos, model.bos] else ids
+    return model.one_bos(encoding.ids)
 
 
 def _read(model, name, rows, counts):
@@ -133,10 +132,7 @@ def _read(model, name, rows, counts):
             _check_columns(row, name, place)
             numbers = label(row["label"], options.labels, options.problem, place) if name == "classify" else []
             texts = _texts(name, row, model, place)
-            known = {*COLUMNS[name], *MORE_COLUMNS[name]}
-            for column, value in row.items():
-                if column not in known and value not in (None, "", []):
-                    counts._see_unread(str(column)[:kinds.NAME_LENGTH])
+            counts.see_unread(kinds.not_of(row, {*COLUMNS[name], *MORE_COLUMNS[name]}))
             yield place, texts, numbers
         except InputError as error:
             model.leave_out(error, place, counts)
