@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 #include "base/error.h"
@@ -88,7 +89,8 @@ PythonSession::PythonSession(const std::string& python, const std::string& progr
 }
 
 PythonSession::~PythonSession() {
-  close(socket_);  // ends its standard input, at which it exits
+  close(socket_);
+  kill(pid_, SIGKILL);  // it may be reading for a request that nobody makes; it writes nothing
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
