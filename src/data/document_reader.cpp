@@ -50,6 +50,9 @@ bool DocumentReader::read_chunk() {
   const DocumentPosition end = position();
   std::optional<RowChunk> chunk = rows_.next();
   if (!chunk) return false;
+  LM_CHECK(
+      !options_.scored || std::ssize(chunk->labels) == std::ssize(chunk->lengths) * options_.scored->labels,
+      "a label for each example");
   begin_ = end;
   chunk_ = std::move(*chunk);
   first_.assign(1, 0);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -88,20 +90,24 @@ std::string kind_of(const std::string& file) {
   return (packed ? name.stem().extension().string() : "") + name.extension().string();
 }
 
-// Both overlap in a small file.
-std::string ends_of(const std::string& file) {
+// A hash of the size and both ends, which overlap in a small file.
+ContentKey ends_of(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
-  const auto size = static_cast<int64_t>(fs::file_size(file));
+  const auto fail = [&](int error) {
+    refuse(Exit::kInput, std::string("cannot read: ") + std::strerror(error), file,
+           "check the file, and start again");
+  };
+  std::error_code absent;
+  const auto size = static_cast<int64_t>(fs::file_size(file, absent));
+  if (absent) fail(absent.value());
   std::string bytes(static_cast<size_t>(std::min(size, kHashedEnd)), 0);
-  std::string out = std::to_string(size) + " ";
+  std::vector<std::string> parts{std::to_string(size)};
   for (const int64_t at : {int64_t{0}, size - std::ssize(bytes)}) {
     in.seekg(at);
-    if (!in.read(bytes.data(), std::ssize(bytes)))
-      throw Error(Exit::kInput,
-                  {.area = "DATA-24", .what = "cannot read", .place = file, .next = "check the file"});
-    out += bytes;
+    if (!in.read(bytes.data(), std::ssize(bytes))) fail(in.eof() ? EIO : errno);
+    parts.push_back(bytes);
   }
-  return out;
+  return combine(parts);
 }
 
 }  // namespace
@@ -128,7 +134,7 @@ ContentKey stream_key(const PrepareOptions& options, const std::vector<std::stri
                       ContentHasher& hasher) {
   std::vector<std::string> parts = parts_of(options, hasher);
   parts.emplace_back("streamed");
-  for (const std::string& file : files) parts.push_back(kind_of(file) + " " + ends_of(file));
+  for (const std::string& file : files) parts.push_back(kind_of(file) + " " + to_hex(ends_of(file)));
   return combine(parts);
 }
 

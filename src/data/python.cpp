@@ -1,11 +1,13 @@
 #include "data/python.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 #include "base/error.h"
@@ -88,27 +90,40 @@ PythonSession::PythonSession(const std::string& python, const std::string& progr
 }
 
 PythonSession::~PythonSession() {
-  close(socket_);  // ends its standard input, at which it exits
+  close(socket_);
+  kill(pid_, SIGKILL);  // it may be reading for a request that nobody makes; it writes nothing
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
+}
+
+void PythonSession::refuse_ended() const {
+  constexpr int kLooks = 100;  // 1 s: it closes its output before it has ended
+  siginfo_t end{};
+  for (int look = 0; look < kLooks && end.si_pid == 0; ++look) {
+    if (look > 0) poll(nullptr, 0, 10);
+    // The destructor waits for it.
+    if (waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) != 0) break;
+  }
+  std::string how;
+  if (end.si_pid != 0)
+    how = fmt::format(" with {} {}", end.si_code == CLD_EXITED ? "status" : "signal", end.si_status);
+  refuse(Exit::kInput, "the data program has ended" + how, program_,
+         "see its own message above; without one, free memory");
 }
 
 void PythonSession::receive() {
   char buffer[65536];
   const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
   if (n < 0 && errno == EINTR) return;
-  if (n <= 0) refuse(Exit::kInput, "the text program has ended", program_, "see its own message above");
+  if (n <= 0) refuse_ended();
   received_.append(buffer, static_cast<size_t>(n));
 }
 
 Json PythonSession::ask(const Json& request) {
-  const auto ended = [&] {
-    refuse(Exit::kInput, "the text program has ended", program_, "see its own message above");
-  };
   const std::string line = line_of(request) + "\n";
   for (size_t sent = 0; sent < line.size();) {
     const ssize_t n = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (n < 0 && errno != EINTR) ended();
+    if (n < 0 && errno != EINTR) refuse_ended();
     if (n > 0) sent += static_cast<size_t>(n);
   }
   size_t end = 0;
@@ -119,7 +134,9 @@ Json PythonSession::ask(const Json& request) {
   const Json answer = Json::parse(received_.substr(0, end), nullptr, false);
   received_.erase(0, end + 1);
   throw_error_of(answer);
-  if (!answer.is_object()) ended();
+  if (!answer.is_object())
+    refuse(Exit::kInput, "the data program's answer is no JSON object", program_,
+           "see its own message above; a program that Python starts may have written to its output");
   return answer;
 }
 

@@ -31,6 +31,7 @@ class PythonSession {
 
  private:
   void receive();
+  [[noreturn]] void refuse_ended() const;  // says how
 
   std::string program_;
   int socket_ = -1;

@@ -125,24 +125,35 @@ void by_home(const WeightStore& store, const std::function<void(const std::funct
   }
 }
 
-// For a prompt: embeddings of tokens drawn from the vocabulary, as a layer sees them.
-std::vector<float> drawn_embeddings(const LoadSetup& setup, uint64_t seed, const std::string& directory,
-                                    const TensorPlace& prompt) {
+// These tokens' rows of the base's embedding.
+std::vector<float> embedding_rows(const LoadSetup& setup, uint64_t seed, const std::string& directory,
+                                  std::span<const int64_t> tokens) {
   const TensorPlace& table = *setup.layout.blocks.front().find("embed");
   std::optional<ModelFiles> files;
   if (!directory.empty()) files.emplace(directory);
-  const MatrixElements rows =
+  const MatrixElements elements =
       files ? elements_of(*files, table.parameter, 0, DType::kF32) : drawn(table, 0, seed, DType::kF32);
+  const int64_t columns = table.parameter.columns;
+  std::vector<float> values(tokens.size() * static_cast<size_t>(columns));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    elements(tokens[i] * columns, columns,
+             reinterpret_cast<std::byte*>(values.data() + static_cast<int64_t>(i) * columns));
+  return values;
+}
+
+// For a prompt: embeddings of tokens drawn from the vocabulary, as a layer sees them.
+std::vector<float> drawn_embeddings(const LoadSetup& setup, uint64_t seed, const std::string& directory,
+                                    const TensorPlace& prompt) {
+  const int64_t vocab = setup.layout.blocks.front().find("embed")->parameter.rows;
   const EmbeddingSpec& spec = setup.spec.embedding;
   const auto scale = static_cast<float>(spec.scales_prompt ? 1 : spec.scale);
-  const int64_t columns = table.parameter.columns;
-  std::vector<float> values(static_cast<size_t>(prompt.parameter.elements()));
   const uint64_t key = philox_key(seed, Purpose::kInit, 0, prompt.number);
+  std::vector<int64_t> tokens;
   for (int64_t i = 0; i < prompt.parameter.rows; ++i) {
     const int64_t word = philox_at(key, static_cast<uint64_t>(i), 0, 0);
-    const int64_t token = word * table.parameter.rows >> 32;
-    rows(token * columns, columns, reinterpret_cast<std::byte*>(values.data() + i * columns));
+    tokens.push_back(word * vocab >> 32);
   }
+  std::vector<float> values = embedding_rows(setup, seed, directory, tokens);
   for (float& value : values) value *= scale;
   return values;
 }
@@ -227,16 +238,7 @@ void start_token_rows(const LoadSetup& setup, int64_t seed, const std::string& d
   const BlockLayout& block = setup.layout.blocks.front();
   const TensorPlace* const rows = block.find("embed.tokens");
   if (rows == nullptr) return;
-  const TensorPlace& table = *block.find("embed");
-  std::optional<ModelFiles> files;
-  if (!directory.empty()) files.emplace(directory);
-  const MatrixElements elements = files ? elements_of(*files, table.parameter, 0, DType::kF32)
-                                        : drawn(table, 0, static_cast<uint64_t>(seed), DType::kF32);
-  const int64_t columns = table.parameter.columns;
-  std::vector<float> values(static_cast<size_t>(rows->parameter.elements()));
-  for (size_t i = 0; i < tokens.size(); ++i)
-    elements(tokens[i] * columns, columns,
-             reinterpret_cast<std::byte*>(values.data() + static_cast<int64_t>(i) * columns));
+  const std::vector<float> values = embedding_rows(setup, static_cast<uint64_t>(seed), directory, tokens);
   Filling filling(setup, store);
   filling.put(rows->parameter, values, filling.target(0, *rows));
   filling.finish();

@@ -461,6 +461,7 @@ def test_labels_are_names_or_numbers():
     assert judged.label(["good"], names, "multi_label", "") == [0, 1] and judged.label("[1, 0]", names, "multi_label", "") == [1, 0]
     assert judged.label("2.5", ["s"], "regression", "") == [2.5] and judged.label([1, 2], names, "regression", "") == [1, 2]
     for value, problem in [("fair", "single_label"), (2, "single_label"), (-1, "single_label"), (None, "single_label"), ("good", "multi_label"),
-                           ([2], "multi_label"), ("x", "regression"), ([1], "regression"), (float("nan"), "regression")]:
+                           ([2], "multi_label"), ("x", "regression"), ([1], "regression"), (float("nan"), "regression"), ("inf", "regression"),
+                           (1e39, "regression"), (-10**400, "regression"), ("\u00b2", "single_label"), ("1" * 5000, "single_label")]:
         with pytest.raises(InputError):
             judged.label(value, names, problem, "")

@@ -321,3 +321,9 @@ def test_the_sample_is_told_token_by_token(run, oracle):  # noqa: F811
     assert [piece["trained"] for piece in sample] == [mark == 1 for mark in marks]
     assert "".join(piece["text"] for piece in sample) == oracle("chatml").decode(ids)
     assert "".join(piece["text"] for piece in sample if piece["trained"]) == "\U0001f600 fine<|im_end|>"
+
+
+def test_a_message_names_some_of_many_columns():
+    with pytest.raises(InputError) as refusal:
+        detect({f"{'c' * 200}{i}": 1 for i in range(500)}, "a.jsonl:1")
+    assert refusal.value.what == "unknown columns: found " + ", ".join(["c" * 60] * 20) + " and 480 more"

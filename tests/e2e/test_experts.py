@@ -9,8 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows, save_tokenizer
 from transformers import (AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig,
                           Qwen3MoeForCausalLM)
 
@@ -159,9 +158,7 @@ def test_a_quantised_base_learns_with_its_router_as_it_is(work):
 
 
 def test_several_texts_are_continued_at_once_as_transformers_continues_each(work):
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(work / "qwen3_moe" / "tokenizer.json"))
+    save_tokenizer(work / "qwen3_moe", [f"w{i}" for i in range(VOCAB)])
     prompts = [[5, 8, 11, 14], [3], [20, 23, 26, 29, 32, 35]]
     (work / "prompts.txt").write_text("".join(" ".join(f"w{i}" for i in ids) + "\n" for ids in prompts))
     model = read(work / "qwen3_moe")

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import PeftModel
-from test_run import config, lmlaunch, rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from test_run import config, lmlaunch, rows, save_tokenizer
 from transformers import (AutoModelForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, LlamaConfig,
                           LlamaForCausalLM, LlamaForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification)
 
@@ -22,9 +21,7 @@ PLAIN = dict(optimizer__clip="none", optimizer__lr=LR, train__steps=STEPS, train
 
 def saved(model, directory):
     model.save_pretrained(directory)
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    save_tokenizer(directory, WORDS)
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     return model
 

@@ -11,19 +11,14 @@ import time
 
 import jinja2
 import pytest
-import tokenizers
-from test_run import BIN, VOCAB, config, lmlaunch, losses, work  # noqa: F401
+from test_run import BIN, VOCAB, config, lmlaunch, losses, save_tokenizer, work  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="module")
 def words(work):  # noqa: F811
     """The model gets a tokenizer of 90 words."""
-    known = {f"w{i}": i for i in range(90)} | {"<eos>": 90}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["<eos>"])
-    tokenizer.save(str(work / "model" / "tokenizer.json"))
+    save_tokenizer(work / "model", [*(f"w{i}" for i in range(90)), "<eos>"], special=["<eos>"])
     (work / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     for name, count in [("a", 100), ("b", 20), ("c", 60)]:
         (work / f"{name}.txt").write_text(" ".join(f"w{i % 90}" for i in range(count)))

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -51,6 +52,14 @@ def filled(work, layers):
                 ids = [(start + 3 * i) % VOCAB for i in range(length)]
                 file.write(json.dumps({"input_ids": ids, "labels": [-100] * 2 + ids[2:]}) + "\n")
     return work
+
+
+def save_tokenizer(directory, words, special=()):
+    """tokenizer.json of these words, which stand between blanks; the first is in an unknown one's place."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 def config(work, name, **changes):

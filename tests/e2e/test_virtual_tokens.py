@@ -7,8 +7,7 @@ import pytest
 import torch
 from peft import PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from test_run import VOCAB, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses, rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from test_run import VOCAB, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses, rows, save_tokenizer
 from transformers import LlamaForCausalLM
 
 METHODS = ["prefix", "prompt"]
@@ -18,9 +17,7 @@ COUNT = 5
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = filled(tmp_path_factory.mktemp("virtual"), layers=2)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "model/tokenizer.json"))
+    save_tokenizer(folder / "model", [f"w{i}" for i in range(VOCAB)])
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"eos_token": "w2"}))
     return folder
 

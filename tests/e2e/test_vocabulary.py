@@ -9,8 +9,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_run import VOCAB, config, expect_resumed_bits, filled, lmlaunch, losses, loss_by_transformers, rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from test_run import VOCAB, config, expect_resumed_bits, filled, lmlaunch, losses, loss_by_transformers, rows, save_tokenizer
 from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen3Config
 
 warnings.filterwarnings("ignore", module="peft")
@@ -41,10 +40,7 @@ def work(tmp_path_factory):
     for name, settings in MODELS.items():
         torch.manual_seed(4)
         AutoModelForCausalLM.from_config(settings).save_pretrained(folder / name)
-        tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB - 1)}, unk_token="w0"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens(["<think>"])
-        tokenizer.save(str(folder / name / "tokenizer.json"))
+        save_tokenizer(folder / name, [f"w{i}" for i in range(VOCAB - 1)], special=["<think>"])
     return folder
 
 

@@ -6,7 +6,6 @@ reward: `chosen` and `rejected`, two strings that follow an optional `prompt`, o
 the other; each ends with the end token. The mask is 1, but 0 where the second text begins."""
 
 import array
-import math
 from dataclasses import replace
 
 import formats
@@ -19,12 +18,14 @@ from tokenise import Chunk, Counts, check_unicode
 FORMATS = {"classify": "classify", "reward": "reward"}
 COLUMNS = {"classify": ("text", "label"), "reward": ("chosen", "rejected")}
 MORE_COLUMNS = {"classify": (), "reward": ("prompt", "system", "tools")}
+LARGEST = 3.4e38  # the loss reads a number of 32 bits
+MOST_DIGITS = 9   # of a label's number
 
 
 def _check_columns(row, name, place):
     for column in COLUMNS[name]:
         if row.get(column) in (None, ""):
-            raise InputError(f"column {column!r} is missing or empty; found " + (", ".join(map(str, row)) or "none"), place,
+            raise InputError(f"column {column!r} is missing or empty; found {kinds.found(row)}", place,
                              f'a row of train.objective = "{name}" needs ' + " and ".join(COLUMNS[name])
                              + "; data.columns renames columns")
 
@@ -38,8 +39,8 @@ def _number(value, place):
             value = float(value)
         except ValueError:
             pass
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"the label {str(value)[:40]!r} is not a number", place, "correct or remove this row")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:  # which NaN is not
+        raise InputError(f"the label {str(value)[:40]!r} is not a number up to {LARGEST:g}", place, "correct or remove this row")
     return float(value)
 
 
@@ -51,7 +52,7 @@ def _index(value, labels, place):
         value = int(value)
     if isinstance(value, float) and value.is_integer():  # a column with missing values
         value = int(value)
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS:
         value = int(value)
     if type(value) is not int or not 0 <= value < len(labels):
         named = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
@@ -118,8 +119,7 @@ def _texts(name, row, model, place):
 def _ids(model, name, rendered, encoding):
     if name == "reward":
         return model._finish(rendered, encoding)[0]
-    ids = encoding.ids
-    return ids[1:] if model.bos is not None and ids[:2] == [model.bos, model.bos] else ids
+    return model.one_bos(encoding.ids)
 
 
 def _read(model, name, rows, counts):
@@ -132,10 +132,7 @@ def _read(model, name, rows, counts):
             _check_columns(row, name, place)
             numbers = label(row["label"], options.labels, options.problem, place) if name == "classify" else []
             texts = _texts(name, row, model, place)
-            known = {*COLUMNS[name], *MORE_COLUMNS[name]}
-            for column, value in row.items():
-                if column not in known and value not in (None, "", []):
-                    counts._see_unread(str(column)[:kinds.NAME_LENGTH])
+            counts.see_unread(kinds.not_of(row, {*COLUMNS[name], *MORE_COLUMNS[name]}))
             yield place, texts, numbers
         except InputError as error:
             model.leave_out(error, place, counts)

@@ -20,16 +20,22 @@ MORE_COLUMNS = {"tokens": ("labels", "attention_mask"), "chat": ("tools", "syste
                 "prompt-completion": ("tools", "system"), "alpaca": ("input", "system", "history"), "choices": ("ctx",), "text": ()}
 
 TRUTHS = {True: True, False: False, -1: False, "true": True, "false": False, "1": True, "0": False, "-1": False}
-LISTED = 20       # unread columns, by name
+LISTED = 20       # columns, by name
 NAME_LENGTH = 60  # of a name
+
+
+def found(row):
+    """The columns of a row, for messages."""
+    names = [str(column)[:NAME_LENGTH] for column in row]
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "") or "none"
 
 
 def renamed(row, columns, place):
     """`columns`: maps our names to the files' names."""
     for ours, theirs in columns.items():
         if theirs not in row:
-            raise InputError(f"data.columns takes {ours!r} from column {theirs!r}, which is not here; found "
-                             + (", ".join(map(str, row)) or "none"), place, "correct data.columns, or this row")
+            raise InputError(f"data.columns takes {ours!r} from column {theirs!r}, which is not here; found {found(row)}",
+                             place, "correct data.columns, or this row")
     taken = set(columns.values())
     kept = {key: value for key, value in row.items() if key not in taken}
     return {**kept, **{ours: row[theirs] for ours, theirs in columns.items()}}
@@ -46,7 +52,7 @@ def check_columns(row, name, place):
     for column in needed:
         if row.get(column) is None:
             others = ", or the columns of " + ", ".join(list(choices.SETS)[1:]) if name == "choices" else ""
-            raise InputError(f"column {column!r} is missing; found " + (", ".join(map(str, row)) or "none"), place,
+            raise InputError(f"column {column!r} is missing; found {found(row)}", place,
                              f"every row of a {name} file needs " + " and ".join(needed) + others)
 
 
@@ -72,7 +78,7 @@ def detect(row, place, columns=()):
         if all(column in row for column in columns_of(row, name)):
             return name
     known = "; ".join(" + ".join(columns) for columns in {**COLUMNS, **choices.SETS}.values())
-    raise InputError("unknown columns: found " + (", ".join(map(str, row)) or "none"), place,
+    raise InputError(f"unknown columns: found {found(row)}", place,
                      f"rename them, in the files or by data.columns, to one of these sets: {known}")
 
 
@@ -92,7 +98,11 @@ def check_row(row, name, detected, place, columns=()):
 
 def unread(row, name):
     """Non-empty columns that the format does not use."""
-    known = {*columns_of(row, name), *MORE_COLUMNS[name]}
+    return not_of(row, {*columns_of(row, name), *MORE_COLUMNS[name]})
+
+
+def not_of(row, known):
+    """Non-empty columns that are not known."""
     return [str(column)[:NAME_LENGTH] for column, value in row.items() if column not in known and value not in (None, "", [])]
 
 

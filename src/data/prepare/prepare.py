@@ -7,7 +7,7 @@ on the command line:
 (vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
 line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
 text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, choices: how many are
-choices of which the right ending is trained, groups: of scored rows of choices [right, characters of each ending] each, template: labels: of
+choices of which the right ending is trained, groups: of scored rows of choices [right, characters of each ending] each, labels: of
 texts that are scored as a whole the numbers of all labels, template: whether there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
 Progress goes to stderr. Reads only the given files and the model's. A request that was interrupted, by a killed process or SIGTERM,
 is resumed from files beside `out` (token_file.py)."""

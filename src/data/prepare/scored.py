@@ -14,9 +14,8 @@ MOST_ENDINGS = 1 << 20  # of a token file: its summary lists them
 
 
 def _encoded(model, texts, special):
-    """Ids of each text; a text that writes the begin token itself gets no other."""
-    found = [encoding.ids for encoding in model.tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
-    return [ids[1:] if model.bos is not None and ids[:2] == [model.bos, model.bos] else ids for ids in found]
+    """Ids of each text."""
+    return [model.one_bos(encoding.ids) for encoding in model.tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
 
 
 def _split(model, context, whole, alone, place):

@@ -119,7 +119,10 @@ class Counts:
         self.unread[known] = self.unread.get(known, 0) + count
 
     def see(self, row, name):
-        for column in kinds.unread(row, name):
+        self.see_unread(kinds.unread(row, name))
+
+    def see_unread(self, columns):
+        for column in columns:
             self._see_unread(column)
 
     def skip(self, error, place):
@@ -275,13 +278,20 @@ class Model:
                     out[i] = encoding
         return out
 
+    def doubles_bos(self, ids):
+        return self.bos is not None and ids[:2] == [self.bos, self.bos]
+
+    def one_bos(self, ids):
+        """A text that writes the begin token itself gets no other."""
+        return ids[1:] if self.doubles_bos(ids) else ids
+
     def _finish(self, rendered, encoding):
         ids = encoding.ids
         if rendered.spans is None:
             marks = bytearray(b"\1" * len(ids))
         else:
             marks = mask.mark_tokens(ids, encoding.offsets, rendered.text, rendered.spans, self.end_ids)
-        doubled = self.bos is not None and ids[:2] == [self.bos, self.bos]
+        doubled = self.doubles_bos(ids)
         if doubled and not rendered.plain:
             raise InputError(f"the chat template writes the begin token {self.bos} twice", rendered.place,
                              "remove one of them from the template", "DATA-23")
