@@ -115,9 +115,9 @@ void visit_data(DataT& data, V& v) {
         {kNumerics, "a new order of the examples in each epoch; false: the order of the files"});
   v.key("data", "streaming", data.streaming,
         {kTokens,
-         "read, tokenize and pack rows while the run trains, and keep none on the disk: for data that is "
-         "larger than the token cache may be. It needs train.steps, and shuffles within "
-         "data.shuffle_window; the cache shuffles all examples"});
+         "read, tokenize and pack rows while the run trains, for data whose tokens do not fit on a disk. It "
+         "needs train.steps, and shuffles within data.shuffle_window; the token cache shuffles all "
+         "examples"});
   v.key("data", "shuffle_window", data.shuffle_window,
         {kNumerics,
          "with data.streaming: documents that are held in memory and shuffled at a time; 5 bytes a token on "
@@ -133,12 +133,10 @@ void visit_data(DataT& data, V& v) {
 template <class TrainT, class V>
 void visit_objective(TrainT& train, V& v) {
   using enum KeyTag;
-  v.key(
-      "train", "objective", train.objective,
-      {kState,
-       "what is minimised. sft: the loss of tokens; classify: that of a text's label; reward: that of pairs "
-       "of chosen and rejected answers. The last two train a head of scores in place of the vocabulary "
-       "head"});
+  v.key("train", "objective", train.objective,
+        {kState,
+         "the loss. sft: of tokens; classify: of a text's label; reward: of pairs of chosen and rejected "
+         "answers. The last two train a head of scores in place of the vocabulary head"});
   v.key("train", "labels", train.labels,
         {kState,
          "with classify: the labels' names in the order of the head's rows; one: regression; []: those of "

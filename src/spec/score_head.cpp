@@ -54,9 +54,8 @@ void set_score_head(ModelSpec& spec, ScoreHead head, const std::string& place) {
     throw Error(
         Exit::kConfig,
         {.area = "CONF-20",
-         .what = "train.objective = \"classify\" and \"reward\" write a model that transformers loads, and "
-                 "it has no class for sequence classification of " +
-                 (spec.wrapper.empty() ? spec.model_type : spec.wrapper),
+         .what = "train.objective = \"classify\" and \"reward\" are not supported for model_type = \"" +
+                 (spec.wrapper.empty() ? spec.model_type : spec.wrapper) + "\"",
          .place = place,
          .next = "use a model of another family, such as llama, qwen3 or gemma3_text",
          .kept = "nothing was started or written"});

@@ -99,7 +99,7 @@ def foreign(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", READ)
-def test_it_is_trained_on_from_what_peft_computes(name, foreign):
+def test_it_is_trained_further_from_what_peft_computes(name, foreign):
     made, edits, _ = lora_of(name)
     foreign.expect_read(name, *foreign.make(name, made, edits))
 
@@ -114,7 +114,7 @@ def test_it_is_refused_by_the_keys_name(name, foreign):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, case in OTHERS.items() if case[0] in (peft.IA3Config, peft.LNTuningConfig)])  # others: test_virtual_tokens.py
-def test_factors_and_norms_are_trained_on_or_refused_by_the_keys_name(name, foreign):
+def test_factors_and_norms_are_trained_further_or_refused_by_the_keys_name(name, foreign):
     make, arguments, edits, refused = OTHERS[name]
     method, run = "ia3" if make is peft.IA3Config else "norms", name.replace(" ", "_")
     directory, model = foreign.make(run, make(task_type="CAUSAL_LM", **arguments), edits)

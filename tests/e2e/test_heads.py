@@ -213,6 +213,6 @@ def test_what_a_head_of_scores_cannot_do_is_refused(work):
             (("refusals.toml", "run.dir=runs/r5", "data.too_long=split"), 10, "data.too_long"),
             (("refusals.toml", "run.dir=runs/r6", "model.path=base", 'train.labels=["a", "a"]'), 10, "a name twice"),
             (("refusals.toml", "run.dir=runs/r8", 'eval.generate.data=["single.jsonl"]'), 10, "eval.generate.data asks for answers"),
-            (("refusals.toml", "run.dir=runs/r7", "model.path=base", 'train.labels=["x", "y"]'), 11, "is none of 2: x, y")]:
+            (("refusals.toml", "run.dir=runs/r7", "model.path=base", 'train.labels=["x", "y"]'), 11, "is none of the 2 labels: x, y")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == exit_code and text in done.stderr, (arguments, done.stderr)

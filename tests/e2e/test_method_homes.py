@@ -104,7 +104,7 @@ def result(work, name):
 
 
 @pytest.mark.parametrize("row", ROWS if FULL else FIRST, ids="-".join)
-def test_homes_ranks_and_stops_change_no_bit(work, whole, row):
+def test_placement_ranks_and_stops_change_no_bit(work, whole, row):
     method, home, ranks, update, dtype = row
     wanted, tensors = whole(method, ranks, dtype)
     settings, arguments = METHODS[method]

@@ -23,7 +23,7 @@ def promtool(tmp_path):
     return tmp_path / "prometheus" / "usr" / "bin" / "promtool"
 
 
-def test_promtool_finds_nothing_to_say_of_what_is_exported(work, promtool):
+def test_promtool_accepts_the_exported_metrics(work, promtool):
     lmlaunch(config(work, "checked", log__prometheus="checked.prom", train__eval_every=6, checkpoint__every=4), cwd=work)
     text = (work / "checked.prom").read_bytes()
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)

@@ -126,7 +126,7 @@ def test_stages_and_homes_give_the_same_bits(work, method, ranks):
 
 
 @pytest.mark.parametrize("method", some_of("full", "lora"))
-def test_shards_on_disk_go_on_at_any_number_and_place(work, method):
+def test_shards_on_disk_resume_with_any_number_of_ranks_and_in_any_tier(work, method):
     """The same bits at one number of ranks, wherever the state goes on; at another one what rounding allows."""
     prepared(work, "shards", method, train__steps=10_000, checkpoint__every=0, zero__stage=3, train__recompute="block", **ON_DISK)
     door, ranks = started(work, "shards", 2, 5)

@@ -108,7 +108,7 @@ def test_each_rank_takes_what_was_planned_and_shards_fall_with_their_number(work
 ON_DISK = ["offload.weights=nvme", "offload.gradients=nvme", 'offload.paths=["."]']
 
 
-def test_shards_on_disk_take_of_it_what_was_planned(work):
+def test_shards_take_the_planned_bytes_of_disk(work):
     alone = plan(work, "--ranks", "1", "zero.stage=3", *ON_DISK)["peak"]["disk_bytes"]
     for ranks in (2, 4):
         assert plan(work, "--ranks", str(ranks), "zero.stage=3", *ON_DISK)["peak"]["disk_bytes"] * ranks == pytest.approx(alone, rel=0.03)

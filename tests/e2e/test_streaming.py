@@ -83,7 +83,7 @@ def test_a_run_resumes_at_any_step(work, packing):
         assert model == expected[1]
 
 
-def test_ranks_read_the_same_rows_and_another_number_of_them_goes_on(work):
+def test_ranks_read_the_same_rows_and_another_number_of_them_resumes(work):
     settings = {"train__global_batch": 9, "train__micro_batch": 1}
     assert run(work, "two", "--ranks", 2, **STREAMED, **settings) == run(work, "two_cached", "--ranks", 2, data__shuffle=False, **settings)
     for name, data in (("two", STREAMED), ("two_cached", {"data__shuffle": False})):

@@ -299,7 +299,7 @@ TEST(Adapters, MergedScalesAreOfRowsColumnsAndBiases) {
 
 // PiSSA: A0 sees what A sees, with the same inputs dropped, so that A = A0 and B = B0 add nothing to an
 // output, and nothing to a gradient of an input.
-TEST(Adapters, ThatAreTheirStartChangeNothingWhateverIsDropped) {
+TEST(Adapters, PissaPairsChangeNothingAtTheStartWithDropout) {
   Fixture f(false, false, true);
   f.adapter.dropout = 0.4;
   for (const char* module : {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) {

@@ -98,7 +98,7 @@ void split_by_sign(Layer& layer) {
   for (int64_t e = 0; e < kExperts; ++e) router[e][0] = e % 2 == 1 ? 1 + 0.1 * static_cast<double>(e) : -1.0;
 }
 
-TEST(Experts, OfWhomNobodyChoosesGradientsAreZeroAndWritten) {
+TEST(Experts, AnExpertWithoutTokensGetsZeroGradients) {
   Layer layer(6);
   split_by_sign(layer);
   layer.x.select(1, 0).abs_().add_(0.5);
@@ -129,7 +129,7 @@ TEST(Experts, GradientsOfMicroBatchesAddUp) {
   }
 }
 
-TEST(Experts, OneOfThemMayBeTrainedAlone) {
+TEST(Experts, OneExpertMayBeTrainedAlone) {
   Layer all(6), one(6);
   one.only = 2;
   all.run(), one.run();

@@ -81,7 +81,7 @@ TEST(ExpertsPlan, SaysHowMuchATokenMeets) {
   EXPECT_TRUE(plan.fits);
 }
 
-TEST(ExpertsPlan, IsOfTheCpu) {
+TEST(ExpertsPlan, AGpuIsRefused) {
   Case c = experts_case();
   c.machine = gpu_machine("H100");
   c.device = DeviceType::kCuda;

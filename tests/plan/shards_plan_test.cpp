@@ -147,7 +147,7 @@ TEST(ShardsPlan, SmallerGroupsKeepGradientsWhole) {
 }
 
 // The same clocks for one rank and for all.
-TEST(ShardsPlan, TheForecastIsTheSimulations) {
+TEST(ShardsPlan, TheCostModelAgreesWithTheSimulation) {
   for (const int ranks : {2, 6}) {
     for (int which = 0; which < 3; ++which) {
       Case c = on_disk(3, ranks);

@@ -23,7 +23,7 @@ StepConfig with_shards(int64_t slots) {
   return with_pool(Pool::kWeightShards, {0, 1, 1, 1, 0}, slots, run);
 }
 
-TEST(ShardTransfers, BringAShardForEachGatherAndTakeItHomeAfterItsUpdate) {
+TEST(ShardTransfers, FetchAShardForEachGatherAndWriteItBackAfterItsUpdate) {
   const StepConfig run = with_shards(1);
   const StepSchedule step = make_schedule(run);
   SlotState state(run);

@@ -64,7 +64,7 @@ TEST(Simulation, EverySeedKeepsItsPromises) {
   EXPECT_GT(resumed, seeds / 10);
 }
 
-TEST(Simulation, OfASeedIsTheSameEachTime) {
+TEST(Simulation, ASeedRepeatsItsFaults) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     const TemporaryDirectory one, two;
     Job job = random_job(seed, 8);

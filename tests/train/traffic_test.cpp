@@ -169,7 +169,7 @@ TEST(Traffic, IsThePlansForSeveralMachines) {
 }
 
 // Byte for byte, on every rank; and each has its share of the space that a rank of stage 1 has.
-TEST(Traffic, OfShardsWithTheDiskIsThePlans) {
+TEST(Traffic, ShardsMoveThePlannedBytesToAndFromDisk) {
   int64_t moved = 0;
   for (const int ranks : {2, 3, 4}) {
     for (const int64_t stage : {2, 3}) {
@@ -198,7 +198,7 @@ TEST(Traffic, OfShardsWithTheDiskIsThePlans) {
   EXPECT_GT(moved, 0);
 }
 
-TEST(Traffic, OfShardsThatAreSentIsThePlansWhereverTheyAre) {
+TEST(Traffic, RanksSendThePlannedBytesOfShardsInEveryTier) {
   for (const int ranks : {2, 3}) {
     for (const bool lora : {false, true}) {
       Variant run;

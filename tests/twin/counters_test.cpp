@@ -298,7 +298,7 @@ int64_t product_bytes(int64_t m, int64_t n, int64_t k, bool adds, int64_t of_out
 // Without dropout, of a layer and micro-batch behind the first: 41 products (50 with each A by itself and
 // each scale apart), which read and write 0.96 MB (1.07 MB with the base's product before its adapters'); no
 // pass that only scales; the activation once.
-TEST(Counters, LorasProductsAreOfALayerAsFewAsTheyCanBe) {
+TEST(Counters, LoraTakesTheFewestProductsOfALayer) {
   constexpr int64_t kTokens = kLength, kH = 64, kF = 160, kR = 4;
   struct Module {
     int64_t out, in;

@@ -61,7 +61,7 @@ constexpr Word kWords[] = {
     missing("jagged_restart_*", why::kLora),
     missing("lisa_*", why::kUnfrozen),
     missing("unfrozen_parameters", why::kOnly),
-    missing("quantize_moe_experts", why::kExperts),
+    unneeded("quantize_moe_experts", "model.quantize quantizes experts, too"),
     // data
     to("datasets.path", "data.train", How::kSourceName),
     to("datasets.data_files", "data.train", How::kSourceFiles),

@@ -76,7 +76,7 @@ constexpr Word kDeepSpeed[] = {
     missing("curriculum_learning.*", "examples are shuffled each epoch"),
     missing("progressive_layer_drop.*", "every block is trained"),
     missing("compression_training.*", "weights are not compressed in training"),
-    missing("elasticity.*", "a restarted run can use another number of ranks"),
+    missing("elasticity.*", "--restarts N --elastic restarts a run with fewer ranks"),
     unneeded("autotuning.*", "`lmlaunch plan --compare` lists the ways"),
 };
 

@@ -23,7 +23,7 @@ constexpr Word kPeft[] = {
     to("trainable_token_indices", "lora.tokens", How::kTargets),
     to("bias", "lora.bias"),
     missing("lora_bias", "B has no bias of its own"),
-    missing("target_parameters", why::kExperts),
+    missing("target_parameters", why::kExpertAdapters),
     missing("layer_replication", "blocks are not repeated"),
     missing("loftq_config*", "lora.start = \"loftq\" with model.quantize"),
     missing("alora_invocation_tokens", why::kLora),

@@ -8,7 +8,7 @@ constexpr Word kWords[] = {
     to("model._component_", "train.method", How::kTuneModel, "lora_... and qlora_... are adapters"),
     to("model.lora_attn_modules", "lora.targets", How::kTuneTargets, "output_proj is o_proj"),
     to("model.apply_lora_to_mlp", "lora.targets", How::kTuneMlp, "gate_proj, up_proj, down_proj"),
-    missing("model.apply_lora_to_output", "an untied head is named in lora.targets, as lm_head"),
+    missing("model.apply_lora_to_output", "name lm_head in lora.targets instead, if it is untied"),
     to("model.lora_rank", "lora.r"),
     to("model.lora_alpha", "lora.alpha"),
     to("model.lora_dropout", "lora.dropout"),

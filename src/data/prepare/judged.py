@@ -56,7 +56,7 @@ def _index(value, labels, place):
         value = int(value)
     if type(value) is not int or not 0 <= value < len(labels):
         named = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
-        raise InputError(f"the label {str(value)[:40]!r} is none of {len(labels)}: {named}", place,
+        raise InputError(f"the label {str(value)[:40]!r} is none of the {len(labels)} labels: {named}", place,
                          "correct train.labels, or remove this row (labels' numbers count from 0)")
     return value
 
