@@ -72,20 +72,15 @@ def test_llama_cpp_answers_as_transformers_does(family, tmp_path):
     assert answers(tmp_path / "a.gguf", prompts, 24) == [greedy(model, ids, 24) for ids in prompts]
 
 
-# Windows that llama.cpp does not slide are longer than the texts; what version 0.3.16 counts by itself is as it counts.
+# Windows that llama.cpp does not slide are longer than the texts.
 OTHERS = {
     "phi3_odd_window": {"sliding_window": 100}, "starcoder2": {"sliding_window": 100},
-    "gemma3_text": {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
 }
-# It knows neither these architectures nor OLMo 3's windows, and for Gemma 3 only one order of layers and no cap.
-NEWER = ("ministral3", "gemma4", "olmo3", "gemma3_text_odd", "gemma3_text_in")
 # (tokens of a prompt, of an answer, of llama.cpp's context), where both must be on one side of what longrope calls long.
 LENGTHS = {"phi3_partial_longrope_short_texts": (12, 16, 32), "phi3_partial_longrope_long_texts": (40, 24, 128)}
 
 
-@pytest.mark.parametrize("name", [name for name in gguf_families.SUPPORTED if not name.startswith(NEWER)])
+@pytest.mark.parametrize("name", gguf_families.SUPPORTED)
 def test_llama_cpp_answers_as_transformers_does_for_the_other_families(name, tmp_path):
     """Not to the last bit: its GELU is a table of fp16, and so are its keys and values."""
     model = gguf_families.make(name, tmp_path / "model", **OTHERS.get(name, {}))
