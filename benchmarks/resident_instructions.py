@@ -1,8 +1,8 @@
 """What do the offload engine and shards of ranks cost a run that does not use them?
 
 Instructions outside libtorch of one training step with everything in memory, tiny model, one thread, counted by valgrind's
-callgrind inside TrainStep::run, as the difference of runs of N and 2N steps, so that neither start nor first step are in them.
-A run of one rank with zero.stage = 3 is compared with one of stage 0. Most instructions of a step are matrix products, which are not counted: torch's and, where the processor has no
+callgrind inside TrainStep::start and finish, as the difference of runs of N and 2N steps, so that neither the program's start nor
+its first step are in them. A run of one rank with zero.stage = 3 is compared with one of stage 0. Most instructions of a step are matrix products, which are not counted: torch's and, where the processor has no
 AVX-512, ours (src/kernels/gemm_cpu.cpp). valgrind knows no AVX-512, so here they are always ours, and the kernels those for AVX2. The counts hardly differ between runs, so they are held to the RECORDED ones.
 
 A change that makes a step do more has to say why: then run this with --record, which prints the new numbers, put them into
@@ -60,7 +60,8 @@ def self_costs(profile):
 def count(binary, method, steps, settings):
     with tempfile.TemporaryDirectory() as directory:
         profile = Path(directory) / "callgrind"
-        done = subprocess.run(["valgrind", "--tool=callgrind", "--toggle-collect=lm::TrainStep::run*",
+        done = subprocess.run(["valgrind", "--tool=callgrind", "--toggle-collect=lm::TrainStep::start*",
+                               "--toggle-collect=lm::TrainStep::finish*",
                                f"--callgrind-out-file={profile}", binary, json.dumps(SHAPE), method, "bf16", "1", str(SEQUENCES),
                                str(LENGTH), *settings], input="step\n" * steps, capture_output=True, text=True)
         if done.returncode != 0 or done.stdout.count("loss") != steps:
