@@ -48,12 +48,17 @@ int64_t now_ms() {
   return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-// Waits for a signal; 0 after `timeout_ms` (-1: no limit).
+// Waits for a signal; 0 after `timeout_ms`.
 int next_signal(int timeout_ms) {
   const sigset_t set = waited_signals();
   const timespec timeout{timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-  const int signal = timeout_ms < 0 ? sigwaitinfo(&set, nullptr) : sigtimedwait(&set, nullptr, &timeout);
+  const int signal = sigtimedwait(&set, nullptr, &timeout);
   return signal > 0 ? signal : 0;
+}
+
+// Ctrl-C in a terminal: the kernel sends it to every process of the foreground group.
+bool has_it_from_terminal(pid_t child, const siginfo_t& told) {
+  return told.si_signo == SIGINT && told.si_code == SI_KERNEL && getpgid(child) == getpgrp();
 }
 
 bool ended(pid_t child, int* wait_status) {
@@ -367,10 +372,12 @@ int supervise_command(pid_t child, bool compares) {
   const int64_t oom_kills = read_oom_kills();
   int wait_status = 0, passed_on = 0;
   while (!ended(child, &wait_status)) {
-    const int signal = next_signal(-1);
-    if (signal == 0 || signal == SIGCHLD) continue;
+    const sigset_t set = waited_signals();
+    siginfo_t told{};
+    const int signal = sigwaitinfo(&set, &told);
+    if (signal <= 0 || signal == SIGCHLD) continue;
     passed_on = signal;
-    kill(child, signal);
+    if (!has_it_from_terminal(child, told)) kill(child, signal);
   }
   if (!WIFSIGNALED(wait_status)) {
     const int code = WEXITSTATUS(wait_status);

@@ -17,22 +17,11 @@ namespace {
 
 constexpr int64_t kDefaultTokens = 1024, kDefaultContext = 4096;
 
-// Ctrl-C ends an answer, or the chat if none is being generated. A terminal's reaches this process twice,
-// once through the CLI process, so a second one within a moment is the same.
-constexpr int64_t kSameMs = 300;
+// Ctrl-C ends an answer, or the chat if none is being generated.
 volatile std::sig_atomic_t interrupts = 0;
-volatile int64_t interrupted_ms = -kSameMs;
-
-int64_t now_ms() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 void on_interrupt(int) {
-  const int64_t now = now_ms();
-  if (now - interrupted_ms >= kSameMs) interrupts = interrupts + 1;
-  interrupted_ms = now;
+  interrupts = interrupts + 1;
 }
 
 void catch_interrupts() {
