@@ -15,7 +15,7 @@ LEVELS = ["none", "attention", "4", "3", "2", "block"]
 SMOKE_LEVELS = ["none", "block"]
 FIGURE = "the plan's level: step time"
 # method, sequences, length: short and long, with gradients and state of all weights or of few
-SETTINGS = [("full", 2, 512), ("full", 8, 128), ("lora", 2, 512), ("lora", 1, 1024)]
+SETTINGS = [("full", 2, 512), ("full", 8, 128), ("full", 1, 1024), ("lora", 2, 512), ("lora", 8, 128), ("lora", 1, 1024)]
 
 
 def side(options, method, sequences, length, *more):

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <ctime>
 
 #include "base/log.h"
 #include "launcher/rank/rank_commands.h"
