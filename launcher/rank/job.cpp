@@ -34,6 +34,7 @@
 #include "plan/adapter.h"
 #include "train/metrics.h"
 #include "weights/adapter_files.h"
+#include "weights/file_types.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -392,10 +393,25 @@ void load_starts(const Job& job, const LoadSetup& setup, bool fresh, Rank& rank)
   place_starts(setup, principal_pairs(job, setup.dtype), fresh, rank.weights());
 }
 
+// Tells of tensors whose bits the run's type does not hold, where the model is in that type but for them. (Of
+// a model that is in another type altogether, model.dtype has said so.)
+void note_rounded(const Job& job, DType dtype) {
+  const ModelFiles files(job.model.directory);
+  const FileTypes types = file_types(files, job.model.layout);
+  const std::vector<std::string> rounded = rounded_tensors(files, types.others, dtype);
+  if (rounded.empty()) return;
+  log_note(
+      "FILE-23",
+      fmt::format("{} of the model's tensors, {} the first, {} more bits in the files than {} "
+                  "holds: the run computes with rounded values; model.dtype = \"fp32\" does not",
+                  rounded.size(), rounded.front(), rounded.size() == 1 ? "has" : "have", dtype_name(dtype)));
+}
+
 void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
   if (job.config.model.init == ModelInit::kRandom)
     return initialise_weights(setup, job.config.run.seed, rank.weights());
   load_weights(setup, job.model.directory, rank.weights());
+  if (rank.training() && rank.group().rank() == 0) note_rounded(job, setup.dtype);
   if (job.model.spec.score.fresh && !job.model.adapter)
     initialise_head(setup, job.config.run.seed, rank.weights());
 }

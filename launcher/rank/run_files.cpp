@@ -22,6 +22,7 @@
 #include "plan/adapter.h"
 #include "plan/step_lanes.h"
 #include "weights/adapter_files.h"
+#include "weights/loader.h"
 
 namespace lm {
 Config resolved_config(const Job& job, const std::string& directory) {
@@ -221,6 +222,7 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
   options.dtype = request.dtype;
   options.replace = request.replace;
   options.fresh = job.config.model.init == ModelInit::kRandom;
+  options.unread = unread_modules(job.model.spec);
   options.chat_template = job.chat_template;
   if (job.model.spec.scores()) options.scores = &job.model.spec;
   export_model(request.output, job.model.directory, job.model.layout, source, options);

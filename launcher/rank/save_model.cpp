@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "export/export_model.h"
 #include "launcher/machine/probe.h"
+#include "weights/loader.h"
 
 namespace lm {
 namespace {
@@ -84,6 +85,7 @@ int64_t model_bytes(const Job& job) {
   ExportOptions options;
   options.dtype = job.plan.numerics.dtype;
   options.fresh = job.config.model.init == ModelInit::kRandom;
+  options.unread = unread_modules(job.model.spec);
   const std::vector<TensorInfo> tensors =
       lora
           ? OutgoingTensors(job.model.layout, OutgoingTensors::What::kAdapter, DType::kF32, nothing).tensors()

@@ -15,6 +15,7 @@
 #include "launcher/recorded.h"
 #include "spec/parameter.h"
 #include "weights/adapter_files.h"
+#include "weights/loader.h"
 #include "weights/verify.h"
 
 namespace lm {
@@ -31,21 +32,26 @@ bool export_differs(const ModelSpec& spec) {
   });
 }
 
-// Of such a model trained whole, whose base is here: the hash of what would be exported of the checkpoint.
+// Of such a model trained whole, or of one whose files have tensors in other types than most, if its base is
+// here: the hash of what would be exported of the checkpoint.
 std::string hash_with_base(const std::string& directory, const CommandLine& line) {
   if (run_of(directory).empty()) return "";
   Subject subject = open_subject(directory);
   Config& config = subject.config;
   const Environment environment = read_environment();
   if (config.train.method != Method::kFull || !model_is_here(config.model.path, environment)) return "";
-  const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
-  if (config.train.only.empty() && !export_differs(spec)) return "";
+  const std::string base = resolve_model(config.model.path, environment);
+  const ModelSpec spec = read_model_spec(base);
   const DType dtype = storage_type(config.model.dtype);
+  const ExportOptions options{
+      .dtype = dtype, .fresh = config.model.init == ModelInit::kRandom, .unread = unread_modules(spec)};
+  if (config.train.only.empty() && !export_differs(spec) &&
+      !takes_from_base(base, make_layout(spec, nullptr, dtype), options))
+    return "";
   config.model.dtype = ModelDType::kF32;
   const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);
   CheckpointWeights weights(*job, directory, dtype);
-  return export_hash(job->model.directory, job->model.layout, weights.source(),
-                     {.dtype = dtype, .fresh = config.model.init == ModelInit::kRandom});
+  return export_hash(job->model.directory, job->model.layout, weights.source(), options);
 }
 
 VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& line) {

@@ -5,6 +5,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "weights/convert.h"
+#include "weights/loader.h"
 
 namespace lm {
 namespace {
@@ -18,16 +20,39 @@ bool holds_weights(const std::string& directory) {
   });
 }
 
-// The buffers' names in the files.
-std::set<std::string> buffers_of(const ModelLayout& layout) {
+// The names in the files of what has these kinds of places.
+std::set<std::string> names_where(const ModelLayout& layout, bool (*holds)(const TensorPlace&)) {
   std::set<std::string> out;
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
-      if (place.parameter.kind != ParameterKind::kBuffer) continue;
+      if (!holds(place)) continue;
       for (const ParameterPart& part : place.parameter.parts) out.insert(part.name);
     }
   }
   return out;
+}
+
+bool is_buffer(const TensorPlace& place) {
+  return place.parameter.kind == ParameterKind::kBuffer;
+}
+
+bool is_frozen(const TensorPlace& place) {
+  return place.frozen;
+}
+
+// Frozen tensors, which no adapter is merged into.
+std::set<std::string> untouched(const ModelLayout& layout) {
+  const auto adapter = [](const TensorPlace& place) { return in_adapter(place.parameter.role); };
+  if (!names_where(layout, adapter).empty()) return names_where(layout, is_buffer);
+  return names_where(layout, is_frozen);
+}
+
+// Whether the export has the tensor though the program did not load it. What belongs to a matrix of codes is
+// left out with it.
+bool passes(const ModelFiles::Tensor& tensor, const std::vector<std::string>& unread) {
+  if (tensor.use != TensorUse::kText) return true;
+  const bool plain = tensor.name.ends_with(".weight") || tensor.name.ends_with(".bias");
+  return plain && is_weight_type(tensor.entry->dtype) && belongs_to(tensor.name, unread);
 }
 
 void check_tower(const ModelFiles::Tensor& tensor) {
@@ -54,20 +79,33 @@ std::string BaseFiles::name_of(const std::string& ours) const {
   return wrapped_ ? wrapped_name(ours) : ours;
 }
 
-std::vector<TensorInfo> BaseFiles::outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout) {
-  const std::set<std::string> buffers = buffers_of(layout);
+TensorTypes BaseFiles::own_types(const ModelLayout& layout, DType dtype) const {
+  if (files_ == nullptr) return {};
+  TensorTypes out = file_types(*files_, layout).others;
+  if (dtype != DType::kF32) return out;
+  std::erase_if(out, [kept = untouched(layout)](const auto& one) { return !kept.contains(one.first); });
+  return out;
+}
+
+std::vector<TensorInfo> BaseFiles::outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout,
+                                            const std::vector<std::string>& unread) {
+  std::set<std::string> kept = names_where(layout, is_buffer);
+  const TensorTypes others = files_ != nullptr ? file_types(*files_, layout).others : TensorTypes();
+  for (const std::string& name : untouched(layout)) {
+    if (others.contains(name)) kept.insert(name);
+  }
   for (TensorInfo& info : ours) {
     const auto tensor = files_ != nullptr ? files_->find(info.name) : std::nullopt;
-    if (tensor && buffers.contains(info.name)) {
+    if (tensor && kept.contains(info.name)) {
       info.dtype = tensor->entry->dtype;
       copied_.insert(info.name);
     }
     info.name = name_of(info.name);
   }
-  if (files_ == nullptr || !wrapped_) return ours;
+  if (files_ == nullptr) return ours;
   for (const ModelFiles::Tensor& tensor : files_->tensors()) {
-    if (tensor.use != TensorUse::kTower) continue;
-    check_tower(tensor);
+    if (!passes(tensor, unread)) continue;
+    if (tensor.use == TensorUse::kTower) check_tower(tensor);
     copied_.insert(tensor.name);
     ours.push_back({tensor.entry->name, tensor.entry->dtype, tensor.entry->shape});
   }

@@ -1,6 +1,6 @@
-// What a full export takes from the files of its base model: their names for the tensors, and, byte for byte,
-// the towers of a wrapper and the buffers that nobody trains. Owns the open files; one thread. Errors are
-// those of ModelFiles.
+// What a full export takes from the files of its base model: their names for the tensors, the types of those
+// that are not stored as most are, and, byte for byte, what nobody trains: the towers of a wrapper, buffers,
+// and frozen tensors of such a type. Owns the open files; one thread. Errors are those of ModelFiles.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "spec/block_layout.h"
+#include "weights/file_types.h"
 #include "weights/model_files.h"
 
 namespace lm {
@@ -19,9 +20,16 @@ class BaseFiles {
   // transformers 5, else the program's are taken.
   BaseFiles(const std::string& directory, bool wrapped);
 
-  // `ours` under the base's names, the buffers of `layout` in the type that the base has them in, then the
-  // towers. Throws Error(11) if a tower is quantized: the exported config.json says that nothing is.
-  std::vector<TensorInfo> outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout);
+  // Of the tensors of `layout`, those that a model of `dtype` has in a type of their own: the base's, where
+  // most of its tensors have another. In fp32 only what is not trained keeps it, since others hold more than
+  // it has.
+  TensorTypes own_types(const ModelLayout& layout, DType dtype) const;
+
+  // `ours` under the base's names, what nobody trains of `layout` in the type that the base has it in, then
+  // its towers, what old files hold, and the tensors of modules that nobody reads. Throws Error(11) if a
+  // tower is quantized: the exported config.json says that nothing is.
+  std::vector<TensorInfo> outgoing(std::vector<TensorInfo> ours, const ModelLayout& layout,
+                                   const std::vector<std::string>& unread);
 
   // The base's name of a tensor of the text model.
   std::string name_of(const std::string& ours) const;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "export/base_files.h"
 #include "weights/verify.h"
 
@@ -61,8 +63,8 @@ Json read_config(const std::string& text, const std::string& place) {
   return config;
 }
 
-// Whether the base's files are asked for more than config.json: a damaged one shall not keep a model from
-// being written that needs nothing of it.
+// Whether a model cannot be written without the base's weights: else damaged ones shall not keep it from
+// being written.
 bool needs_files(const ModelLayout& layout) {
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
@@ -74,21 +76,32 @@ bool needs_files(const ModelLayout& layout) {
   return false;
 }
 
+struct OpenedBase {
+  BaseFiles files;
+  std::string problem = {};  // why there are no files; "": none
+};
+
 // What stays of the base: nothing where the weights are not its own.
-BaseFiles base_files(const std::string& directory, const ModelLayout& layout, const ExportOptions& options) {
+OpenedBase base_files(const std::string& directory, const ModelLayout& layout, const ExportOptions& options) {
   const std::string path = directory + "/config.json";
   std::error_code absent;
   Json config = !directory.empty() && fs::exists(path, absent)
                     ? read_config(read_small_file(path, kMostConfigBytes), path)
                     : Json::object();
   const bool wrapped = text_config(config) != nullptr;
-  const bool open = !options.fresh && (wrapped || needs_files(layout));
-  return BaseFiles(open ? directory : "", wrapped);
+  const std::string of = options.fresh ? "" : directory;
+  if (wrapped || needs_files(layout)) return {BaseFiles(of, wrapped)};
+  try {
+    return {BaseFiles(of, wrapped)};
+  } catch (const Error& error) {
+    return {BaseFiles("", wrapped), error.what()};
+  }
 }
 
 OutgoingTensors outgoing_tensors(const ModelLayout& layout, const WeightSource& source,
-                                 const ExportOptions& options) {
-  return {layout, OutgoingTensors::What::kModel, options.dtype, source};
+                                 const ExportOptions& options, const BaseFiles& base) {
+  return {layout, OutgoingTensors::What::kModel, options.dtype, source,
+          base.own_types(layout, options.dtype)};
 }
 
 // A tensor's bytes by its name in the files.
@@ -130,9 +143,9 @@ std::string config_for_scores(const std::string& text, const ModelSpec& spec, co
 
 std::string export_hash(const std::string& base_directory, const ModelLayout& layout,
                         const WeightSource& source, const ExportOptions& options) {
-  const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
-  BaseFiles base = base_files(base_directory, layout, options);
-  std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout);
+  BaseFiles base = base_files(base_directory, layout, options).files;
+  const OutgoingTensors tensors = outgoing_tensors(layout, source, options, base);
+  std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout, options.unread);
   std::ranges::sort(all, {}, &TensorInfo::name);
   WeightsHash hash;
   for (const TensorInfo& tensor : all) {
@@ -144,8 +157,17 @@ std::string export_hash(const std::string& base_directory, const ModelLayout& la
 
 std::vector<TensorInfo> exported_tensors(const std::string& base_directory, const ModelLayout& layout,
                                          const ExportOptions& options) {
-  return base_files(base_directory, layout, options)
-      .outgoing(outgoing_tensors(layout, {}, options).tensors(), layout);
+  BaseFiles base = base_files(base_directory, layout, options).files;
+  return base.outgoing(outgoing_tensors(layout, {}, options, base).tensors(), layout, options.unread);
+}
+
+bool takes_from_base(const std::string& base_directory, const ModelLayout& layout,
+                     const ExportOptions& options) {
+  const OutgoingTensors own(layout, OutgoingTensors::What::kModel, options.dtype, {});
+  const auto alike = [](const TensorInfo& a, const TensorInfo& b) {
+    return a.name == b.name && a.dtype == b.dtype;
+  };
+  return !std::ranges::equal(exported_tensors(base_directory, layout, options), own.tensors(), alike);
 }
 
 int64_t tokenizer_bytes(const std::string& from) {
@@ -181,9 +203,12 @@ void export_model(const std::string& output, const std::string& base_directory, 
   std::string config =
       config_for_dtype(read_small_file(config_path, kMostConfigBytes), options.dtype, config_path);
   if (options.scores != nullptr) config = config_for_scores(config, *options.scores, config_path);
-  const OutgoingTensors tensors = outgoing_tensors(layout, source, options);
-  BaseFiles base = base_files(base_directory, layout, options);
-  const std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout);
+  auto [base, problem] = base_files(base_directory, layout, options);
+  if (!problem.empty())
+    log_note("FILE-23", std::string("the base model's weights cannot be read: each tensor is written in ") +
+                            dtype_name(options.dtype) + ", whatever type it came in: " + problem);
+  const OutgoingTensors tensors = outgoing_tensors(layout, source, options, base);
+  const std::vector<TensorInfo> all = base.outgoing(tensors.tensors(), layout, options.unread);
   NewDirectory directory(output, options.replace);
   write_model_files(
       directory.temporary(), all,

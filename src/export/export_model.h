@@ -1,8 +1,8 @@
 // Exports a trained model as a Hugging Face directory: the base model's config.json in its original form, its
-// tokenizer files unchanged, and weights borrowed from the caller, under the base's names. What a wrapper has
-// beside its text model is copied (export/base_files.h). The directory appears under its name only when
-// complete. One thread; errors: 11 for the base model's files, 14 when the output exists, 20/21 on
-// writing.
+// tokenizer files unchanged, and weights borrowed from the caller, under the base's names. What nobody trains
+// is copied, and tensors that the base has in another type than most keep it (export/base_files.h). The
+// directory appears under its name only when complete. One thread; errors: 11 for the base model's files, 14
+// when the output exists, 20/21 on writing.
 #pragma once
 
 #include <string>
@@ -13,11 +13,12 @@
 namespace lm {
 
 struct ExportOptions {
-  DType dtype = DType::kBF16;         // or fp32: the files' type
-  int64_t part_bytes = kPartBytes;    // a larger model is written in parts
-  bool replace = false;               // replace an existing directory, else refuse it
-  bool fresh = false;                 // the weights began as random ones: nothing is the base's but its files
-  std::string chat_template = {};     // replaces the base model's; "": the base model's
+  DType dtype = DType::kBF16;  // or fp32: the files' type, but for tensors that the base's have in another
+  int64_t part_bytes = kPartBytes;  // a larger model is written in parts
+  bool replace = false;             // replace an existing directory, else refuse it
+  bool fresh = false;               // the weights began as random ones: nothing is the base's but its files
+  std::string chat_template = {};   // replaces the base model's; "": the base model's
+  std::vector<std::string> unread = {};  // unread_modules (weights/loader.h), which stay the base's
   const ModelSpec* scores = nullptr;  // not null: a model with a head of scores, which config.json describes
 };
 
@@ -31,6 +32,10 @@ std::string export_hash(const std::string& base_directory, const ModelLayout& la
 // What such a directory has, its towers included; they are there only when their base is.
 std::vector<TensorInfo> exported_tensors(const std::string& base_directory, const ModelLayout& layout,
                                          const ExportOptions& options);
+
+// Whether such a directory has tensors, names or types of its base's files.
+bool takes_from_base(const std::string& base_directory, const ModelLayout& layout,
+                     const ExportOptions& options);
 
 // config.json's text for weights of `dtype`: unchanged if it has that dtype, else with its dtype keys
 // changed, a wrapper's text model included.

@@ -39,6 +39,20 @@ void put_row(const Band& band, int64_t row, const std::byte* from, DType dtype,
                             : put_elements<uint16_t>(band, row, line.data());
 }
 
+// Elements of type `from_type`, to the sink in `to_type`.
+void pass_on(const std::byte* from, DType from_type, DType to_type, int64_t elements,
+             const TensorSink& sink) {
+  const auto from_size = static_cast<int64_t>(dtype_size(from_type));
+  if (from_type == to_type) return sink({from, static_cast<size_t>(elements * from_size)});
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(elements, kChunkElements)) *
+                                dtype_size(to_type));
+  for (int64_t first = 0; first < elements; first += kChunkElements) {
+    const int64_t n = std::min(kChunkElements, elements - first);
+    convert_elements(from + first * from_size, from_type, buffer.data(), to_type, n);
+    sink(std::span(buffer).first(static_cast<size_t>(n) * dtype_size(to_type)));
+  }
+}
+
 }  // namespace
 
 void for_each_view(const WeightSource& source, size_t block, const TensorPlace& place, int64_t first,
@@ -54,8 +68,9 @@ void for_each_view(const WeightSource& source, size_t block, const TensorPlace& 
   }
 }
 
-OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source)
-    : dtype_(dtype), source_(std::move(source)) {
+OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source,
+                                 const TensorTypes& own_types)
+    : source_(std::move(source)) {
   LM_CHECK(dtype == DType::kF32 || dtype_size(dtype) == 2, dtype_name(dtype));
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
@@ -65,36 +80,42 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
       if (!head && in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
       for (const ParameterPart& part : place.parameter.parts) {
         const std::string name = head ? part.name.substr(kAdapterPrefix.size()) : part.tensor();
-        Parts& parts = parts_[name];
-        if (parts.empty())
-          tensors_.push_back({.name = name, .dtype = dtype, .shape = place.parameter.file_shape(part)});
-        LM_CHECK(parts.empty() || !part.file.empty(), name);
-        parts.push_back({b, &place, &part});
+        const auto own = own_types.find(name);
+        const Tensor empty{own == own_types.end() ? dtype : own->second};
+        const auto [it, first] = made_of_.try_emplace(name, empty);
+        LM_CHECK(first || !part.file.empty(), name);
+        Tensor& tensor = it->second;
+        if (first)
+          tensors_.push_back(
+              {.name = name, .dtype = tensor.dtype, .shape = place.parameter.file_shape(part)});
+        tensor.parts.push_back({b, &place, &part});
       }
     }
   }
 }
 
 void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) const {
-  const auto it = parts_.find(name);
-  LM_CHECK(it != parts_.end(), name);
-  if (!it->second.front().part->file.empty()) return fill_columns(it->second, sink);
-  const Part& part = it->second.front();
-  if (part.part->transposed) return fill_transposed(part, sink);
+  const auto it = made_of_.find(name);
+  LM_CHECK(it != made_of_.end(), name);
+  const Tensor& tensor = it->second;
+  const Part& part = tensor.parts.front();
+  if (!part.part->file.empty()) return fill_columns(tensor, sink);
+  if (part.part->transposed) return fill_transposed(tensor, sink);
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
   for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
                 [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
-                  pass_on(from, dtype, rows * columns, sink);
+                  pass_on(from, dtype, tensor.dtype, rows * columns, sink);
                 });
 }
 
-void OutgoingTensors::fill_transposed(const Part& part, const TensorSink& sink) const {
+void OutgoingTensors::fill_transposed(const Tensor& tensor, const TensorSink& sink) const {
+  const Part& part = tensor.parts.front();
   const int64_t first = part.part->first, rows = part.part->rows, columns = part.place->parameter.columns;
-  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
   const int64_t most = std::clamp<int64_t>(kTransposedElements / rows, 1, columns);
   std::vector<std::byte> memory(static_cast<size_t>(most * rows * size)), line;
   for (int64_t column = 0; column < columns; column += most) {
-    const Band band{memory.data(), dtype_, column, std::min(most, columns - column), rows};
+    const Band band{memory.data(), tensor.dtype, column, std::min(most, columns - column), rows};
     for_each_view(source_, part.block, *part.place, first, first + rows,
                   [&](int64_t row, int64_t count, const std::byte* from, DType dtype) {
                     const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
@@ -106,34 +127,23 @@ void OutgoingTensors::fill_transposed(const Part& part, const TensorSink& sink) 
 }
 
 // Such tensors are an adapter's, and small.
-void OutgoingTensors::fill_columns(const Parts& parts, const TensorSink& sink) const {
-  const ParameterPart& any = *parts.front().part;
-  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+void OutgoingTensors::fill_columns(const Tensor& tensor, const TensorSink& sink) const {
+  const ParameterPart& any = *tensor.parts.front().part;
+  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
   std::vector<std::byte> memory(static_cast<size_t>(any.rows * any.file_columns * size));
-  for (const Part& part : parts) {
+  for (const Part& part : tensor.parts) {
     const int64_t first = part.part->first, columns = part.place->parameter.columns;
     for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
                   [&](int64_t row, int64_t rows, const std::byte* from, DType dtype) {
                     const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
                     for (int64_t r = 0; r < rows; ++r) {
                       const int64_t at = (row - first + r) * any.file_columns + part.part->column;
-                      convert_elements(from + r * stride, dtype, memory.data() + at * size, dtype_, columns);
+                      convert_elements(from + r * stride, dtype, memory.data() + at * size, tensor.dtype,
+                                       columns);
                     }
                   });
   }
   sink(memory);
-}
-
-void OutgoingTensors::pass_on(const std::byte* from, DType dtype, int64_t elements,
-                              const TensorSink& sink) const {
-  const auto from_size = static_cast<int64_t>(dtype_size(dtype));
-  if (dtype == dtype_) return sink({from, static_cast<size_t>(elements * from_size)});
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(elements, kChunkElements)) * dtype_size(dtype_));
-  for (int64_t first = 0; first < elements; first += kChunkElements) {
-    const int64_t n = std::min(kChunkElements, elements - first);
-    convert_elements(from + first * from_size, dtype, buffer.data(), dtype_, n);
-    sink(std::span(buffer).first(static_cast<size_t>(n) * dtype_size(dtype_)));
-  }
 }
 
 }  // namespace lm

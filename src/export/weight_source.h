@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "spec/block_layout.h"
+#include "weights/file_types.h"
 #include "weights/model_files.h"
 
 namespace lm {
@@ -33,8 +34,10 @@ void for_each_view(const WeightSource& source, size_t block, const TensorPlace& 
 class OutgoingTensors {
  public:
   enum class What { kModel, kAdapter };
-  // `dtype` (fp32 or bf16) is the files'; a tied head is not among the tensors, as the layout has none.
-  OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source);
+  // `dtype` is the files', but for the tensors in `own_types`; a tied head is not among the tensors, as the
+  // layout has none.
+  OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source,
+                  const TensorTypes& own_types = {});
 
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in block order
   void fill(const std::string& name, const TensorSink& sink) const;
@@ -45,15 +48,16 @@ class OutgoingTensors {
     const TensorPlace* place;
     const ParameterPart* part;
   };
-  // The parts of which a tensor of the files is made: one, or columns beside each other.
-  using Parts = std::vector<Part>;
-  void pass_on(const std::byte* from, DType dtype, int64_t elements, const TensorSink& sink) const;
-  void fill_transposed(const Part& part, const TensorSink& sink) const;
-  void fill_columns(const Parts& parts, const TensorSink& sink) const;
-  DType dtype_;
+  // The type of a tensor of the files, and the parts of which it is made: one, or columns beside each other.
+  struct Tensor {
+    DType dtype;
+    std::vector<Part> parts = {};
+  };
+  void fill_transposed(const Tensor& tensor, const TensorSink& sink) const;
+  void fill_columns(const Tensor& tensor, const TensorSink& sink) const;
   WeightSource source_;
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string, Parts> parts_;
+  std::unordered_map<std::string, Tensor> made_of_;
 };
 
 }  // namespace lm

@@ -17,7 +17,7 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
 std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
                                                           const StepCosts& costs);
 
-// Fills schedule, prediction, timeline, links, binding and the seconds from numerics and placement.
+// Sets PlanCost of a sized plan, and the micro-batches of its step where an epoch has fewer.
 void forecast(const PlanInput& in, Plan& plan);
 
 // Of all ranks; 0 where nothing was foretold.

@@ -1,7 +1,13 @@
 // Where every byte of a run lives and what a step costs, decided before anything is allocated. A pure
 // function of config, spec, layout and machine: it prints as a table, is tested on any laptop, and refuses
-// what cannot fit. The numerics half is recorded with the run and kept at resume; the placement half never
-// changes a bit.
+// what cannot fit. It is made in four steps, each from the one before:
+//
+//   choose_numerics   NumericsPlan    what decides the result's bits; recorded, and kept at resume
+//   choose_placement  PlacementPlan   tiers, slots and tiles; never changes a bit
+//   size_plan         PlanSizes       bytes of each class and tier, and whether they fit
+//   forecast          PlanCost        what a step takes; steers no numerics
+//
+// A placement is found by sizing candidates, and the recomputation level of a placement by their costs.
 #pragma once
 
 #include <array>
@@ -86,9 +92,8 @@ inline constexpr int64_t kSamplePositions = 1024;
 // Answers to eval.generate.data that are generated together.
 inline constexpr int64_t kScoredTexts = 8;
 
-struct Plan {
-  NumericsPlan numerics;
-  PlacementPlan placement;
+// What numerics and placement need (sizes.h: size_plan).
+struct PlanSizes {
   ArenaNeed arena;
   int64_t micro_tokens = 0;     // micro_batch x max_length; of generation, those of a prompt taken at once
   int64_t cache_positions = 0;  // tokens of a text that is generated; 0: none is
@@ -97,18 +102,27 @@ struct Plan {
   std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;
   bool fits = true;
+  StepConfig step;  // what a rank runs and a dry run counts
+};
+
+// What a step of a sized plan takes (forecast.h: forecast).
+struct PlanCost {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
   double step_tokens = 0;      // that the prediction is for
   double sequence_tokens = 0;  // likewise, where the data say how many a sequence has; 0: data.max_length
-  World world;
   RankTraffic traffic;
   Timeline timeline;                 // where something is off the device: its step, in time and bytes
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
-  std::vector<Choice> choices;       // every `auto`, resolved, with its reason
-  StepConfig step;                   // what a rank runs and a dry run counts; made with every size
   Prediction prediction;
+};
+
+struct Plan : PlanSizes, PlanCost {
+  NumericsPlan numerics;
+  PlacementPlan placement;
+  World world;
+  std::vector<Choice> choices;  // every `auto`, resolved, with its reason
 
   RecomputeChoice recompute() const { return placement.recompute.value_or(numerics.recompute); }
   // What a run records: it resumes with the same level of recomputation.

@@ -65,7 +65,7 @@ int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
 // Tokens of the longest micro-batch, or what generation takes at once.
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics);
 
-// Fills step, arena, micro_tokens, classes, tiers, peak and fits from plan.numerics and plan.placement.
+// Sets PlanSizes from plan.numerics and plan.placement, and of the latter what libraries take beside it.
 void size_plan(const PlanInput& in, Plan& plan);
 
 // Whether the plan's memory would fit the machine with nothing else running: what numerics may depend on.

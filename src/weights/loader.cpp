@@ -269,9 +269,33 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
                .next = "set tie_word_embeddings to false in config.json if the head is its own matrix"});
 }
 
-// What stands before ".weight" in the names of keys and values of layers that borrow those of others:
-// published files have such tensors, and nobody reads them.
-std::vector<std::string> unread_of_borrowers(const ModelSpec& spec) {
+AllowedExtra allowed_for(const ModelSpec& spec) {
+  return [unread = unread_modules(spec), wrapped = !spec.wrapper.empty(), tied = spec.tied,
+          head = spec.names.head + std::string(".weight"), scores = spec.scores(),
+          vocabulary_head = spec.score.unread + ".weight"](const ModelFiles::Tensor& tensor) {
+    switch (tensor.use) {
+      case TensorUse::kTower:
+        return wrapped;
+      case TensorUse::kUnused:
+        return true;
+      case TensorUse::kText:
+        break;
+    }
+    if (belongs_to(tensor.name, unread)) return true;
+    if (scores && (tensor.name == head || tensor.name == vocabulary_head)) return true;
+    return tied && tensor.name == head;
+  };
+}
+
+// A head of scores that the files do not have begins with random values.
+void leave_fresh_head(const ModelFiles& files, const ModelSpec& spec, std::vector<LoadItem>& items) {
+  if (!spec.score.fresh || files.find(spec.names.head + std::string(".weight"))) return;
+  std::erase_if(items, [](const LoadItem& item) { return item.parameter->name == "head"; });
+}
+
+}  // namespace
+
+std::vector<std::string> unread_modules(const ModelSpec& spec) {
   std::vector<std::string> out;
   const NameMap& names = spec.names;
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
@@ -288,33 +312,10 @@ std::vector<std::string> unread_of_borrowers(const ModelSpec& spec) {
   return out;
 }
 
-AllowedExtra allowed_for(const ModelSpec& spec) {
-  return [unread = unread_of_borrowers(spec), wrapped = !spec.wrapper.empty(), tied = spec.tied,
-          head = spec.names.head + std::string(".weight"), scores = spec.scores(),
-          vocabulary_head = spec.score.unread + ".weight"](const ModelFiles::Tensor& tensor) {
-    switch (tensor.use) {
-      case TensorUse::kTower:
-        return wrapped;
-      case TensorUse::kUnused:
-        return true;
-      case TensorUse::kText:
-        break;
-    }
-    const auto begins = [&](const std::string& path) { return tensor.name.starts_with(path + "."); };
-    if (std::ranges::any_of(unread, begins)) return true;
-    if (scores && (tensor.name == head || tensor.name == vocabulary_head)) return true;
-    // rotary_emb.inv_freq: in old files, unused.
-    return tensor.name.ends_with(".rotary_emb.inv_freq") || (tied && tensor.name == head);
-  };
+bool belongs_to(const std::string& tensor, const std::vector<std::string>& modules) {
+  return std::ranges::any_of(modules,
+                             [&](const std::string& path) { return tensor.starts_with(path + "."); });
 }
-
-// A head of scores that the files do not have begins with random values.
-void leave_fresh_head(const ModelFiles& files, const ModelSpec& spec, std::vector<LoadItem>& items) {
-  if (!spec.score.fresh || files.find(spec.names.head + std::string(".weight"))) return;
-  std::erase_if(items, [](const LoadItem& item) { return item.parameter->name == "head"; });
-}
-
-}  // namespace
 
 Parameter stored_in_base(Parameter parameter) {
   if (parameter.role != TrainableRole::kWhole) return parameter;

@@ -43,9 +43,14 @@ int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout,
                              const LoadOptions& options);
 
 // The base model's parameters, target by target. A head that is stored although it is tied must equal the
-// embedding. Tensors of a wrapper's towers and GPT-2's masks are left alone.
+// embedding. Tensors of a wrapper's towers, GPT-2's masks and frequencies of RoPE are left alone.
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const FindTarget& target, const LoadOptions& options);
+
+// Modules whose tensors published files have and nobody reads: keys and values of layers that borrow those of
+// others. They are not loaded, and copied into a full export.
+std::vector<std::string> unread_modules(const ModelSpec& spec);
+bool belongs_to(const std::string& tensor, const std::vector<std::string>& modules);
 
 // A parameter of the model under the base's names, which it does not have where it is trained whole beside an
 // adapter.

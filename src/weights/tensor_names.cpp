@@ -46,8 +46,9 @@ bool is_tower(std::string_view name) {
   return starts_with_one(name, kTowers);
 }
 
-// GPT-2's causal mask, and the number that stands for a masked score.
-bool is_mask(std::string_view canonical) {
+// GPT-2's causal mask, the number that stands for a masked score, and RoPE's frequencies.
+bool is_unused(std::string_view canonical) {
+  if (canonical.ends_with(".rotary_emb.inv_freq")) return true;
   return canonical.starts_with("transformer.h.") &&
          (canonical.ends_with(".attn.bias") || canonical.ends_with(".attn.masked_bias"));
 }
@@ -60,7 +61,7 @@ CanonicalName canonical_name(const std::string& name) {
   if (adapter) rest.remove_prefix(kAdapter.size());
   if (is_tower(rest)) return {name, TensorUse::kTower};
   CanonicalName out{canonical_text(rest), TensorUse::kText};
-  if (is_mask(out.text)) out.use = TensorUse::kUnused;
+  if (is_unused(out.text)) out.use = TensorUse::kUnused;
   // In peft's memory a magnitude is a module with a weight, and some files name it so.
   constexpr std::string_view kVector = ".lora_magnitude_vector", kOfModule = ".lora_magnitude_vector.weight";
   if (adapter && out.text.ends_with(kOfModule))

@@ -11,7 +11,7 @@ namespace lm {
 enum class TensorUse : uint8_t {
   kText,    // of the text model, or unknown
   kTower,   // of a wrapper's other parts: not loaded, and copied into a full export
-  kUnused,  // a mask that old files hold
+  kUnused,  // a buffer that old files hold: not loaded, and copied into a full export
 };
 
 struct CanonicalName {

@@ -80,6 +80,23 @@ def test_the_table_of_layers_is_that_of_the_include_rules():
     assert wrong_layers(PAGE) == []
 
 
+# Question -> files without which the walk does not answer it.
+WALKS = {
+    "Where is the memory of a step decided?": ["src/plan/plan.h", "src/plan/placement.cpp", "src/plan/sizes.cpp", "src/train/rank.cpp"],
+    "What happens when a rank dies?": ["launcher/door/supervise.cpp", "comm/shared_region.cpp", "launcher/rank/checkpoints.cpp"],
+    "How does a weight get from a file to the GPU?": ["src/weights/loader.cpp", "src/base/staging.cpp", "src/train/step.cpp"],
+}
+
+
+@pytest.mark.parametrize("question", WALKS)
+def test_a_walk_answers_its_question_in_steps(question):
+    walk = PAGE.partition(f"\n## {question}\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"^(\d+)\. ", walk, re.M)
+    assert len(steps) >= 8 and steps == [str(i + 1) for i in range(len(steps))]
+    named = {span.partition(": ")[0] for span in spans(walk)}
+    assert not set(WALKS[question]) - named
+
+
 def test_the_page_is_short():
     assert len(PAGE.splitlines()) <= MOST_LINES
 

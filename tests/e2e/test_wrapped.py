@@ -111,7 +111,7 @@ def test_the_other_layout_is_the_same_model_and_stays_the_other(base):
         run(base, f"of_{name}", **STEPS, model__path=name)
     assert losses(base, "of_base") == losses(base, "of_other")
     after, names = tensors_of(base / "runs" / "of_other" / "model")
-    assert names == set(renamed) - {"h.0.attn.bias"}
+    assert names == set(renamed)  # a mask that nobody reads, too
     ours, _ = tensors_of(base / "runs" / "of_base" / "model")
     for name, tensor in ours.items():
         assert torch.equal(tensor, after[other_layout(name)]), name

@@ -225,7 +225,7 @@ TEST(Wrapped, TwoNamesOfOneTensorAreRefused) {
 }
 
 // GPT-2's first files have no "transformer.", and the causal masks.
-TEST(Gpt2Names, BothLayoutsLoadAndTheBasesIsWritten) {
+TEST(Gpt2Names, BothLayoutsLoadAndTheBasesIsWrittenByteForByte) {
   const TemporaryDirectory directory;
   ModelSpec spec = parse_model_spec(test::tiny_config("llama", true).dump(), "config.json");
   spec.names.embedding = "transformer.wte";
@@ -240,7 +240,6 @@ TEST(Gpt2Names, BothLayoutsLoadAndTheBasesIsWritten) {
     for (TensorInfo& info : infos) {
       if (!prefixed) info.name.erase(0, std::string("transformer.").size());
     }
-    const std::vector<TensorInfo> own = infos;
     infos.push_back({prefixed ? "transformer.h.0.attn.bias" : "h.0.attn.bias", DType::kF32, {1, 1, 4, 4}});
     SafetensorsWriter writer(directory / "base/model.safetensors", infos);
     for (const TensorInfo& info : writer.order()) writer.write(info.name, bytes_of(info));
@@ -250,11 +249,8 @@ TEST(Gpt2Names, BothLayoutsLoadAndTheBasesIsWritten) {
     EXPECT_TRUE(memory == first);
     export_model(directory / "out", directory / "base", layout, source_of(memory),
                  {.dtype = DType::kF32, .replace = true});
-    const ModelFiles files(directory / "out");
-    EXPECT_EQ(files.tensors().size(), own.size());
-    for (const TensorInfo& info : own)
-      EXPECT_EQ(files.find(canonical_name(info.name).text).value().entry->name, info.name);
-    EXPECT_TRUE(load(directory / "out", spec, layout) == memory);
+    EXPECT_EQ(test::read_text(directory / "out/model.safetensors"),
+              test::read_text(directory / "base/model.safetensors"));
   }
 }
 
