@@ -40,16 +40,21 @@ void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_
   PoolPlan& pool = plan.placement.pool(which);
   // Whole arrays exist in slots alone, on every device.
   pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = in.world.ranks;
+  pool.shards = sharding_of(in).group;
   if (is_off_device(home, in.device))
     plan.placement.pool(*shards_of(which)) = make_pool(home, std::move(shard_bytes), kSlots, in.device);
 }
 
 bool shards_weights(const PlanInput& in) {
-  return in.world.ranks > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
+  return sharding_of(in).group > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
 }
 
 }  // namespace
+
+Sharding sharding_of(const PlanInput& in) {
+  const bool machine = in.config.zero.group == ZeroGroup::kMachine;
+  return {in.world.ranks, machine ? in.world.ranks_per_node() : in.world.ranks};
+}
 
 PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
   PoolPlan pool;
@@ -70,7 +75,7 @@ PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceT
 
 bool shards_gradients(const PlanInput& in, const Plan& plan) {
   const int64_t micro_batches = plan.numerics.micro_batches;
-  return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
+  return sharding_of(in).group > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
          !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
          micro_batches <= kMostInGroup;
 }
@@ -78,6 +83,7 @@ bool shards_gradients(const PlanInput& in, const Plan& plan) {
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes, shard_bytes;  // the first rank's, which is no shorter than any
   const bool shards = shards_weights(in);
+  const Sharding sharding = sharding_of(in);
   const DType trained = plan.numerics.trained_dtype();
   plan.placement.frozen_arrays.clear();
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
@@ -87,8 +93,8 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
                     : in.adapter != nullptr ? 0
                                             : unit.elements * size_of(trained));
     shard_bytes.push_back(bytes.back() == 0 ? 0
-                          : frozen          ? frozen_shard_of(bytes.back(), 0, in.world.ranks).elements
-                                            : shard_of(unit, 0, in.world.ranks).elements * size_of(trained));
+                          : frozen          ? frozen_shard_of(bytes.back(), 0, sharding.group).elements
+                                            : shard_of(unit, sharding, 0).elements * size_of(trained));
   }
   plan.placement.pool(Pool::kWeightShards) = {};
   if (shards) {
@@ -110,7 +116,7 @@ void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan) {
   const int64_t size = size_of(plan.numerics.gradient_dtype);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
-    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, 0, in.world.ranks).elements * size);
+    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, sharding_of(in), 0).elements * size);
   }
   plan.placement.pool(Pool::kGradientShards) = {};
   if (shards) {
