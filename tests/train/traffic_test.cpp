@@ -192,7 +192,10 @@ TEST(Traffic, OfMachinesShardsIsThePlans) {
         run.among = ZeroGroup::kAll;
         double of_all = 0;
         for (const Sent& sent : sent_by_all(run, 6)) of_all += static_cast<double>(sent.between);
-        if (stage == 3 && nodes < 6) EXPECT_LT(between, of_all) << text;
+        // The base crosses twice or more where it is in shards among all.
+        if (lora && stage == 3 && nodes < 6) {
+          EXPECT_LT(2 * between, of_all) << text;
+        }
       }
     }
   }
