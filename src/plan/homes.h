@@ -40,7 +40,8 @@ struct PoolPlan {
   // 1, or the ranks of a group: then what passes through slots is in shards. Each rank has its own in the
   // pool of shards (shards_of) if that has it off the device, and else in its device's memory.
   int shards = 1;
-  int64_t slots = 0;  // 0: nothing passes through any
+  int64_t longer = 0;  // of shards with copies: bytes more than the share, as each copy has whole granules
+  int64_t slots = 0;   // 0: nothing passes through any
   int64_t slot_bytes = 0;
   Home home_of(size_t array) const {  // of an array off the device
     for (size_t t = 0; t < tier_index(home); ++t)

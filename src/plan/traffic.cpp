@@ -50,6 +50,7 @@ Collective Traffic::in_group(Collective::Kind kind, const Unit& unit, int64_t el
   call.reach = Collective::Reach::kGroup;
   call.shard = lm::shard_of(unit, sharding_, 0).elements * element_bytes;
   call.machine_ranks = sharding_.group;
+  call.copies = 1;
   return call;
 }
 

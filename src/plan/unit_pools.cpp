@@ -38,9 +38,14 @@ std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
 void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_t> bytes,
                   std::vector<int64_t> shard_bytes, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(which);
+  const Sharding sharding = sharding_of(in);
+  int64_t longer = 0;
+  for (size_t a = 0; a < bytes.size() && sharding.copies() > 1; ++a)
+    longer = std::max(longer, shard_bytes[a] - ceil_div(bytes[a], sharding.group));
   // Whole arrays exist in slots alone, on every device.
   pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = sharding_of(in).group;
+  pool.shards = sharding.group;
+  pool.longer = longer;
   if (is_off_device(home, in.device))
     plan.placement.pool(*shards_of(which)) = make_pool(home, std::move(shard_bytes), kSlots, in.device);
 }
