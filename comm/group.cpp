@@ -35,8 +35,13 @@ void Group::count_sent(int to, int64_t bytes) {
 }
 
 void Group::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
-  const int each = machine_ranks_;
+  const int each = machine_ranks_, count = static_cast<int>(shards.size());
   const int64_t longest = longest_of(shards);
+  if (count < ranks()) {
+    LM_CHECK(count > 0 && ranks() % count == 0, "groups of ranks, equally many in each");
+    const int place = rank() % count;
+    return share_among(every(1, rank() - place, count, place), what, data, shards, longest);
+  }
   if (each <= 1 || each == ranks())
     return share_among(every(1, 0, ranks(), rank()), what, data, shards, longest);
   const int machines = ranks() / each, machine = rank() / each, place = rank() % each;
@@ -46,6 +51,14 @@ void Group::share(const char* what, std::byte* data, std::span<const ByteRange> 
   share_among(every(each, place, machines, machine), what, data, of_place, longest);
   continues_ = false;
   share_among(every(1, machine * each, each, place), what, data, shards, longest);
+}
+
+void Group::share_copies(int group, const char* what, std::byte* data, std::span<const ByteRange> shards) {
+  if (group == 1) return share(what, data, shards);  // in two levels
+  const int copies = ranks() / group, place = rank() % group;
+  std::vector<ByteRange> of_place;
+  for (int c = 0; c < copies; ++c) of_place.push_back(shards[static_cast<size_t>(c * group + place)]);
+  share_among(every(group, place, copies, rank() / group), what, data, of_place, longest_of(shards));
 }
 
 void Group::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,

@@ -53,11 +53,16 @@ class Group {
   // shards[r] of `data` is what rank r has made; every rank's are the same, and they do not overlap. `what`
   // names the collective in a message. On several machines of several ranks in two levels: what ranks with
   // one place have made among these, and then what each machine's have of one another's. Only bytes move.
+  // Fewer shards than ranks are of groups of so many neighbouring ranks, which divide all: in each of them
+  // they are the same, and its ranks share them among themselves.
   void share(const char* what, std::byte* data, std::span<const ByteRange> shards);
   // The same among `members`: shards[k] is what members.ranks[k % members] has made. All ranks make the call
   // at once; `longest`: bytes of the longest shard that any of them has.
   virtual void share_among(const Members& members, const char* what, std::byte* data,
                            std::span<const ByteRange> shards, int64_t longest) = 0;
+  // Copies of what groups of `group` neighbouring ranks have: shards[r] is what rank r has made, and those
+  // with its place in the other groups get it.
+  void share_copies(int group, const char* what, std::byte* data, std::span<const ByteRange> shards);
   // Of every rank's array of the same size, shards[r] goes to rank r: add(offset, bytes, from) is called
   // there for each part of its range, `offset` from its begin, with every rank's bytes in the order of ranks
   // (its own among them). They are valid during the call; parts are multiples of kExchangePart but the last.

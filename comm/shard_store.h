@@ -25,10 +25,11 @@
 namespace lm {
 
 struct ShardStoreSetup {
-  Group& group;                                           // borrowed
-  std::vector<int64_t> bytes = {};                        // of each whole array; 0: not in here
-  std::function<std::vector<ByteRange>(int64_t)> shards;  // of an array, every rank's; together the whole
-  std::function<std::string(int64_t)> name;               // of an array, for messages
+  Group& group;                     // borrowed
+  std::vector<int64_t> bytes = {};  // of each whole array; 0: not in here
+  // Of an array, every rank's, or those of each group of so many neighbouring ranks; together the whole.
+  std::function<std::vector<ByteRange>(int64_t)> shards;
+  std::function<std::string(int64_t)> name;  // of an array, for messages
   int64_t slots = 0;
   bool gathers = true;     // a fetch brings the whole array; else this rank's shard
   StreamView stream = {};  // compute's: arrays lie on its device
@@ -77,7 +78,9 @@ class ShardStore final : public Store {
   };
   Array& at(int64_t array) { return arrays_[static_cast<size_t>(array)]; }
   const Array& at(int64_t array) const { return arrays_[static_cast<size_t>(array)]; }
-  ByteRange own(const Array& array) const { return array.shards[static_cast<size_t>(setup_.group.rank())]; }
+  ByteRange own(const Array& array) const {
+    return array.shards[static_cast<size_t>(setup_.group.rank()) % array.shards.size()];
+  }
   Slot& slot_of(const Array& array) { return slots_[static_cast<size_t>(array.slot)]; }
   StreamView way() const { return setup_.group.stream(setup_.stream); }
   void enter(int64_t array, int64_t slot);

@@ -126,7 +126,7 @@ std::vector<std::vector<float>> gather_masters(const Job& job, Rank& rank) {
                                      staging);
     }
     rank.group().share("masters", reinterpret_cast<std::byte*>(block.data()),
-                       shard_bytes(unit, rank.group().ranks(), sizeof(float)));
+                       shard_bytes(unit, job.plan.placement.sharding(), sizeof(float)));
   }
   return out;
 }

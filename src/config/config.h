@@ -52,6 +52,7 @@ enum class PromptStart : uint8_t { kNormal, kZero, kVocabulary };
 enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
+enum class ZeroGroup : uint8_t { kAll, kMachine };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class LrSchedule : uint8_t {
   kConstant,
@@ -349,6 +350,9 @@ struct IoConfig {
 
 struct ZeroConfig {
   int64_t stage = 1;  // what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights
+  // Among whom. machine: every machine has all shards, each on one of its ranks; weights then never cross the
+  // network, and gradients cross it as often as without.
+  ZeroGroup group = ZeroGroup::kAll;
 };
 
 struct CheckpointConfig {

@@ -140,6 +140,10 @@ struct EnumNames<UpdateTime> {
       {UpdateTime::kAuto, "auto"}, {UpdateTime::kAfter, "after"}, {UpdateTime::kInBackward, "in_backward"}};
 };
 template <>
+struct EnumNames<ZeroGroup> {
+  static constexpr EnumName<ZeroGroup> kAll[] = {{ZeroGroup::kAll, "all"}, {ZeroGroup::kMachine, "machine"}};
+};
+template <>
 struct EnumNames<Clip> {
   static constexpr EnumName<Clip> kAll[] = {
       {Clip::kGlobal, "global"}, {Clip::kBlock, "block"}, {Clip::kNone, "none"}};

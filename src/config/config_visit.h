@@ -294,6 +294,11 @@ void visit_zero(ZeroT& zero, V& v) {
         {KeyTag::kPlacement,
          "0: no sharding; 1: shard optimizer state; 2: also gradients; 3: also weights",
          {.low = 0, .high = 3}});
+  v.key(
+      "zero", "group", zero.group,
+      {KeyTag::kPlacement,
+       "ranks that shards are divided among; machine: each machine has all of them, so that no weights cross "
+       "the network, and a rank has as many times the state as there are machines"});
 }
 
 template <class OffloadT, class V>

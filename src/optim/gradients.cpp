@@ -117,9 +117,9 @@ void Gradients::add_into(std::byte* to, int64_t elements, DType from_dtype,
                       stream);
 }
 
-void Gradients::exchange(int64_t u, Group& group, bool sharded, int machine_ranks) {
+void Gradients::exchange(int64_t u, Group& group, const Sharding& sharding, int machine_ranks) {
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
-  const std::vector<ByteRange> ranges = shard_bytes(units_[static_cast<size_t>(u)], group.ranks(), size);
+  const std::vector<ByteRange> ranges = part_bytes(units_[static_cast<size_t>(u)], sharding, size);
   std::byte* const all = unit_in_group(u);
   std::byte* const own = all + ranges[static_cast<size_t>(group.rank())].begin;
   group.begin_after(stream_);
@@ -142,15 +142,15 @@ void Gradients::exchange(int64_t u, Group& group, bool sharded, int machine_rank
                      add_into(own + offset, bytes / size, dtype_, from, stream);
                    });
   }
-  if (!sharded) group.share("all_gather of gradients", all, ranges);
+  if (sharding.copies() > 1) group.share_copies(sharding.group, "all_gather of gradients", all, ranges);
   leave_to_compute(u, group);
 }
 
-void Gradients::granule_norms(int64_t u, Group& group, bool sharded) {
+void Gradients::granule_norms(int64_t u, Group& group, const Sharding& sharding) {
   const Unit& range = units_[static_cast<size_t>(u)];
   auto* const sums = reinterpret_cast<double*>(sums_.data()) +
                      first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
-  const Shard own = shard_of(range, sharded ? group.rank() : 0, sharded ? group.ranks() : 1);
+  const Shard own = shard_of(range, sharding, sharding.place(group.rank()));
   const int64_t skipped = own.first - range.first;
   const std::byte* const gradient = unit_in_group(u);
   group.begin_after(stream_);
@@ -160,8 +160,8 @@ void Gradients::granule_norms(int64_t u, Group& group, bool sharded) {
                           .dtype = dtype_},
                          group.stream(stream_));
   leave_to_compute(u, group);
-  if (!sharded) return;
-  std::vector<ByteRange> ranges = shard_bytes(range, group.ranks(), sizeof(double));
+  if (sharding.group == 1) return;
+  std::vector<ByteRange> ranges = shard_bytes(range, sharding, sizeof(double));
   for (ByteRange& one : ranges) one.begin /= kGranule, one.bytes /= kGranule;
   group.share("all_gather of gradient norms", reinterpret_cast<std::byte*>(sums), ranges);
 }

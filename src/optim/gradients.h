@@ -62,10 +62,10 @@ class Gradients {
   // with `machine_ranks` > 1 first over so many at a time and then over these sums (comm/two_levels.h). The
   // result is the rank's own shard if `sharded`, else the whole unit. With a group of GPUs it runs in the
   // group's stream, as do the norms after it: a reader of either waits for that (Group::end_before).
-  void exchange(int64_t u, Group& group, bool sharded, int machine_ranks);
+  void exchange(int64_t u, Group& group, const Sharding& sharding, int machine_ranks);
   // Enqueues the granule norms of the unit's final gradient; with sharded gradients the ranks exchange theirs
   // by all_gather.
-  void granule_norms(int64_t u, Group& group, bool sharded);
+  void granule_norms(int64_t u, Group& group, const Sharding& sharding);
   // Squared norm of block b: granules in index order, in fp64. Waits for the stream.
   double block_square(int64_t b) const;
   // The total over all blocks, in two steps, so that one wait serves this and other results: send, wait for

@@ -1,4 +1,4 @@
-// Every rank's shard of a unit's flat array in bytes, as comm::Group takes it. Pure.
+// Shards of a unit's flat array in bytes, as comm::Group takes them. Pure.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,21 @@
 
 namespace lm {
 
-// For elements of `size` bytes; relative to the unit's first.
-inline std::vector<ByteRange> shard_bytes(const Unit& unit, int ranks, int64_t size) {
+// Those of a group of ranks, for elements of `size` bytes; relative to the unit's first.
+inline std::vector<ByteRange> shard_bytes(const Unit& unit, const Sharding& sharding, int64_t size) {
   std::vector<ByteRange> out;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Shard shard = shard_of(unit, rank, ranks);
+  for (int place = 0; place < sharding.group; ++place) {
+    const Shard shard = shard_of(unit, sharding, place);
     out.push_back({(shard.first - unit.first) * size, shard.elements * size});
+  }
+  return out;
+}
+// The part of each rank, which adds it up.
+inline std::vector<ByteRange> part_bytes(const Unit& unit, const Sharding& sharding, int64_t size) {
+  std::vector<ByteRange> out;
+  for (int rank = 0; rank < sharding.ranks; ++rank) {
+    const Shard part = shard_of(unit, sharding.part(rank), sharding.ranks);
+    out.push_back({(part.first - unit.first) * size, part.elements * size});
   }
   return out;
 }

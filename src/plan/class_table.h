@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,7 +87,10 @@ class ClassTable {
 
  private:
   std::string shards(bool some) const {
-    return some ? fmt::format(", in shards of {} ranks", plan_.placement.ranks) : "";
+    if (!some) return "";
+    const PlacementPlan& p = plan_.placement;
+    const int ranks = std::max(p.pool(Pool::kWeights).shards, p.pool(Pool::kGradients).shards);
+    return fmt::format(", in shards of {} ranks", ranks) + (ranks < p.ranks ? " of a machine" : "");
   }
 
   const Plan& plan_;

@@ -37,10 +37,11 @@ struct PoolPlan {
   // For tiers between the device and `home`: of the arrays before this one, those off the device live in that
   // tier or in a nearer one.
   PerTier<int64_t> kept = {};
-  // 1, or the number of ranks: then what passes through slots is in shards. Each rank has its own in the pool
-  // of shards (shards_of) if that has it off the device, and else in its device's memory.
+  // 1, or the ranks of a group: then what passes through slots is in shards. Each rank has its own in the
+  // pool of shards (shards_of) if that has it off the device, and else in its device's memory.
   int shards = 1;
-  int64_t slots = 0;  // 0: nothing passes through any
+  int64_t longer = 0;  // of shards with copies: bytes more than the share, as each copy has whole granules
+  int64_t slots = 0;   // 0: nothing passes through any
   int64_t slot_bytes = 0;
   Home home_of(size_t array) const {  // of an array off the device
     for (size_t t = 0; t < tier_index(home); ++t)
@@ -69,6 +70,7 @@ struct PlacementPlan {
   std::vector<int64_t> granules;       // of each tile
   int ranks = 1;                       // that share the run
   bool sharded = false;                // each has a shard of the optimizer's state
+  int copies = 1;                      // of every shard: so many groups of ranks have them all
   // Of a cut head: the first tile of each segment, of the final norm, and the end.
   std::vector<int64_t> segment_tiles;
   int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
@@ -106,6 +108,7 @@ struct PlacementPlan {
   bool verify = true;
   int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 
+  Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1}; }
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   // Into how many segments the head is cut: 0 unless one of them lives off the device.

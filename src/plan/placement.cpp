@@ -49,8 +49,10 @@ void limit_slots(PlacementPlan& placement, Pool which) {
 void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
   placement.ranks = plan.numerics.ranks;
+  const Sharding sharding = sharding_of(in);
   placement.sharded =
-      placement.ranks > 1 && in.config.zero.stage >= 1 && !rule_text(plan.numerics.rule).whole_tensors;
+      sharding.group > 1 && in.config.zero.stage >= 1 && !rule_text(plan.numerics.rule).whole_tensors;
+  placement.copies = placement.sharded ? sharding.copies() : 1;
   const int64_t state = state_bytes(in.layout, plan.numerics.state());
   const int64_t granule_bytes = placement.granule_bytes =
       ceil_div(state, std::max<int64_t>(in.layout.flat_elements / kGranule, 1));

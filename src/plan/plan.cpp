@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "base/bytes.h"
 #include "plan/forecast.h"
 #include "plan/multiples.h"
 #include "plan/placement.h"
 #include "plan/recompute_level.h"
 #include "plan/refusal.h"
+#include "plan/unit_pools.h"
+#include "plan/what_if.h"
 
 namespace lm {
 namespace {
@@ -47,6 +50,41 @@ void explain_experts(const PlanInput& in, Plan& plan) {
                                       all, all - of_experts + met)});
 }
 
+bool has_shards(const Plan& plan) {
+  return plan.placement.sharded || plan.placement.pool(Pool::kWeights).shards > 1;
+}
+
+// Of zero.group = "machine" where it has no effect.
+void explain_group(const PlanInput& in, Plan& plan) {
+  const World& world = in.world;
+  if (!in.trains() || world.ranks == 1 || in.config.zero.group == ZeroGroup::kAll) return;
+  if (world.nodes > 1 && has_shards(plan)) return;
+  const char* why = "one machine has all ranks: the same as \"all\"";
+  if (world.nodes > 1) why = "nothing is sharded";
+  if (world.ranks == world.nodes) why = "one rank on each machine: nothing is sharded";
+  plan.choices.push_back({"zero.group", "machine", why});
+}
+
+// A step with shards inside each machine, if that is shorter.
+void advise_group(const PlanInput& in, Plan& plan) {
+  constexpr double kWorthwhile = 0.98;
+  const World& world = in.world;
+  if (!in.trains() || !has_shards(plan) || in.config.zero.group == ZeroGroup::kMachine) return;
+  if (world.nodes == 1 || !world.by_machine || world.ranks == world.nodes) return;
+  const auto machine =
+      plan_with(in, {{{}, [](Config& c) { c.zero.group = ZeroGroup::kMachine; }}}, Foretold::kAll);
+  if (!machine || !machine->plan.fits) return;
+  const Plan& other = machine->plan;
+  if (other.step_seconds > kWorthwhile * plan.step_seconds) return;
+  const bool gpu = in.device == DeviceType::kCuda;
+  const auto peak = [&](const Plan& of) { return format_bytes(gpu ? of.peak.device : of.peak.host); };
+  plan.choices.push_back(
+      {"zero.group", "all",
+       fmt::format("a step with \"machine\" is estimated at {:.2f} s instead of {:.2f} s, with {} for each "
+                   "rank instead of {}",
+                   other.step_seconds, plan.step_seconds, peak(other), peak(plan))});
+}
+
 Plan with_numerics(const PlanInput& in) {
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
@@ -62,6 +100,7 @@ Plan place_plan(const PlanInput& in, bool foretold) {
   if (foretold) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
   explain_experts(in, plan);
+  explain_group(in, plan);
   return plan;
 }
 
@@ -100,10 +139,26 @@ void refuse_idle_ranks(const World& world, const Config& config) {
        .next = fmt::format("use at most {} ranks, or raise train.global_batch", sequences)});
 }
 
+void refuse_scattered_ranks(const World& world, const Config& config) {
+  if (config.zero.group == ZeroGroup::kAll || world.by_machine) return;
+  throw Error(Exit::kConfig,
+              {.area = "RANK-12",
+               .what = "zero.group = \"machine\" needs equally many ranks on every machine, numbered machine "
+                       "by machine",
+               .place = fmt::format("{} ranks", world.ranks),
+               .next = "start them with mpirun --map-by slot, or srun --distribution=block, as many on each "
+                       "machine, or set zero.group = \"all\""});
+}
+
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
-  if (purpose == PlanPurpose::kTrain) refuse_idle_ranks(world, inputs.config);
+  if (purpose == PlanPurpose::kTrain) {
+    refuse_idle_ranks(world, inputs.config);
+    refuse_scattered_ranks(world, inputs.config);
+  }
   Plan plan = draft_plan(inputs, machine, world, purpose);
-  if (!plan.fits) throw Error(Exit::kDoesNotFit, explain_refusal({inputs, machine, world, purpose}, plan));
+  const PlanInput in{inputs, machine, world, purpose};
+  if (!plan.fits) throw Error(Exit::kDoesNotFit, explain_refusal(in, plan));
+  advise_group(in, plan);
   return plan;
 }
 

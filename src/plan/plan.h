@@ -157,6 +157,8 @@ struct PlanInputs {
 
 // Throws Error(12) where there are more ranks than sequences in a step.
 void refuse_idle_ranks(const World& world, const Config& config);
+// Throws Error(10) where zero.group = "machine" and machines are no groups of neighbouring ranks.
+void refuse_scattered_ranks(const World& world, const Config& config);
 
 // Throws Error(12) with a table of need and have and the settings that would fit.
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},

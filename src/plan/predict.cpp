@@ -158,11 +158,11 @@ StepCosts::StepCosts(const StepShape& shape)
   update_bytes_ = gradient_bytes_ + 2 * (size(step.arithmetic.trained_dtype()) + shape.state_bytes);
   // Beside what the links do (traffic.h): the ranks' parts of a shard are read and their sum is written, and
   // what arrives is copied to its place.
-  const double rest = 1 - 1.0 / step.ranks;
+  const double each = step.sharding().group, rest = 1 / each - 1.0 / step.ranks;
   exchange_bytes_ = step.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / step.ranks);
-  if (!step.sharded) exchange_bytes_ += rest * 2 * gradient_bytes_;
-  gather_bytes_ = rest * 2 * size(step.arithmetic.trained_dtype());
-  if (step.sharded) update_bytes_ /= step.ranks;
+  exchange_bytes_ += rest * 2 * gradient_bytes_;
+  gather_bytes_ = (1 - 1 / each) * 2 * size(step.arithmetic.trained_dtype());
+  update_bytes_ /= each;
   for (const Unit& unit : units_) {
     Cost products = update_products(shape.model.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
                                     unit.elements, shape.rule, step.device, nullptr);

@@ -38,6 +38,8 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
       [](Config& c) { c.train.sample_prompts.clear(); });
   add(!in.config.eval.generate.data.empty(), "eval.generate.data = []",
       [](Config& c) { c.eval.generate = {}; });
+  add(in.config.zero.group == ZeroGroup::kMachine && in.world.nodes > 1, "zero.group = \"all\"",
+      [](Config& c) { c.zero.group = ZeroGroup::kAll; });
   add(!plan.recompute().whole(), "train.recompute = \"block\"",
       [](Config& c) { c.train.recompute = Recompute::kBlock; });
   add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",

@@ -373,6 +373,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .group = p.group,
           .ranks = p.ranks,
           .sharded = p.sharded,
+          .copies = p.copies,
           .in_backward = p.in_backward(),
           .table_last = p.table_last,
           .layer_inputs = spec.embedding.inputs.width > 0,

@@ -30,14 +30,14 @@ void add_part(StateEntry array, const Shard& shard, int64_t u, StateCatalogue& o
 }  // namespace
 
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
-                          bool training, int rank) {
+                          bool training, int part) {
   const std::vector<Unit> units = layout.units(cut_head);
   const auto each_unit = [&](const auto& visit) {
     for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
       const std::string block = fmt::format("block{}.", b);
       for (const int64_t u : units_of_block(units, b))
         visit(block, layout.blocks[static_cast<size_t>(b)],
-              shard_of(units[static_cast<size_t>(u)], rank, numerics.ranks), u);
+              shard_of(units[static_cast<size_t>(u)], part, numerics.ranks), u);
     }
   };
   StateCatalogue out;
@@ -51,7 +51,7 @@ StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numeric
              shard, u, out);
   });
   if (!training) return out;
-  if (rank == 0)
+  if (part == 0)
     out.push_back(
         {.name = "optimizer.t", .state = StateClass::kOptimizer, .dtype = DType::kI64, .shape = {}});
   const StateStreams streams = numerics.state();

@@ -53,10 +53,11 @@ struct StateEntry {
 using StateCatalogue = std::vector<StateEntry>;
 
 // The order is that in which state is moved: weights, then the optimizer's (none without training), each by
-// block, and a name's parts one after another. With several ranks each lists what it moves: its shards, and
-// the first also what is no array. Together they are the whole.
+// block, and a name's parts one after another. With several ranks each lists what it moves: its part of every
+// unit (Sharding::part; of a shard with copies each of them lists another), and the first also what is no
+// array. Together they are the whole.
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
-                          bool training, int rank = 0);
+                          bool training, int part = 0);
 
 // What state comes from: memory of a rank, wherever it lives, or files.
 class StateSource {

@@ -7,7 +7,7 @@
 namespace lm {
 
 void TileCutter::cut(const Unit& unit) {
-  const Shard shard = shard_of(unit, 0, placement_.sharded ? placement_.ranks : 1);
+  const Shard shard = shard_of(unit, placement_.sharding(), 0);
   const int64_t begin = shard.first / kGranule, end = shard.end() / kGranule;
   const bool whole = each_ == 0 || updates_whole(rule_, layout_.blocks[static_cast<size_t>(unit.block)]);
   const int64_t each = whole ? end - begin : each_;
@@ -24,12 +24,12 @@ void TileCutter::cut(const Unit& unit) {
 
 // Of the tile that begins `offset` elements behind each rank's shard.
 int64_t TileCutter::most_bytes(const Unit& unit, int64_t offset, int64_t elements) const {
-  const int ranks = placement_.sharded ? placement_.ranks : 1;
+  const Sharding sharding = placement_.sharding();
   if (of_elements_) return streams_.bytes({elements});
   const BlockLayout& block = layout_.blocks[static_cast<size_t>(unit.block)];
   int64_t most = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Shard shard = shard_of(unit, rank, ranks);
+  for (int place = 0; place < sharding.group; ++place) {
+    const Shard shard = shard_of(unit, sharding, place);
     const int64_t first = std::min(shard.first + offset, shard.end());
     most = std::max(most, streams_.bytes(block.count(first, std::min(first + elements, shard.end()))));
   }

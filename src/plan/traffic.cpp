@@ -8,14 +8,15 @@ namespace lm {
 
 double Collective::mean_sent(int ranks) const {
   const double all = ranks, each = machine_ranks;
-  const double times = reach == Reach::kMachine    ? (each - 1) / each
-                       : reach == Reach::kMachines ? (all / each - 1) / all
-                                                   : (all - 1) / all;
+  const bool inside = reach == Reach::kMachine || reach == Reach::kGroup;
+  const double times = inside                 ? (each - 1) / each
+                       : reach == Reach::kAll ? (all - 1) / all
+                                              : (all / each - 1) / all;
   return static_cast<double>(bytes) * times;
 }
 
 double Collective::between_share(const World& world) const {
-  if (reach != Reach::kAll) return reach == Reach::kMachines ? 1 : 0;
+  if (reach != Reach::kAll) return reach == Reach::kMachines || reach == Reach::kCopies ? 1 : 0;
   return static_cast<double>(world.ranks - world.ranks_per_node()) / (world.ranks - 1);
 }
 
@@ -24,8 +25,8 @@ Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const 
     : ranks_(placement.ranks),
       machine_ranks_(numerics.two_levels() ? numerics.machine_ranks : 1),
       neighbours_(world.nodes > 1 && world.by_machine ? world.ranks_per_node() : 1),
-      sharded_(placement.sharded),
-      weights_in_shards_(placement.pool(Pool::kWeights).shards > 1),
+      sharding_(placement.sharding()),
+      weight_shards_(placement.pool(Pool::kWeights).shards),
       weight_bytes_(static_cast<int64_t>(dtype_size(numerics.trained_dtype()))),
       gradient_bytes_(static_cast<int64_t>(dtype_size(numerics.gradient_dtype))),
       units_(layout.units(placement.head_segments() > 0)) {
@@ -39,7 +40,18 @@ Collective Traffic::scalars(int64_t bytes) const {
 Collective Traffic::of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
   return {.kind = kind,
           .bytes = unit.elements * element_bytes,
-          .shard = lm::shard_of(unit, 0, ranks_).elements * element_bytes};
+          .shard = lm::shard_of(unit, 0, ranks_).elements * element_bytes,
+          .copies = sharding_.copies()};
+}
+
+Collective Traffic::in_group(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
+  Collective call = of_unit(kind, unit, element_bytes);
+  if (sharding_.group == ranks_) return call;
+  call.reach = Collective::Reach::kGroup;
+  call.shard = lm::shard_of(unit, sharding_, 0).elements * element_bytes;
+  call.machine_ranks = sharding_.group;
+  call.copies = 1;
+  return call;
 }
 
 std::vector<Collective> Traffic::stop_vote() const {
@@ -47,7 +59,7 @@ std::vector<Collective> Traffic::stop_vote() const {
 }
 
 std::vector<Collective> Traffic::in_levels(const Collective& call) const {
-  if (call.exchange || neighbours_ == 1) return {call};
+  if (call.exchange || call.reach != Collective::Reach::kAll || neighbours_ == 1) return {call};
   Collective machines = call, machine = call;
   machines.machine_ranks = machine.machine_ranks = neighbours_;
   machines.reach = Collective::Reach::kMachines, machine.reach = Collective::Reach::kMachine;
@@ -67,24 +79,28 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   if (ranks_ == 1) return {};
   if (op.kind == OperationKind::kCheck) return {scalars(sizeof(LossSums))};
   if (op.kind == OperationKind::kFetch) {
-    if (op.pool != Pool::kWeights || !weights_in_shards_) return {};
+    if (op.pool != Pool::kWeights || weight_shards_ == 1) return {};
     const Unit& unit = units_[static_cast<size_t>(op.array)];
-    if (frozen_[static_cast<size_t>(op.array)] == 0) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
+    if (frozen_[static_cast<size_t>(op.array)] == 0) return {in_group(Kind::kWeights, unit, weight_bytes_)};
+    const bool all = weight_shards_ == ranks_;
     return {{.kind = Kind::kWeights,
+             .reach = all ? Collective::Reach::kAll : Collective::Reach::kGroup,
              .bytes = unit.frozen_bytes,
-             .shard = frozen_shard_of(unit.frozen_bytes, 0, ranks_).elements}};
+             .shard = frozen_shard_of(unit.frozen_bytes, 0, weight_shards_).elements,
+             .machine_ranks = all ? 1 : weight_shards_}};
   }
   const Unit& unit = units_[static_cast<size_t>(op.unit)];
   if (is_transfer(op) || unit.elements == 0) return {};
-  if (op.kind == OperationKind::kGather) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
+  if (op.kind == OperationKind::kGather) return {in_group(Kind::kWeights, unit, weight_bytes_)};
   if (op.kind == OperationKind::kExchange) {
-    const Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_);
+    Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_);
+    if (sharding_.group > 1) sums.reach = Collective::Reach::kCopies, sums.machine_ranks = sharding_.group;
     std::vector<Collective> calls = exchange_of(unit);
-    if (!sharded_) calls.push_back(sums);
+    if (sharding_.copies() > 1) calls.push_back(sums);
     return calls;
   }
-  if (op.kind != OperationKind::kNorm || !sharded_) return {};
-  Collective norms = of_unit(Kind::kVotes, unit, sizeof(double));  // one of each granule
+  if (op.kind != OperationKind::kNorm || sharding_.group == 1) return {};
+  Collective norms = in_group(Kind::kVotes, unit, sizeof(double));  // one of each granule
   norms.bytes /= kGranule, norms.shard /= kGranule;
   return {norms};
 }
@@ -111,7 +127,9 @@ CollectiveTime collective_time(const Collective& call, const World& world, const
   if (call.reach == Collective::Reach::kMachine)  // of an exchange one call for each machine's shards
     return {.inside = each * inside * world.nodes / links.inside,
             .fixed = (call.exchange ? world.nodes : 1) * links.call_seconds};
-  if (call.reach == Collective::Reach::kMachines)
+  if (call.reach == Collective::Reach::kGroup)
+    return {.inside = each * inside / links.inside, .fixed = links.call_seconds};
+  if (call.reach == Collective::Reach::kMachines || call.reach == Collective::Reach::kCopies)
     return {.between = each * here * (world.nodes - 1) / links.between,
             .fixed = links.call_seconds + (world.nodes - 1) * links.message_seconds};
   CollectiveTime out{.inside = each * inside / links.inside,

@@ -17,12 +17,14 @@ struct Collective {
   enum class Kind : uint8_t { kGradients, kWeights, kVotes } kind = Kind::kVotes;
   // Among all; or in two levels, of an exchange first among the ranks of each machine, of every machine's
   // shards those of the ranks with the same places, then among machines, each rank with those of its place on
-  // the others; of what is shared first among machines.
-  enum class Reach : uint8_t { kAll, kMachine, kMachines } reach = Reach::kAll;
+  // the others; of what is shared first among machines. Or in groups: the ranks of each share its shards, or
+  // those with one place have parts of a shard, which has as many copies.
+  enum class Reach : uint8_t { kAll, kMachine, kMachines, kGroup, kCopies } reach = Reach::kAll;
   bool exchange = false;
   int64_t bytes = 0;      // of the array
   int64_t shard = 0;      // of the first rank
-  int machine_ranks = 1;  // in two levels
+  int machine_ranks = 1;  // in two levels; of a group
+  int copies = 1;         // of a shard, whose parts are what is called a shard here
 
   // Bytes that a rank sends to all others together: the mean over all ranks, and the share of it that goes to
   // ranks of other machines.
@@ -44,14 +46,16 @@ class Traffic {
   // What is shared, as it goes across machines.
   std::vector<Collective> in_levels(const Collective& call) const;
   Collective scalars(int64_t bytes) const;  // of each rank
+  // Whose parts are each rank's; and whose shards are those of a group.
   Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
+  Collective in_group(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
   std::vector<Collective> exchange_of(const Unit& unit) const;
 
   int ranks_;
   int machine_ranks_;  // whose gradients are added up first
   int neighbours_;     // ranks of a machine, where what is shared goes in two levels; else 1
-  bool sharded_;
-  bool weights_in_shards_;
+  Sharding sharding_;
+  int weight_shards_;                      // of a group; 1: each rank has all weights
   int64_t weight_bytes_, gradient_bytes_;  // of an element
   std::vector<Unit> units_;
   std::vector<char> frozen_;  // of each unit: whether its frozen weights are what is gathered

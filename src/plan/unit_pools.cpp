@@ -38,18 +38,28 @@ std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
 void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_t> bytes,
                   std::vector<int64_t> shard_bytes, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(which);
+  const Sharding sharding = sharding_of(in);
+  int64_t longer = 0;
+  for (size_t a = 0; a < bytes.size() && sharding.copies() > 1; ++a)
+    longer = std::max(longer, shard_bytes[a] - ceil_div(bytes[a], sharding.group));
   // Whole arrays exist in slots alone, on every device.
   pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = in.world.ranks;
+  pool.shards = sharding.group;
+  pool.longer = longer;
   if (is_off_device(home, in.device))
     plan.placement.pool(*shards_of(which)) = make_pool(home, std::move(shard_bytes), kSlots, in.device);
 }
 
 bool shards_weights(const PlanInput& in) {
-  return in.world.ranks > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
+  return sharding_of(in).group > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
 }
 
 }  // namespace
+
+Sharding sharding_of(const PlanInput& in) {
+  const bool machine = in.config.zero.group == ZeroGroup::kMachine;
+  return {in.world.ranks, machine ? in.world.ranks_per_node() : in.world.ranks};
+}
 
 PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
   PoolPlan pool;
@@ -70,7 +80,7 @@ PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceT
 
 bool shards_gradients(const PlanInput& in, const Plan& plan) {
   const int64_t micro_batches = plan.numerics.micro_batches;
-  return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
+  return sharding_of(in).group > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
          !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
          micro_batches <= kMostInGroup;
 }
@@ -78,6 +88,7 @@ bool shards_gradients(const PlanInput& in, const Plan& plan) {
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes, shard_bytes;  // the first rank's, which is no shorter than any
   const bool shards = shards_weights(in);
+  const Sharding sharding = sharding_of(in);
   const DType trained = plan.numerics.trained_dtype();
   plan.placement.frozen_arrays.clear();
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
@@ -87,8 +98,8 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
                     : in.adapter != nullptr ? 0
                                             : unit.elements * size_of(trained));
     shard_bytes.push_back(bytes.back() == 0 ? 0
-                          : frozen          ? frozen_shard_of(bytes.back(), 0, in.world.ranks).elements
-                                            : shard_of(unit, 0, in.world.ranks).elements * size_of(trained));
+                          : frozen          ? frozen_shard_of(bytes.back(), 0, sharding.group).elements
+                                            : shard_of(unit, sharding, 0).elements * size_of(trained));
   }
   plan.placement.pool(Pool::kWeightShards) = {};
   if (shards) {
@@ -110,7 +121,7 @@ void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan) {
   const int64_t size = size_of(plan.numerics.gradient_dtype);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
-    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, 0, in.world.ranks).elements * size);
+    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, sharding_of(in), 0).elements * size);
   }
   plan.placement.pool(Pool::kGradientShards) = {};
   if (shards) {

@@ -11,6 +11,9 @@ namespace lm {
 // Slots of a pool: one in use, one on its way in, one on its way out.
 inline constexpr int64_t kSlots = 3;
 
+// Of what a stage shards; with zero.group = "machine" a machine's ranks are a group.
+Sharding sharding_of(const PlanInput& in);
+
 // A pool of arrays, all of them on that tier, with at most so many slots.
 PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device);
 

@@ -146,6 +146,12 @@ Shard shard_of(const Unit& unit, int rank, int ranks) {
   return {.first = unit.first + begin * kGranule, .elements = (end - begin) * kGranule};
 }
 
+Shard shard_of(const Unit& unit, const Sharding& sharding, int place) {
+  const int copies = sharding.copies(), first = place * copies;
+  const int64_t begin = shard_of(unit, first, sharding.ranks).first;
+  return {.first = begin, .elements = shard_of(unit, first + copies - 1, sharding.ranks).end() - begin};
+}
+
 Shard frozen_shard_of(int64_t bytes, int rank, int ranks) {
   constexpr int64_t kSector = 512;
   const int64_t each = round_up(ceil_div(bytes, ranks), kSector), first = std::min(rank * each, bytes);

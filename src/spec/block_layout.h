@@ -142,6 +142,18 @@ struct Shard {
   int64_t end() const { return first + elements; }
 };
 Shard shard_of(const Unit& unit, int rank, int ranks);
+// How the ranks of a run divide what is sharded: each of a group of neighbouring ranks has another shard, and
+// every group has them all. A shard consists of as many parts as it has copies. Each rank adds up one part,
+// and saves it.
+struct Sharding {
+  int ranks = 1;
+  int group = 1;  // ranks of a group, which divide `ranks`; 1: every rank has all
+  int copies() const { return ranks / group; }
+  int place(int rank) const { return rank % group; }                          // whose shard the rank has
+  int part(int rank) const { return place(rank) * copies() + rank / group; }  // shard_of's, of all ranks
+  auto operator<=>(const Sharding&) const = default;
+};
+Shard shard_of(const Unit& unit, const Sharding& sharding, int place);
 // The same of frozen bytes, counted in bytes: equal parts of whole sectors, of which the last ones may be
 // shorter.
 Shard frozen_shard_of(int64_t bytes, int rank, int ranks);

@@ -33,25 +33,26 @@ std::vector<char> in_host(const PoolPlan& pool) {
   return out;
 }
 
-std::vector<ByteRange> frozen_shards(int64_t bytes, int ranks) {
+std::vector<ByteRange> frozen_shards(int64_t bytes, int group) {
   std::vector<ByteRange> out;
-  for (int r = 0; r < ranks; ++r) {
-    const Shard shard = frozen_shard_of(bytes, r, ranks);
+  for (int place = 0; place < group; ++place) {
+    const Shard shard = frozen_shard_of(bytes, place, group);
     out.push_back({shard.first, shard.elements});
   }
   return out;
 }
 
-// Of a pool's arrays every rank's shards.
+// Of a pool's arrays the shards that every group of ranks has.
 std::function<std::vector<ByteRange>(int64_t)> shards_of_arrays(const OffDeviceSetup& setup, Pool pool) {
   const PlacementPlan& placement = setup.placement;
   const bool weights = pool == Pool::kWeights;
   return [&placement, weights, units = setup.layout.units(placement.head_segments() > 0),
-          ranks = placement.pool(pool).shards, bytes = placement.pool(pool).bytes](int64_t array) {
+          sharding = Sharding{placement.ranks, placement.pool(pool).shards},
+          bytes = placement.pool(pool).bytes](int64_t array) {
     const Unit& unit = units[static_cast<size_t>(array)];
     const int64_t all = bytes[static_cast<size_t>(array)];
     const bool frozen = weights && placement.frozen_array(array);
-    return frozen ? frozen_shards(all, ranks) : shard_bytes(unit, ranks, all / unit.elements);
+    return frozen ? frozen_shards(all, sharding.group) : shard_bytes(unit, sharding, all / unit.elements);
   };
 }
 
@@ -66,7 +67,8 @@ std::vector<int64_t> bytes_here(const OffDeviceSetup& setup, Pool pool) {
     for (int64_t a = 0; a < std::ssize(bytes); ++a) {
       int64_t& here = bytes[static_cast<size_t>(a)];
       if (here == 0) continue;
-      here = std::max<int64_t>(shards(a)[static_cast<size_t>(setup.group->rank())].bytes, 1);
+      const auto place = static_cast<size_t>(setup.group->rank() % placement.pool(whole).shards);
+      here = std::max<int64_t>(shards(a)[place].bytes, 1);
     }
   }
   return bytes;
@@ -75,7 +77,7 @@ std::vector<int64_t> bytes_here(const OffDeviceSetup& setup, Pool pool) {
 // `tier`: the store of the shards that are off the device; null where none is.
 std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool, Store* tier) {
   const PlacementPlan& placement = setup.placement;
-  LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards,
+  LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.ranks,
            "the number of ranks with shards");
   return std::make_unique<ShardStore>(
       ShardStoreSetup{.group = *setup.group,

@@ -41,9 +41,9 @@ PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
 }
 
 // Every rank's tiles begin in its shard of a unit where the first rank's do in its own.
-void move_to_shards(const std::vector<Unit>& units, int rank, int ranks, TileLayout& tiles) {
+void move_to_shards(const std::vector<Unit>& units, int rank, const Sharding& sharding, TileLayout& tiles) {
   for (const Unit& unit : units) {
-    const Shard first = shard_of(unit, 0, ranks), own = shard_of(unit, rank, ranks);
+    const Shard first = shard_of(unit, sharding, 0), own = shard_of(unit, sharding, sharding.place(rank));
     const auto block = static_cast<size_t>(unit.block);
     for (int64_t t = tiles.first_tile[block]; t < tiles.first_tile[block + 1]; ++t) {
       const auto i = static_cast<size_t>(t);
@@ -65,7 +65,7 @@ TileLayout tile_layout(const PlacementPlan& placement, const std::vector<Unit>& 
                    .off_device = placement.pool(Pool::kOptimizer).off_device,
                    .through_slots = placement.through_slots(Pool::kOptimizer),
                    .store = store};
-  if (placement.sharded) move_to_shards(units, rank, placement.ranks, tiles);
+  if (placement.sharded) move_to_shards(units, rank, placement.sharding(), tiles);
   return tiles;
 }
 
@@ -212,7 +212,8 @@ void Rank::reset() {
 
 StateCatalogue Rank::catalogue() const {
   const bool cut_head = setup_.plan.placement.head_segments() > 0;
-  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training(), group_.rank());
+  const int part = setup_.plan.placement.sharding().part(group_.rank());
+  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training(), part);
 }
 
 void Rank::restore(StateReader& from, int64_t updates) {
@@ -224,6 +225,7 @@ void Rank::restore(StateReader& from, int64_t updates) {
     stays && !staging.used() ? parts.push_back({array, offset, out}) : from.read(array, offset, out);
   };
   const std::vector<Unit>& units = weights_.units();
+  const Sharding sharding = setup_.plan.placement.sharding();
   const auto name = [](int64_t block, const char* array) { return fmt::format("block{}.{}", block, array); };
   for (int64_t u = 0; u < std::ssize(units); ++u) {
     const Unit& unit = units[static_cast<size_t>(u)];
@@ -231,7 +233,7 @@ void Rank::restore(StateReader& from, int64_t updates) {
     const auto size = static_cast<int64_t>(dtype_size(weights_.dtype()));
     OpenUnit open = weights_.open(u, true);
     // Of weights in shards this rank's alone: the others read theirs.
-    const Shard here = weights_.in_shards(u) ? shard_of(unit, group_.rank(), group_.ranks())
+    const Shard here = weights_.in_shards(u) ? shard_of(unit, sharding, sharding.place(group_.rank()))
                                              : Shard{unit.first, unit.elements};
     std::byte* const to = open.trainable() + (here.first - unit.first) * size;
     staging.write(to, here.elements * size, [&](int64_t offset, std::span<std::byte> out) {

@@ -158,7 +158,7 @@ void TrainStep::carry_out(const Operation& operation) {
       break;
     case OperationKind::kExchange:
       if (unit(operation).elements > 0)
-        gradients_->exchange(operation.unit, device_group_, config_.sharded, config_.machine_ranks);
+        gradients_->exchange(operation.unit, device_group_, config_.sharding(), config_.machine_ranks);
       break;
     case OperationKind::kNorm:
       norm(operation);
@@ -246,7 +246,8 @@ void TrainStep::add_rows() {
 }
 
 void TrainStep::norm(const Operation& operation) {
-  if (unit(operation).elements > 0) gradients_->granule_norms(operation.unit, device_group_, config_.sharded);
+  if (unit(operation).elements > 0)
+    gradients_->granule_norms(operation.unit, device_group_, config_.sharding());
 }
 
 void TrainStep::gather(const Operation& operation) {
@@ -254,7 +255,7 @@ void TrainStep::gather(const Operation& operation) {
   if (update_.skipped || range.elements == 0) return;
   constexpr char kWhat[] = "gather of weights";
   const std::vector<ByteRange> shards =
-      shard_bytes(range, group_.ranks(), static_cast<int64_t>(dtype_size(weights_.dtype())));
+      shard_bytes(range, config_.sharding(), static_cast<int64_t>(dtype_size(weights_.dtype())));
   std::byte* const weights = weights_.trainable_home(operation.unit);
   if (weights_.in_host_memory(operation.unit)) {
     synchronize(context_.stream);

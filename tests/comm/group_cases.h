@@ -157,6 +157,45 @@ inline void what_is_shared_crosses_once_per_machine(Group& group, Group& counts)
   }
 }
 
+// Groups of neighbouring ranks, of each number that divides all: each group's ranks share its own array, and
+// nothing leaves it; then those with one place share copies, which go to as many other groups.
+inline void groups_share_their_own_and_copies(Group& group, Group& counts) {
+  std::mt19937 random(10);
+  const int ranks = group.ranks(), rank = group.rank();
+  for (int each = 1; each <= ranks; ++each) {
+    if (ranks % each != 0) continue;
+    group.set_machines(each);
+    counts.set_machines(each);
+    const int place = rank % each, first = rank - place;
+    for (int round = 0; round < 6; ++round) {
+      const std::vector<ByteRange> shards = random_shards(random, each, round == 0 ? 200000 : 9000),
+                                   parts = random_shards(random, ranks, round == 0 ? 200000 : 9000);
+      std::vector<std::byte> data(static_cast<size_t>(shards.back().begin + shards.back().bytes));
+      std::vector<std::byte> wanted = data;
+      const auto fill = [&](std::vector<std::byte>& to, const ByteRange& run, int by) {
+        for (int64_t i = 0; i < run.bytes; ++i) to[static_cast<size_t>(run.begin + i)] = value(by, i + round);
+      };
+      fill(data, shards[static_cast<size_t>(place)], rank);
+      for (int p = 0; p < each; ++p) fill(wanted, shards[static_cast<size_t>(p)], first + p);
+      const int64_t before = counts.sent_bytes(), between = counts.sent_between_machines();
+      if (each < ranks) {
+        group.share("shards of a group", data.data(), shards);
+        ASSERT_EQ(data, wanted) << "rank " << rank << ", groups of " << each;
+        ASSERT_EQ(counts.sent_bytes() - before, (each - 1) * shards[static_cast<size_t>(place)].bytes);
+      }
+      ASSERT_EQ(counts.sent_between_machines(), between) << "groups of " << each;
+      data.assign(static_cast<size_t>(parts.back().begin + parts.back().bytes), std::byte{0});
+      wanted = data;
+      fill(data, parts[static_cast<size_t>(rank)], rank);
+      for (int r = place; r < ranks; r += each) fill(wanted, parts[static_cast<size_t>(r)], r);
+      group.share_copies(each, "copies", data.data(), parts);
+      ASSERT_EQ(data, wanted) << "rank " << rank << ", groups of " << each;
+      ASSERT_EQ(counts.sent_between_machines() - between,
+                (ranks / each - 1) * parts[static_cast<size_t>(rank)].bytes);
+    }
+  }
+}
+
 // `sent`: bytes that the group has sent so far.
 inline void gather_broadcast_and_count_what_is_sent(Group& group, const std::function<int64_t()>& sent) {
   const int64_t start = sent();

@@ -58,6 +58,11 @@ TEST_F(MpiGroups, WhatIsSharedCrossesOncePerMachine) {
   what_is_shared_crosses_once_per_machine(group, group);
 }
 
+TEST_F(MpiGroups, GroupsShareTheirOwnAndCopies) {
+  MpiGroup group(*link_);
+  groups_share_their_own_and_copies(group, group);
+}
+
 TEST_F(MpiGroups, TogetherAllFailOrNone) {
   MpiGroup group(*link_);
   together(group, "easy work", [] {});

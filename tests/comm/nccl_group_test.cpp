@@ -94,6 +94,14 @@ TEST_P(NcclGroups, WhatIsSharedCrossesOncePerMachine) {
   }));
 }
 
+TEST_P(NcclGroups, GroupsShareTheirOwnAndCopies) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = GetParam()}, [](GpuRank& rank) {
+    ThroughDevice group(rank);
+    groups_share_their_own_and_copies(group, rank.group);
+  }));
+}
+
 // Nobody waits between the calls: what follows what is the streams' matter.
 TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {
   LM_NEEDS_GPU();

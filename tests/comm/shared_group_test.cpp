@@ -76,6 +76,11 @@ TEST_P(SharedGroups, WhatIsSharedCrossesOncePerMachine) {
   expect_none(with_ranks(GetParam(), body, int64_t{1} << 17));
 }
 
+TEST_P(SharedGroups, GroupsShareTheirOwnAndCopies) {
+  const auto body = [](SharedGroup& group) { groups_share_their_own_and_copies(group, group); };
+  expect_none(with_ranks(GetParam(), body, int64_t{1} << 17));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedGroups, ::testing::Values(1, 2, 3, 4, 8));
 
 // Who is not told waits, as nobody is ever found silent.

@@ -263,6 +263,20 @@ TEST(Translate, ReadsTheDataOfSeveralEntries) {
   EXPECT_EQ(value_of(named, "data.train"), "[\"data/identity.json\", \"org/d\"]");
 }
 
+TEST(Translate, ShardsInsideMachinesAreAGroup) {
+  const auto translated = [](const char* strategy) {
+    const Json recipe = Json::parse(R"({"base_model": "m", "datasets": [{"path": "org/d"}]})");
+    Json launcher = Json::parse(R"({"compute_environment": "LOCAL_MACHINE", "num_processes": 4})");
+    launcher["fsdp_config"]["fsdp_sharding_strategy"] = strategy;
+    return translate({{"a.json", recipe}, {"b.json", launcher}}, "", {});
+  };
+  EXPECT_EQ(value_of(translated("HYBRID_SHARD"), "zero.group"), "\"machine\"");
+  EXPECT_EQ(value_of(translated("HYBRID_SHARD"), "zero.stage"), "3");
+  EXPECT_EQ(value_of(translated("HYBRID_SHARD_ZERO2"), "zero.stage"), "2");
+  EXPECT_EQ(value_of(translated("SHARD_GRAD_OP"), "zero.stage"), "2");
+  EXPECT_EQ(value_of(translated("FULL_SHARD"), "zero.stage"), "3");
+}
+
 TEST(Translate, AddsAFileOfHardwareToARecipe) {
   const Json recipe =
       Json::parse(R"({"base_model": "m", "datasets": [{"path": "org/d"}], "micro_batch_size": 2,

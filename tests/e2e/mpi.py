@@ -16,13 +16,14 @@ def environment(**more):
     return {**os.environ, **ROOT_MAY, **OPEN_MPI_LEAKS, **{key: str(value) for key, value in more.items()}}
 
 
-def start(work, name, ranks, *arguments, options=(), machine_ranks=None, **variables):
-    """mpirun with `ranks` doors, in a session of its own; on machines of so many each, which differ in the kernel's boot id."""
+def start(work, name, ranks, *arguments, options=(), machine_ranks=None, dealt=False, **variables):
+    """mpirun with `ranks` doors, in a session of its own; on machines of so many each, which differ in the kernel's boot id. `dealt`: in turn."""
     door = [str(BIN / "lmlaunch")]
     if machine_ranks:
+        place = f"% {ranks // machine_ranks}" if dealt else f"/ {machine_ranks}"
         for machine in range(ranks // machine_ranks):
             (work / f"boot{machine}").write_text(f"00000000-0000-0000-0000-{machine:012}\n")
-        door = ["unshare", "--mount", "sh", "-c", f'mount --bind "boot$((OMPI_COMM_WORLD_RANK / {machine_ranks}))" '
+        door = ["unshare", "--mount", "sh", "-c", f'mount --bind "boot$((OMPI_COMM_WORLD_RANK {place}))" '
                 '/proc/sys/kernel/random/boot_id && exec "$@"', "sh", *door]
     command = ["mpirun", "--oversubscribe", *options, "-n", str(ranks), *door, f"{name}.toml", *arguments]
     return subprocess.Popen(command, cwd=work, env=environment(**variables), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -151,6 +151,85 @@ TEST(RanksPlan, ASlowLinkBindsAndItsRateCounts) {
   EXPECT_NEAR(mixed.between_seconds / (8 * mixed.bytes() * mixed.between_share / 2e9), 1, 0.01);
 }
 
+// Of two machines of eight GPUs, with shards inside each: a rank has twice the state, weights stay where they
+// are, and of gradients each machine sends its sum's parts and gets them back.
+TEST(RanksPlan, ShardsOfMachinesTakeMemoryAndSendNoWeightsBetweenThem) {
+  for (const int64_t stage : {1, 2, 3}) {
+    Case c = stage_case(stage, 16);
+    c.machine = gpu_machine("H100");
+    c.device = DeviceType::kCuda;
+    c.world.nodes = 2;
+    const Plan all = c.draft();
+    c.config.zero.group = ZeroGroup::kMachine;
+    const Plan machine = c.draft();
+    const auto elements = static_cast<double>(c.layout(nullptr).flat_elements);
+    for (const char* name : {"master", "first moment", "second moment"})
+      EXPECT_NEAR(
+          static_cast<double>(class_bytes(machine, name)) / static_cast<double>(class_bytes(all, name)), 2,
+          0.01)
+          << name;
+    EXPECT_EQ(machine.numerics.machine_ranks, all.numerics.machine_ranks);
+    // 1/16 of the sums in fp32 leaves each rank, and as much as gradients come back, here in fp32, too.
+    const double votes = machine.traffic.vote_bytes * machine.traffic.between_share;
+    EXPECT_NEAR(machine.traffic.between_share * machine.traffic.bytes(), 2 * 4 * elements / 16, votes + 1e4);
+    EXPECT_NEAR(machine.traffic.gradient_bytes, elements * (4 * 7.0 / 8 + 2 * 4 / 16.0), 1);
+    const double weights = 2 * elements;
+    if (stage < 3) {
+      EXPECT_NEAR(machine.traffic.weight_bytes, weights * 7 / 8, 1);
+    }
+    EXPECT_LT(machine.traffic.weight_bytes, all.traffic.weight_bytes);
+  }
+}
+
+// The plan says which is faster, and never where nothing would differ.
+TEST(RanksPlan, ShardsOfMachinesAreAdvisedWhereTheNetworkIsSlow) {
+  const auto said = [](const Plan& plan) {
+    for (const Choice& choice : plan.choices) {
+      if (choice.key == "zero.group") return choice.value + ": " + choice.reason;
+    }
+    return std::string();
+  };
+  Case c = stage_case(3, 16);
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  c.world.nodes = 2;
+  c.machine.network_bandwidth = 1e9;
+  c.config.train.method = Method::kLora;
+  const Plan all = c.plan();
+  EXPECT_NE(said(all).find("all: a step with \"machine\" is estimated at"), std::string::npos) << said(all);
+  c.config.zero.group = ZeroGroup::kMachine;
+  EXPECT_LT(c.plan().step_seconds, all.step_seconds);
+  EXPECT_EQ(said(c.plan()), "");
+  c.world.nodes = 16;
+  EXPECT_NE(said(c.plan()).find("one rank on each machine"), std::string::npos) << said(c.plan());
+  c.world.nodes = 1;
+  EXPECT_NE(said(c.plan()).find("one machine has all ranks"), std::string::npos) << said(c.plan());
+  c.config.zero.group = ZeroGroup::kAll;
+  EXPECT_EQ(said(c.plan()), "");
+  c.world.nodes = 2;
+  c.config.zero.stage = 0;
+  EXPECT_EQ(said(c.plan()), "");
+  // Gradients in fp32 come back across the network in place of updated weights in bf16.
+  c.config.zero.stage = 1;
+  c.config.train.method = Method::kFull;
+  EXPECT_EQ(said(c.plan()), "");
+}
+
+TEST(RanksPlan, ShardsOfMachinesNeedRanksThatAreNumberedByMachine) {
+  Case c = stage_case(1, 4);
+  c.world.nodes = 2;
+  c.world.by_machine = false;
+  c.plan();
+  c.config.zero.group = ZeroGroup::kMachine;
+  try {
+    c.plan();
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_NE(error.text().next.find("--map-by slot"), std::string::npos) << error.text().next;
+  }
+}
+
 // Nothing that is built is said to be missing.
 TEST(RanksPlan, ScalingSaysWhatItLeavesOut) {
   Case c = stage_case(3, 16);
@@ -289,6 +368,29 @@ TEST(RanksPlan, TheForecastIsTheSimulations) {
         EXPECT_GE(forecast, judged.simulation.bound * 0.999)
             << ranks << " ranks, stage " << stage << ", " << which;
       }
+    }
+  }
+}
+
+TEST(RanksPlan, TheForecastOfShardsOfMachinesIsTheSimulations) {
+  for (const int64_t stage : {1, 2, 3}) {
+    for (int which = 0; which < 4; ++which) {
+      Case c = stage_case(stage, 32, smollm2_135m());
+      c.world.nodes = 4;
+      c.config.zero.group = ZeroGroup::kMachine;
+      if (which == 1) c.config.train.method = Method::kLora;
+      if (which == 2) {
+        c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+        c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
+      }
+      if (which == 3) {
+        c.machine = gpu_machine("H100");
+        c.device = DeviceType::kCuda;
+      }
+      const Judged judged = judge(c);
+      const double forecast = judged.plan.step_seconds;
+      EXPECT_NEAR(forecast / judged.simulation.seconds, 1, 0.02) << "stage " << stage << ", " << which;
+      EXPECT_GE(forecast, judged.simulation.bound * 0.999) << "stage " << stage << ", " << which;
     }
   }
 }

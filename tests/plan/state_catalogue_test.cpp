@@ -84,6 +84,40 @@ TEST(StateCatalogue, RanksTogetherListWhatOneRankLists) {
   }
 }
 
+// Of a shard with copies every rank that has one saves another part of it, and all are saved once.
+TEST(StateCatalogue, RanksListTheirPartsOfShardsWithCopies) {
+  const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
+  const std::vector<Unit> units = layout.units(true);
+  for (const int ranks : {4, 6, 8}) {
+    for (int group = 1; group <= ranks; ++group) {
+      if (ranks % group != 0) continue;
+      const Sharding sharding{ranks, group};
+      NumericsPlan numerics;
+      numerics.ranks = ranks;
+      std::map<std::string, std::map<int64_t, int64_t>> parts;  // by name and first element
+      for (int rank = 0; rank < ranks; ++rank) {
+        for (const StateEntry& entry : list_state(layout, numerics, true, true, sharding.part(rank))) {
+          EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << text(entry);
+          if (entry.unit < 0) continue;
+          const Shard own = shard_of(units[static_cast<size_t>(entry.unit)], sharding, sharding.place(rank));
+          EXPECT_GE(entry.shard.first, own.first) << text(entry) << ", groups of " << group;
+          EXPECT_LE(entry.shard.end(), own.end()) << text(entry) << ", groups of " << group;
+        }
+      }
+      const StateCatalogue whole = list_state(layout, {}, true, true);
+      for (const auto& [name, runs] : parts) {
+        int64_t end = 0, all = 0;
+        for (const auto& [first, elements] : runs) {
+          EXPECT_EQ(first, end) << name << " of " << ranks << " ranks";
+          end = first + elements;
+        }
+        for (const StateEntry& entry : whole) all += entry.name == name ? entry.elements : 0;
+        EXPECT_EQ(end, all) << name << " of " << ranks << " ranks";
+      }
+    }
+  }
+}
+
 TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
   for (const bool tied : {false, true}) {
     for (const bool lora : {false, true}) {

@@ -238,12 +238,13 @@ void exchange_beside_computation(GpuRank& rank, bool slots) {
   Gradients gradients(layout, DType::kF32, kernels(DeviceType::kCuda), rank.compute,
                       {sums.data(), static_cast<size_t>(sums.size())},
                       {.store = slots ? &store : nullptr, .in_slot = {}});
+  const Sharding all{rank.group.ranks(), rank.group.ranks()};
   const auto exchange = [&](int64_t unit, int64_t slot) {
     if (gradients.through_slots(unit)) store.claim(unit, slot);
     zero_bytes(gradients.unit(unit), kBytes, rank.compute);
-    gradients.exchange(unit, rank.group, true, 1);
+    gradients.exchange(unit, rank.group, all, 1);
     if (gradients.through_slots(unit)) store.write_back(unit);
-    gradients.granule_norms(unit, rank.group, true);
+    gradients.granule_norms(unit, rank.group, all);
   };
   exchange(0, 0);  // connects the ranks, for which both are needed
   rank.group.end_before(rank.compute);

@@ -122,6 +122,7 @@ std::string Variant::text() const {
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("pissa", pissa), add("in_backward", in_backward), add("table_last", table_last), add("stage", stage),
       add("nodes", nodes);
+  add("machine", among == ZeroGroup::kMachine);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
@@ -247,6 +248,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
   config.zero.stage = run.stage;
+  config.zero.group = run.among;
   const StateStreams state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
@@ -395,7 +397,8 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
 }
 
 StateCatalogue Training::catalogue() const {
-  return list_state(layout_, plan_.numerics, head_segments() > 0, true, rank_index_);
+  const int part = plan_.placement.sharding().part(rank_index_);
+  return list_state(layout_, plan_.numerics, head_segments() > 0, true, part);
 }
 
 State Training::state() {

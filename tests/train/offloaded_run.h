@@ -77,8 +77,9 @@ struct Variant {
   bool two_phases = false;   // the head's, though the weights are known beforehand
   bool table_last = false;   // with that, tied and not clipped by the global norm: of the table the last one
 
-  int64_t stage = 1;  // of several ranks
-  int nodes = 1;      // machines that they are planned to be on
+  int64_t stage = 1;                  // of several ranks
+  int nodes = 1;                      // machines that they are planned to be on
+  ZeroGroup among = ZeroGroup::kAll;  // whom shards are divided among
 
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;

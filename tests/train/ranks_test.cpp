@@ -27,7 +27,7 @@ void expect_shards(const Variant& run, const Training& training, const Group& gr
     if (store == nullptr) continue;
     for (size_t a = 0; a < shards.bytes.size(); ++a) {
       if (shards.off_device[a] == 0) continue;
-      EXPECT_LE(shards.bytes[a] * group.ranks(), pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
+      EXPECT_LE(shards.bytes[a] * pool.shards, pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
       EXPECT_TRUE(store->holds(static_cast<int64_t>(a)));
     }
   }
@@ -370,6 +370,68 @@ TEST(Ranks, OfSeveralMachinesAddUpInTwoLevels) {
           EXPECT_LE(relative(want.losses[s], one.losses[s]), 1e-6) << "step " << s + 1 << " " << run.text();
         EXPECT_LE(weights_apart(want.state, one.state), 1e-4) << run.text();
       }
+    }
+  }
+}
+
+// Shards inside machines, with copies on the others, in every home.
+TEST(Ranks, OfMachinesShardsGiveTheSameBits) {
+  constexpr Row kOfMachines = {3, 5, 3, 3, 2, 2, 2, 2, 2};  // 2 x 2, 2 x 3 or 3 x 2 ranks; stages 1 to 3
+  const std::vector<Row> rows = pairwise<kFactors>(kOfMachines, 47);
+  for (const Row& row : std::span(rows).first(test::counts<size_t>(8, rows.size()))) {
+    const int ranks = row[kRanks] == 0 ? 4 : 6;
+    Variant run = shards_variant(row);
+    run.steps = 4;
+    run.stage = static_cast<int64_t>(row[kStage]) + 1;
+    run.micro_batches = ranks * (row[kMicro] == 1 ? 2 : 1);
+    run.nodes = row[kRanks] == 2 ? 3 : 2;
+    run.among = ZeroGroup::kMachine;
+    Variant first = run;
+    first.stage = 0, first.among = ZeroGroup::kAll;
+    first.optimizer = first.weights = first.gradients = first.mixed = false;
+    first.slots_on_device = first.on_host = false, first.host = 0;
+    const Outcome want = run_ranks(first, ranks);
+    expect_same(run, ranks, run_ranks(run, ranks), want);
+    run.among = ZeroGroup::kAll;
+    expect_same(run, ranks, run_ranks(run, ranks), want);
+    if (HasFailure()) return;
+  }
+}
+
+// Codes, stochastic rounding, statistics: each copy of a shard takes the same step.
+TEST(Ranks, OfMachinesEveryRuleGivesTheSameBits) {
+  for (size_t rule = 0; rule < Rules::kSize; ++rule) {
+    Variant run;
+    run.rule = static_cast<RuleId>(rule);
+    run.lora = rule % 2 == 1;
+    run.master = static_cast<Master>(rule % 3);
+    run.gradient_dtype = rule % 4 < 2 ? DType::kF32 : DType::kBF16;
+    run.micro_batches = 4;
+    run.steps = 3;
+    run.stage = 0, run.nodes = 2;
+    const Outcome want = run_ranks(run, 4);
+    run.stage = static_cast<int64_t>(rule % 3) + 1;
+    run.among = ZeroGroup::kMachine;
+    run.optimizer = rule % 2 == 0;
+    expect_same(run, 4, run_ranks(run, 4), want);
+  }
+}
+
+// Updates inside backward; and a machine for each rank, of which none has shards.
+TEST(Ranks, OfMachinesUpdatesInsideBackwardGiveTheSameBits) {
+  for (const int nodes : {2, 4}) {
+    for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+      Variant run;
+      run.clip = clip;
+      run.micro_batches = 4;
+      run.steps = 3;
+      run.stage = 0, run.nodes = nodes;
+      const Outcome want = run_ranks(run, 4);
+      run.in_backward = nodes == 2;
+      run.among = ZeroGroup::kMachine;
+      run.stage = nodes == 2 ? 3 : 1;
+      run.optimizer = clip == Clip::kBlock;
+      expect_same(run, 4, run_ranks(run, 4), want);
     }
   }
 }

@@ -158,6 +158,55 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
   }
 }
 
+// What machines save that each have all shards, and what is saved of shards among all, goes on as the other
+// and with other numbers; on as many machines with the same bits.
+TEST(Reshard, ShardsOfMachinesGoOnAsAnyOther) {
+  const fs::path directory = fs::path(testing::TempDir()) / ("reshard_machines_" + std::to_string(getpid()));
+  int turn = 0;
+  for (const RuleId rule : {Rules::id<AdamW>(), Rules::id<AdamW8bit>()}) {
+    for (const ZeroGroup saving : {ZeroGroup::kMachine, ZeroGroup::kAll}) {
+      Variant run;
+      run.rule = rule;
+      run.tied = false;
+      run.dtype = DType::kF32;
+      run.master = Master::kF32;
+      run.micro_batches = 12;
+      run.recompute = true;
+      run.group = 12;
+      run.stage = 3, run.nodes = 2, run.among = saving;
+      run.optimizer = run.weights = run.gradients = saving == ZeroGroup::kMachine;  // on disk
+      std::string saved;
+      const Ran want = train_and_save(run, 4, directory, saved);
+      for (const auto& [ranks, nodes, among] : {std::tuple{4, 2, ZeroGroup::kAll},
+                                                {4, 2, ZeroGroup::kMachine},
+                                                {6, 3, ZeroGroup::kMachine},
+                                                {3, 1, ZeroGroup::kAll},
+                                                {6, 2, ZeroGroup::kMachine},
+                                                {1, 1, ZeroGroup::kMachine}}) {
+        run.nodes = nodes, run.among = among;
+        run.stage = turn++ % 3 + 1;
+        run.optimizer = turn % 2 == 0;
+        run.weights = run.gradients = turn % 3 == 0;
+        const std::string text = std::to_string(ranks) + " ranks load, " + run.text();
+        const Ran got = load_and_go_on(run, ranks, saved);
+        ASSERT_EQ(got.state.size(), want.state.size()) << text;
+        for (const auto& [name, bytes] : want.state)
+          EXPECT_TRUE(got.state.at(name) == bytes) << name << ": " << text;
+        ASSERT_EQ(got.losses.size(), want.losses.size()) << text;
+        for (size_t s = 0; s < want.losses.size(); ++s) {
+          EXPECT_LE(std::abs(got.losses[s] / want.losses[s] - 1), 1e-6) << text;
+          EXPECT_LE(std::abs(got.norms[s] / want.norms[s] - 1), 1e-5) << text;
+          if (ranks == 4 && nodes == 2) {
+            EXPECT_EQ(got.losses[s], want.losses[s]) << text;
+            EXPECT_EQ(got.norms[s], want.norms[s]) << text;
+          }
+        }
+      }
+      fs::remove_all(directory);
+    }
+  }
+}
+
 // Of what a rank keeps: its shards, or the whole weights where these are not in shards.
 int64_t needed_bytes(Training& training, int64_t stage, int rank, int ranks) {
   const NumericsPlan& numerics = training.plan().numerics;

@@ -168,6 +168,39 @@ TEST(Traffic, IsThePlansForSeveralMachines) {
   }
 }
 
+// With shards inside machines no weights cross between them, and of gradients sums and their copies.
+TEST(Traffic, OfMachinesShardsIsThePlans) {
+  for (const int nodes : {2, 3, 6}) {
+    for (const bool lora : {false, true}) {
+      for (const int64_t stage : {1, 2, 3}) {
+        Variant run;
+        run.stage = stage, run.nodes = nodes, run.lora = lora;
+        run.among = ZeroGroup::kMachine;
+        run.gradient_dtype = stage == 2 ? DType::kBF16 : DType::kF32;
+        run.micro_batches = 6;
+        run.steps = 4;
+        const std::string text = std::to_string(nodes) + " machines " + run.text();
+        double counted = 0, between = 0;
+        const std::vector<Sent> all = sent_by_all(run, 6);
+        for (const Sent& sent : all) {
+          EXPECT_EQ(sent.counted, sent.listed) << text;
+          counted += static_cast<double>(sent.counted);
+          between += static_cast<double>(sent.between);
+        }
+        EXPECT_NEAR(all.front().planned * 6 / counted, 1, 0.01) << text;
+        EXPECT_NEAR(all.front().planned_between * 6 / between, 1, 0.01) << text;
+        run.among = ZeroGroup::kAll;
+        double of_all = 0;
+        for (const Sent& sent : sent_by_all(run, 6)) of_all += static_cast<double>(sent.between);
+        // The base crosses twice or more where it is in shards among all.
+        if (lora && stage == 3 && nodes < 6) {
+          EXPECT_LT(2 * between, of_all) << text;
+        }
+      }
+    }
+  }
+}
+
 // Byte for byte, on every rank; and each has its share of the space that a rank of stage 1 has.
 TEST(Traffic, ShardsMoveThePlannedBytesToAndFromDisk) {
   int64_t moved = 0;

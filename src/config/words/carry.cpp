@@ -138,9 +138,12 @@ void tune_targets(const Word& word, const Json& value, Draft& draft) {
 void fsdp(const Json& value, Draft& draft) {
   const std::string all = lower(value.dump());
   if (contains(all, "no_shard")) return draft.set("zero.stage", "0");
+  if (contains(all, "hybrid_shard")) {
+    draft.set("zero.group", "\"machine\"");
+    return draft.set("zero.stage", contains(all, "zero2") ? "2" : "3");
+  }
   if (contains(all, "grad_op") || value == false) return draft.set("zero.stage", "2");
-  if (contains(all, "full_shard") || contains(all, "hybrid_shard") || contains(all, "auto_wrap") ||
-      value == true)
+  if (contains(all, "full_shard") || contains(all, "auto_wrap") || value == true)
     return draft.set("zero.stage", "3");
   if (!is_off(value)) draft.missing("zero.stage has 0 to 3");
 }

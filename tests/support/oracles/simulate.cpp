@@ -28,18 +28,20 @@ class Network {
     const int each = world_.ranks_per_node(), outside = world_.ranks - each;
     if (call.reach == Collective::Reach::kMachine)  // of an exchange a call for each machine's shards
       return occupy(most_inside(call), 0) + (call.exchange ? world_.nodes : 1) * links_.call_seconds;
-    if (call.reach == Collective::Reach::kMachines)
+    if (call.reach == Collective::Reach::kGroup) return occupy(most_of_group(call), 0) + links_.call_seconds;
+    if (call.reach == Collective::Reach::kMachines || call.reach == Collective::Reach::kCopies)
       return occupy(0, most_of_places(call)) + links_.call_seconds +
              (world_.nodes - 1) * links_.message_seconds;
     double inside = 0, between = 0;
     for (int node = 0; node < world_.nodes; ++node) {
       double here = 0;  // bytes of the node's shards
-      for (int r = node * each; r < (node + 1) * each; ++r) here += static_cast<double>(shard_of(call, r));
+      for (int r = node * each; r < (node + 1) * each; ++r)
+        here += static_cast<double>(shard_of(call, r, world_.ranks));
       const double rest = static_cast<double>(call.bytes) - here;
       // Out of the machine and into it: its shards to all others' ranks, and theirs to each of its ranks.
       between = std::max({between, here * (world_.ranks - each), rest * each});
       for (int r = node * each; r < (node + 1) * each; ++r) {
-        const auto own = static_cast<double>(shard_of(call, r));
+        const auto own = static_cast<double>(shard_of(call, r, world_.ranks));
         inside = std::max({inside, own * (each - 1), here - own});
       }
     }
@@ -59,6 +61,15 @@ class Network {
     }
     return static_cast<double>(most);
   }
+  // Bytes of the rank that has the most to send or to receive in its group: its own shard, or the others'.
+  static double most_of_group(const Collective& call) {
+    int64_t most = 0;
+    for (int place = 0; place < call.machine_ranks; ++place) {
+      const int64_t own = shard_of(call, place, call.machine_ranks);
+      most = std::max({most, call.bytes - own, own * (call.machine_ranks - 1)});
+    }
+    return static_cast<double>(most);
+  }
   // Bytes of the machine that has the most to send or to receive: others' shards, once each; and its own from
   // or for each of the others.
   double most_of_places(const Collective& call) const {
@@ -66,7 +77,7 @@ class Network {
     int64_t most = 0;
     for (int node = 0; node < world_.nodes; ++node) {
       int64_t here = 0;
-      for (int r = node * each; r < (node + 1) * each; ++r) here += shard_of(call, r);
+      for (int r = node * each; r < (node + 1) * each; ++r) here += shard_of(call, r, world_.ranks);
       most = std::max({most, call.bytes - here, here * (world_.nodes - 1)});
     }
     return static_cast<double>(most);
