@@ -147,8 +147,10 @@ void note_dropouts(const PlannedModel& model) {
   log_note("MODEL-24", fmt::format("{}, of {}", text, path));
 }
 
-void require_trainable(const PlannedModel& model) {
-  if (!model.adapter || !model.adapter->encoded) return;
+void require_trainable(const Config& config, const PlannedModel& model) {
+  if (!model.adapter) return;
+  require_trainable(model.spec, *model.adapter, config.lora.init);
+  if (!model.adapter->encoded) return;
   throw Error(
       Exit::kConfig,
       {.area = "CONF-20",

@@ -42,8 +42,9 @@ void warn_of_length(const Config& config, const ModelSpec& spec);
 // Notes which dropouts of the model's config.json training applies, and which it leaves out.
 void note_dropouts(const PlannedModel& model);
 
-// Throws Error(10) for an adapter that can be used and not trained further.
-void require_trainable(const PlannedModel& model);
+// Throws Error(10) for an adapter, the one of lora.init, that can be used and not trained further. Before a
+// plan of training, and before a run.
+void require_trainable(const Config& config, const PlannedModel& model);
 
 // Whether a plan for that name needs no file of the model.
 bool model_is_known(const std::string& path, std::span<const ModelShape> known);

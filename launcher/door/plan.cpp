@@ -163,7 +163,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   const Environment environment = read_environment();
   out->cache_dir = environment.cache_dir;
   out->model = open_model(config, environment, model_shapes());
-  require_trainable(out->model);
+  require_trainable(config, out->model);
   if (out->model.directory.empty())
     log_note("FILE-21", config.model.path + " was not found locally: planning from its built-in shape");
   warn_of_length(config, out->model.spec);

@@ -31,7 +31,6 @@
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
-#include "plan/adapter.h"
 #include "train/metrics.h"
 #include "weights/adapter_files.h"
 #include "weights/file_types.h"
@@ -198,8 +197,7 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
   Found out;
   together(at.ranks.group(), "opening the model", [&] {
     out.model = open_model(at.config, at.environment);
-    if (at.trains() && out.model.adapter)
-      require_trainable(out.model.spec, *out.model.adapter, at.config.lora.init);
+    if (at.trains()) require_trainable(at.config, out.model);
     check_disks(at.config, at.purpose);
     if (at.device == DeviceType::kCuda) out.gpus.push_back(select_gpu());
     out.machine = survey_machine(out.gpus);

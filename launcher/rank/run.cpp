@@ -387,7 +387,6 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
   const std::vector<FoundCheckpoint> saved = find_saved(ranks, config, directory);
   const auto job = open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved), &ranks);
-  require_trainable(job->model);
   files.begin(*job, line.positional[0], saved.empty());
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), ranks.leads() ? model_bytes(*job) : 0);

@@ -1,7 +1,7 @@
 // The counts of a range of a unit's flat array on which the size of optimizer state depends: all elements;
 // those of small tensors, whose state stays in fp32 even if other state is quantized; those of vectors; and
 // the rows and columns of matrices. Outside are elements of tensors other than a transformer block's
-// matrices: vectors, the embedding, the head.
+// matrices: vectors, the embedding, the head, virtual tokens.
 #pragma once
 
 #include <cstdint>

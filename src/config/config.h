@@ -41,7 +41,7 @@ enum class Answers : uint8_t { kAll, kLast, kEach };
 // How plain prompts and completions are written for a model with a chat template; auto: plain, with a note.
 enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
-// What is minimised: the nll of tokens; or the loss of a head of scores in place of the vocabulary head.
+// What is trained for: the nll of tokens; or the loss of a head of scores in place of the vocabulary head.
 enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
 // Of classify; auto: regression with one label, else one label of several.
 enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
@@ -297,9 +297,9 @@ struct LoraConfig {
   // DoRA: the length of each row of W + s B A is trained, too. Takes one number per row, a pass over the
   // frozen weights and the outputs of adapted layers as saved activations.
   bool dora = false;
-  // Which biases of the model are trained beside the adapters, and saved with them. all: of every layer and
-  // norm that has one; lora_only: of the layers that have adapters. The model without its adapter is not the
-  // base then.
+  // Which biases of the model are trained beside the adapters: copies, which are used in the biases' place
+  // and saved with the adapters. The base stays as it is. all: of every layer and norm that has one;
+  // lora_only: of the layers that have adapters.
   LoraBias bias = LoraBias::kNone;
   // LoRA+: the learning rate of B (and of DoRA's magnitudes and biases) is this times that of A.
   double b_lr_ratio = 1.0;

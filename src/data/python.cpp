@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -77,7 +78,8 @@ Json ask_python(const std::string& python, const std::string& program, const Jso
   return answer;
 }
 
-PythonSession::PythonSession(const std::string& python, const std::string& program) : program_(program) {
+PythonSession::PythonSession(const std::string& python, const std::string& program, SessionWait wait)
+    : program_(program), wait_(std::move(wait)) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) refuse_interpreter(python, errno);
   pid_ = start_program({.argv = command(python, program), .stop_signals = StopSignals::kIgnored},
@@ -111,8 +113,22 @@ void PythonSession::refuse_ended() const {
          "see its own message above; without one, free memory");
 }
 
+void PythonSession::await_answer() {
+  constexpr int kLooks = 10;  // per second
+  for (int looks = 0;;) {
+    pollfd answer{.fd = socket_, .events = POLLIN, .revents = 0};
+    const int ready = poll(&answer, 1, wait_.stopped ? 1000 / kLooks : -1);
+    if (ready > 0) return;
+    if (ready < 0 || !wait_.stopped()) continue;
+    if (looks++ < wait_.seconds_after_stop * kLooks) continue;
+    refuse(Exit::kStopped, "stopped while the data program was at work", program_,
+           "start again; the run resumes from its newest checkpoint");
+  }
+}
+
 void PythonSession::receive() {
   char buffer[65536];
+  await_answer();
   const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
   if (n < 0 && errno == EINTR) return;
   if (n <= 0) refuse_ended();

@@ -64,7 +64,8 @@ RowChunk chunk_of(const Json& answer, const std::string& payload) {
 }  // namespace
 
 PythonRows::PythonRows(const PrepareOptions& options, bool says)
-    : session_(options.python, options.program_dir + "/stream.py"), says_(says) {
+    : session_(options.python, options.program_dir + "/stream.py", {.stopped = options.stopped}),
+      says_(says) {
   const std::vector<std::string> files = expand_files(options.files, options.caches);
   ContentHasher hasher(options.cache_dir + "/hashes");
   const ContentKey key = stream_key(options, files, hasher);

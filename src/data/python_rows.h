@@ -1,7 +1,8 @@
 // Rows of the user's files, tokenized by a Python program (prepare/stream.py) while the run trains. The
 // program works one chunk ahead, keeps nothing on a disk, and is killed with this process. One thread;
 // blocks. Throws Error(11) for rows, a tokenizer or a template that cannot be used, Error(10) for an
-// interpreter that cannot be started.
+// interpreter that cannot be started, Error(75) if the program does not answer after a stop request
+// (python.h).
 #pragma once
 
 #include <nlohmann/json.hpp>

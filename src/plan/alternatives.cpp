@@ -23,6 +23,15 @@ Setting set(bool needed, const char* text, void (*apply)(Config&)) {
   return needed ? Setting{{text}, apply} : Setting();
 }
 
+// A run without virtual tokens has none of their keys.
+Setting no_virtual_tokens(const PromptConfig& now) {
+  const PromptConfig fresh;
+  Setting out{.text = {}, .apply = [](Config& c) { c.prompt = {}; }};
+  if (now.length != fresh.length) out.text.push_back(fmt::format("prompt.length={}", fresh.length));
+  if (now.start != fresh.start) out.text.emplace_back("prompt.start=normal");
+  return out;
+}
+
 // A base that its files have quantised stays as it is.
 std::vector<Settings> methods(const PlanInput& in) {
   if (in.spec.stored != EncodingKind::kPlain) return {{}};
@@ -51,7 +60,9 @@ std::vector<Settings> methods(const PlanInput& in) {
   if (full) type.apply = [](Config& c) { c.lora.dtype = LoraDType::kAuto; };
   if (full && fp32_adapters) type.text = {"lora.dtype=auto"};
   const Setting none = set(!now.train.only.empty(), "train.only=[]", [](Config& c) { c.train.only.clear(); });
-  return {{all, plain, zero, no_start, master}, {lora, plain, zero, type, none}, {qlora, type, none}};
+  return {{all, plain, zero, no_start, master, no_virtual_tokens(now.prompt)},
+          {lora, plain, zero, type, none},
+          {qlora, type, none}};
 }
 
 Settings masters(const Config& config) {

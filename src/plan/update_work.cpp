@@ -14,11 +14,11 @@ int64_t state_bytes(const ModelLayout& layout, const StateStreams& streams) {
 }
 
 bool steps_orthogonally(RuleId rule, const BlockLayout& block, const TensorPlace& tensor) {
-  return is_orthogonal(rule) && block.body && !tensor.frozen && !tensor.parameter.vector();
+  return is_orthogonal(rule) && block.linear && !tensor.frozen && !tensor.parameter.vector();
 }
 
 bool updates_whole(RuleId rule, const BlockLayout& block) {
-  return rule_text(rule).whole_tensors && (block.body || !is_orthogonal(rule));
+  return rule_text(rule).whole_tensors && (block.linear || !is_orthogonal(rule));
 }
 
 int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule) {

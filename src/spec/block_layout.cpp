@@ -227,7 +227,7 @@ Elements BlockLayout::count(int64_t from, int64_t to) const {
     const int64_t end = range.first + range.elements;
     if (!range.decay) out.vectors += std::max<int64_t>(std::min(end, to) - std::max(range.first, from), 0);
   }
-  out.outside = body ? out.vectors : out.all;
+  out.outside = linear ? out.vectors : out.all;
   for (const MatrixSides& matrix : sides) {
     if (matrix.offset < from || matrix.offset >= to) continue;
     out.rows += matrix.rows;
@@ -264,6 +264,9 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     find_small_runs(layout);
     find_sides(layout);
     layout.body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
+    layout.linear = layout.body && std::ranges::none_of(layout.tensors, [](const TensorPlace& place) {
+                      return place.parameter.kind == ParameterKind::kEmbedding;
+                    });
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
     find_owners(layout.trainables, layout);

@@ -82,6 +82,7 @@ struct MatrixSides {
 struct BlockLayout {
   std::string name;
   bool body = false;                   // a transformer block
+  bool linear = false;                 // its trained matrices are linear layers': not rows of virtual tokens
   std::vector<TensorPlace> tensors;    // trainable, then frozen
   std::vector<Trainable> trainables;   // in the order of the flat array
   std::vector<Trainable> starts;       // frozen tensors of an adapter (is_start)

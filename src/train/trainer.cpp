@@ -40,7 +40,11 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
       result_.stopped = true;
       break;
     }
-    Started next = start_step();
+    std::optional<Started> next = start_step();
+    if (!next) {
+      result_.stopped = true;
+      break;
+    }
     settle();
     unread_ = std::move(next);
     if (needs_results()) settle();
@@ -95,18 +99,24 @@ bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
   return state_.observe(loss, config_.train.early_stopping_threshold);
 }
 
-ReadyStep Trainer::next_data() {
+std::optional<ReadyStep> Trainer::next_data() {
   try {
     return data_.next(state_.step + 1 < options_.total_steps);
+  } catch (const Error& error) {
+    settle();
+    if (error.code() == Exit::kStopped && rank_.group().ranks() == 1) return std::nullopt;
+    throw;
   } catch (...) {
     settle();
     throw;
   }
 }
 
-Trainer::Started Trainer::start_step() {
+std::optional<Trainer::Started> Trainer::start_step() {
   if (!unread_) row_began_ = monotonic_seconds();
-  const ReadyStep data = next_data();
+  const std::optional<ReadyStep> ready = next_data();
+  if (!ready) return std::nullopt;
+  const ReadyStep& data = *ready;
   const StepBatches& batches = data.batches;
   const double factor =
       schedule_factor(config_.optimizer, state_.step, options_.total_steps) * plateau_.factor();

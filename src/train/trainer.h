@@ -94,9 +94,11 @@ class Trainer {
     StepRow row;  // what is known of it before it ends
     StepWork work;
   };
-  Started start_step();
-  // The next step's; where there are none the row of the step before is written first.
-  ReadyStep next_data();
+  // None: a stop request has ended the wait for the step's data.
+  std::optional<Started> start_step();
+  // The next step's; where there are none the row of the step before is written first. Other ranks would be
+  // in the step already, which this one cannot leave together with them: of several, the request is thrown.
+  std::optional<ReadyStep> next_data();
   // The results of the step before make its row, which is written and counted.
   void finish_step();
   StepRow read_row(Started step);

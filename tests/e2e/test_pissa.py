@@ -183,6 +183,8 @@ def test_homes_change_no_bit(work, home):
     lmlaunch(config(work, f"here_{home}", **settings, **kept), cwd=work)
     lmlaunch(*arguments, config(work, f"there_{home}", **settings, **changes), cwd=work)
     assert losses(work, f"there_{home}") == losses(work, f"here_{home}")
+    (there, _), (here, _) = adapter_of(work, f"there_{home}"), adapter_of(work, f"here_{home}")  # with the pairs that each has kept
+    assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) for name in here)
 
 
 def test_threads_and_ranks_begin_with_the_same_bits(work, begun):

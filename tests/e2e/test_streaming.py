@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from test_heads import LLAMA, NAMES, saved, texts, write
-from test_run import config, filled, lmlaunch, rows
+from test_run import BIN, config, filled, lmlaunch, losses, rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 STEPS = 20  # 8 are an epoch
@@ -70,6 +75,47 @@ def test_no_tokens_of_the_training_data_are_on_a_disk(work):
     assert len(list((work / "other_cache").glob("*.tokens*"))) == 1  # of the evaluation set
     log = (work / "runs" / "unkept" / "log.txt").read_text()
     assert "data: streamed; of the first rows 64 examples" in log and "data: train: 64 rows" in log
+
+
+HANGS = """#!{python}
+import os, subprocess, sys, time
+if not sys.argv[-1].endswith("stream.py"):
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+program, epochs = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE), 0
+for line in sys.stdin.buffer:
+    epochs += b'"start"' in line
+    if epochs == 2:
+        time.sleep(1000)
+    program.stdin.write(line)
+    program.stdin.flush()
+program.stdin.close()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_data_program_hangs_ends_in_order_at_a_stop_request(work, ranks):
+    """The program answers until the second epoch, of 8 steps each, begins."""
+    expected, _ = run(work, "answered", "--ranks", ranks, **STREAMED, train__eval_every=0)
+    (work / "hangs.py").write_text(HANGS.format(python=sys.executable))
+    (work / "hangs.py").chmod(0o755)
+    shutil.rmtree(work / "runs" / "hung", ignore_errors=True)
+    toml = config(work, "hung", train__steps=STEPS, checkpoint__every=3, **STREAMED)
+    process = subprocess.Popen([BIN / "lmlaunch", "--ranks", str(ranks), toml], cwd=work, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "LMLAUNCH_PYTHON": str(work / "hangs.py")})
+    metrics = work / "runs" / "hung" / "metrics.jsonl"
+    try:
+        while not metrics.exists() or len(losses(work, "hung")) < 8:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        time.sleep(1)  # until it waits for the rows of step 9
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 75, told
+    if ranks == 1:  # several cannot save together while one of them waits
+        assert "stopped after step 8 of 20" in told
+    assert resumed(work, "hung", "--ranks", ranks, **STREAMED, train__eval_every=0)[0] == expected
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -134,6 +134,12 @@ def test_packed_documents_have_their_own_virtual_tokens(work, trained):
     assert f"{cut} cut" in shorter.stderr
 
 
+def test_muon_steps_them_as_adamw(work, trained):
+    lmlaunch(config(work, f"muon_{trained}", **settings(trained, optimizer__name="muon")), cwd=work)
+    assert losses(work, f"muon_{trained}") == losses(work, trained)
+    assert torch.equal(weights(work, f"muon_{trained}")["prompt_embeddings"], weights(work, trained)["prompt_embeddings"])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_base_may_be_quantised_and_the_adapter_more_precise(work, method):
     changes = {"model__dtype": "bf16", "lora__dtype": "fp32", "model__quantize": "nf4", "train__steps": 4}

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config_toml.h"
+#include "plan/adapter.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
 
@@ -49,8 +50,9 @@ struct Compared {
           .device = DeviceType::kCuda} {
     c.machine.gpus.front().memory_bytes = gpu_gib << 30;
     c.machine.host_memory = int64_t{8} << 30;
-    const AdapterSpec lora = adapter_r16();
-    const AdapterSpec* adapter = c.config.train.method == Method::kLora ? &lora : nullptr;
+    const bool adapts = trains_adapter(c.config);
+    const AdapterSpec fresh = adapts ? configured_adapter(c.spec, c.config) : AdapterSpec{};
+    const AdapterSpec* adapter = adapts ? &fresh : nullptr;
     const ModelLayout layout = c.layout(adapter);
     rows = alternatives({c.config, c.spec, adapter, layout, c.device}, c.machine, {});
   }
@@ -93,6 +95,25 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
     std::set<std::string> methods;
     for (const Alternative& row : compared.rows) methods.insert(row.method);
     EXPECT_EQ(methods, (std::set<std::string>{"full", "lora", "qlora"}));
+  }
+}
+
+// Their keys are refused beside another method.
+TEST(Alternatives, OfVirtualTokensAreConfigurationsThatARunTakes) {
+  for (const char* const method : {"prefix", "prompt"}) {
+    const std::vector<std::string> overrides = {
+        std::string("train.method=") + method, "prompt.length=7",
+        std::string("prompt.start=") + (method == std::string("prefix") ? "zero" : "vocabulary")};
+    const Compared compared(12, overrides);
+    std::set<std::string> methods;
+    for (const Alternative& row : compared.rows) {
+      methods.insert(row.method);
+      Config config;
+      EXPECT_NO_THROW(config = parse_config(kText, "test", replaced(overrides, row.settings)))
+          << row.setting_text();
+      EXPECT_EQ(config.prompt.length, row.method == method ? 7 : PromptConfig().length) << row.setting_text();
+    }
+    EXPECT_EQ(methods, (std::set<std::string>{"full", method}));
   }
 }
 

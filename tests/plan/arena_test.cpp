@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime.h"
+#include "plan/adapter.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
 #include "tests/support/on_twin.h"
@@ -55,6 +56,15 @@ Batch full_batch(int64_t tokens, int64_t documents, int64_t vocab, bool weighted
   return batch;
 }
 
+// Every document has a label, and its last token the scores.
+void score_documents(Batch& batch) {
+  std::ranges::fill(batch.target, -1);
+  for (size_t d = 1; d < batch.document_start.size(); ++d) {
+    batch.target[static_cast<size_t>(batch.document_start[d]) - 1] = 0;
+    batch.label.push_back(0);
+  }
+}
+
 struct Tried {
   int64_t planned = 0, used = 0;
 };
@@ -72,14 +82,16 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
              .max_length = c.config.data.max_length,
              .tokens_per_step = c.config.train.global_batch * c.config.data.max_length,
              .max_grad_norm = 1,
-             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}}},
+             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
+             .objective = c.spec.scores() ? objectives::single_label : objectives::cross_entropy},
             stream());
   rank.weights_ready();
   StepBatches batches;
   for (int64_t m = 0; m < plan.numerics.micro_batches; ++m) {
-    batches.micro.push_back(
+    Batch& batch = batches.micro.emplace_back(
         full_batch(plan.micro_tokens, plan.numerics.micro_batch, c.spec.vocab, c.data.weighted));
-    batches.target_tokens += plan.micro_tokens - 1;
+    if (c.spec.scores()) score_documents(batch);
+    batches.target_tokens += std::ranges::count_if(batch.target, [](int32_t target) { return target >= 0; });
   }
   rank.step().run(batches, 1, 1e-3);
   rank.step().evaluate(batches.micro[0]);
@@ -168,6 +180,61 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
 
 Case small_case(bool tied) {
   return case_of(make_spec({64, 128, 3, 4, 2, 16, 300}, tied), 12);
+}
+
+// What differs in a step from full fine-tuning; LoRA+ and where adapters begin do not.
+struct Subject {
+  const char* name;
+  void (*configure)(Config& config);
+  std::vector<int64_t> tokens = {};
+  bool scores = false;
+};
+
+TEST_F(Arenas, AreFilledAsPlannedByEachMethod) {
+  const Subject subjects[] = {
+      {"full", [](Config&) {}},
+      {"LoRA", [](Config& c) { c.train.method = Method::kLora; }},
+      {"rsLoRA", [](Config& c) { c.train.method = Method::kLora, c.lora.rslora = true; }},
+      {"DoRA", [](Config& c) { c.train.method = Method::kLora, c.lora.dora = true; }},
+      {"biases", [](Config& c) { c.train.method = Method::kLora, c.lora.bias = LoraBias::kAll; }},
+      {"whole modules",
+       [](Config& c) {
+         c.train.method = Method::kLora, c.lora.also = {"embed_tokens", "norms"};
+       }},
+      {"tokens", [](Config& c) { c.train.method = Method::kLora; }, {3, 5, 8, 200}},
+      {"PiSSA", [](Config& c) { c.train.method = Method::kLora, c.lora.start = LoraStart::kPissa; }},
+      {"QLoRA", [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; }},
+      {"IA3", [](Config& c) { c.train.method = Method::kIa3; }},
+      {"norms", [](Config& c) { c.train.method = Method::kNorms; }},
+      {"prefix", [](Config& c) { c.train.method = Method::kPrefix, c.prompt.length = 5; }},
+      {"prompt", [](Config& c) { c.train.method = Method::kPrompt, c.prompt.length = 5; }},
+      {"scores", [](Config& c) { c.train.objective = ObjectiveChoice::kClassify; }, {}, true},
+      {"scores beside LoRA",
+       [](Config& c) {
+         c.train.objective = ObjectiveChoice::kClassify;
+         c.train.method = Method::kLora;
+       },
+       {},
+       true},
+  };
+  int turn = 0;
+  for (const Subject& subject : subjects) {
+    ++turn;
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+      if (!tried_now(turn + (recompute == Recompute::kBlock))) continue;
+      Case c = small_case(turn % 2 == 0);
+      add_biases(c.spec);
+      if (subject.scores)
+        set_score_head(c.spec, {.labels = {"bad", "fair", "good"}, .fresh = true}, subject.name);
+      c.config.train.recompute = recompute;
+      subject.configure(c.config);
+      const bool adapts = trains_adapter(c.config);
+      AdapterSpec adapter = adapts ? configured_adapter(c.spec, c.config) : AdapterSpec();
+      adapter.tokens = subject.tokens;
+      const Tried tried = run_step(c, adapts ? &adapter : nullptr);
+      EXPECT_EQ(tried.used, tried.planned) << subject.name << ", recompute " << static_cast<int>(recompute);
+    }
+  }
 }
 
 TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {

@@ -117,6 +117,24 @@ TEST(Plan, OrthogonalStateIsAMomentumAndOfTheRestASecondMoment) {
                    30 * (2 * of(576, 576) + 2 * of(192, 576) + 3 * of(576, 1536)));
 }
 
+// Keys and values of virtual tokens are no matrix that multiplies: all of them are AdamW's, as embeddings.
+TEST(Plan, OfAPrefixOrthogonalStateIsAdamWs) {
+  Case c;
+  const AdapterSpec prefix{.targets = {}, .kind = AdapterKind::kPrefix, .virtual_tokens = 20};
+  const ModelLayout layout = c.layout(&prefix);
+  c.config.train.method = Method::kPrefix;
+  const auto planned = [&](RuleId rule) {
+    c.config.optimizer.name = rule;
+    return make_plan({c.config, c.spec, &prefix, layout, c.device}, c.machine);
+  };
+  const Plan adamw = planned(Rules::id<AdamW>()), muon = planned(Rules::id<Muon>());
+  EXPECT_GT(layout.flat_elements, 0);
+  EXPECT_EQ(class_bytes(muon, "momentum"), layout.flat_elements * 4);
+  EXPECT_EQ(class_bytes(muon, "second moment"), layout.flat_elements * 4);
+  EXPECT_EQ(class_bytes(muon, "products"), -1);
+  EXPECT_EQ(muon.prediction.cost.gemm_flops, adamw.prediction.cost.gemm_flops);
+}
+
 // The embedding's update is no product: its state passes by in tiles, as with any rule.
 TEST(Plan, OfAnOrthogonalRuleTheBlocksAloneAreNotCut) {
   Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false),

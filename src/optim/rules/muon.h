@@ -4,7 +4,8 @@
 //   m = lerp(m, g, 1 - momentum);  d = lerp(g, m, momentum) with nesterov, else m
 //   p = p * (1 - lr * weight_decay) - lr * ratio * orthogonal(d)
 // with ratio = 0.2 * sqrt(max(rows, columns)) where match_adamw, else sqrt(max(1, rows / columns)). Vectors,
-// the embedding and the head are AdamW's. The matrices are those of the files, even if they are fused here.
+// the embedding, the head and virtual tokens are AdamW's: their rows are vectors side by side, which no
+// product mixes. The matrices are those of the files, even if they are fused here.
 #pragma once
 
 #include <algorithm>
