@@ -78,8 +78,9 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
 void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) const {
   const auto it = parts_.find(name);
   LM_CHECK(it != parts_.end(), name);
-  if (!it->second.front().part->file.empty()) return fill_columns(it->second, sink);
   const Part& part = it->second.front();
+  if (part.part->slices > 0) return fill_slices(it->second, sink);
+  if (!part.part->file.empty()) return fill_columns(it->second, sink);
   if (part.part->transposed) return fill_transposed(part, sink);
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
   for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
@@ -102,6 +103,19 @@ void OutgoingTensors::fill_transposed(const Part& part, const TensorSink& sink) 
                       put_row(band, row - first + r, from + r * stride, dtype, line);
                   });
     sink(std::span(memory).first(static_cast<size_t>(band.columns * rows * size)));
+  }
+}
+
+// Where only some are trained they are not in order.
+void OutgoingTensors::fill_slices(Parts parts, const TensorSink& sink) const {
+  std::ranges::sort(parts, {}, [](const Part& part) { return part.part->slice; });
+  LM_CHECK(std::ssize(parts) == parts.front().part->slices, parts.front().part->file);
+  for (const Part& part : parts) {
+    const int64_t first = part.part->first, columns = part.place->parameter.columns;
+    for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
+                  [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
+                    pass_on(from, dtype, rows * columns, sink);
+                  });
   }
 }
 

@@ -45,10 +45,12 @@ class OutgoingTensors {
     const TensorPlace* place;
     const ParameterPart* part;
   };
-  // The parts of which a tensor of the files is made: one, or columns beside each other.
+  // The parts of which a tensor of the files is made: one, columns beside each other, or matrices one behind
+  // another.
   using Parts = std::vector<Part>;
   void pass_on(const std::byte* from, DType dtype, int64_t elements, const TensorSink& sink) const;
   void fill_transposed(const Part& part, const TensorSink& sink) const;
+  void fill_slices(Parts parts, const TensorSink& sink) const;
   void fill_columns(const Parts& parts, const TensorSink& sink) const;
   DType dtype_;
   WeightSource source_;

@@ -8,7 +8,7 @@
 namespace lm::families {
 namespace {
 
-constexpr int64_t kMostChosen = 64, kMostExpertFfn = int64_t{1} << 22;
+constexpr int64_t kMostChosen = 64;
 
 void put(const ExpertsSpec& experts, LayerSpec& layer) {
   for (SublayerSpec& sublayer : layer.sublayers)
@@ -57,6 +57,17 @@ void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, Mo
   const auto step = static_cast<size_t>(config.size("decoder_sparse_step", 1, kMostPositions));
   for (size_t i = 0; i < spec.layers.size(); ++i)
     if (!dense[i] && (i + 1) % step == 0) put(experts, spec.layers[i]);
+}
+
+void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec) {
+  for (LayerSpec& layer : spec.layers) {
+    if (layer.find<ExpertsSpec>() == nullptr) continue;
+    LM_CHECK(std::holds_alternative<ExpertsSpec>(layer.sublayers.back().mixer), "experts come last");
+    layer.sublayers.push_back({.norm = {},
+                               .mixer = shared,
+                               .residual_scale = layer.sublayers.back().residual_scale,
+                               .beside = true});
+  }
 }
 
 NameMap expert_names() {

@@ -5,6 +5,8 @@
 
 namespace lm::families {
 
+inline constexpr int64_t kMostExpertFfn = int64_t{1} << 22;
+
 // What a class assumes where the file is silent.
 struct AssumedExperts {
   int64_t experts = 0, chosen = 0;
@@ -19,6 +21,9 @@ ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assum
 // number, counted from 1, is a multiple of decoder_sparse_step.
 void put_experts(const ExpertsSpec& experts, ModelSpec& spec);
 void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec);
+
+// Puts it beside the experts of all layers that have some.
+void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec);
 
 // Llama's names with the router and the experts of most families, beside those of layers without experts.
 NameMap expert_names();
