@@ -1,6 +1,6 @@
 // The arguments of the kernels around a mixture's experts (expert_arguments.h has those of the experts'
-// rows): the factor of a shared expert, and what balances the load of a router. kernels.h has the rules for all
-// of them.
+// rows): the factor of a shared expert, and what balances the load of a router. kernels.h has the rules for
+// all of them.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace lm {
 
-// In place: x[r] *= sigmoid(gate[r]), rounded once. With `other` dgate[r] = (x[r] · other[r]) s (1 - s) first,
-// s the sigmoid: the gradient of `gate` where x is that of s * other.
+// In place: x[r] *= sigmoid(gate[r]), rounded once. With `other` dgate[r] = (x[r] · other[r]) s (1 - s)
+// first, s the sigmoid: the gradient of `gate` where x is that of s * other.
 struct GateRows {
   View gate;        // [rows, 1]
   View x;           // [rows, width]
@@ -33,7 +33,8 @@ struct CountRoutes {
   RouterSums sums;
 };
 
-// dlogits[t] += factor * p ⊙ (f - f · p): the gradient of factor * f · (the sum over tokens of p), f constant.
+// dlogits[t] += factor * p ⊙ (f - f · p): the gradient of factor * f · (the sum over tokens of p), f
+// constant.
 struct BalanceRoutes {
   const float* probability = nullptr;  // p [T, E]
   const float* fraction = nullptr;     // f [E]

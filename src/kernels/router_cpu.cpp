@@ -1,5 +1,5 @@
-// Around a mixture's experts, on the CPU: factors of a shared expert's rows, sums over a router's choices, and
-// the gradient of its load's balance.
+// Around a mixture's experts, on the CPU: factors of a shared expert's rows, sums over a router's choices,
+// and the gradient of its load's balance.
 #include <cmath>
 
 #include "base/expert_count.h"

@@ -23,8 +23,8 @@
 
 namespace lm {
 
-using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec, ExpertsSpec,
-                               SharedExpertSpec>;
+using MixerSpec =
+    std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec, ExpertsSpec, SharedExpertSpec>;
 
 inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
   return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);

@@ -9,8 +9,8 @@ namespace lm {
 // A linear layer of a file, "<path>.weight" and "<path>.bias": parts of one matrix of ours (MatrixSpec),
 // several neighbours if the family's files have them joined.
 struct ModuleName {
-  // In its layer; of experts with a * for the expert's number. Behind the last point the * means that the files
-  // have one tensor for all experts, "<what stands before>.weight", [experts, rows, columns].
+  // In its layer; of experts with a * for the expert's number. Behind the last point the * means that the
+  // files have one tensor for all experts, "<what stands before>.weight", [experts, rows, columns].
   const char* path = "";
   const char* first = "";      // "attn.q"
   const char* last = nullptr;  // null: the first is the only one

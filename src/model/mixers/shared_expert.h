@@ -1,7 +1,7 @@
 // The expert that every token meets: (sigmoid(g x) *) down(activation(gate x) * up x)
 // (spec/mixers/shared_expert.h has its sizes). A token's factor multiplies what `down` reads, not what it
-// writes: the result is the same, the output goes straight into the residual stream, and the factor's gradient,
-// <dout, down h> = <downᵀ dout, h>, needs no output.
+// writes: the result is the same, the output goes straight into the residual stream, and the factor's
+// gradient, <dout, down h> = <downᵀ dout, h>, needs no output.
 #pragma once
 
 #include "model/mixers/mixer.h"

@@ -39,9 +39,11 @@ inline PlainMlp unbound_mixer(const PlainMlpSpec& spec, int64_t /*layer*/) {
 inline LayerInput unbound_mixer(const LayerInputSpec& spec, int64_t layer) {
   return {.spec = spec, .layer = layer, .gate = {}, .out = {}};
 }
-inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t /*layer*/) {
-  return {
-      .spec = spec, .router = {}, .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
+inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t layer) {
+  return {.spec = spec,
+          .layer = layer,
+          .router = {},
+          .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
 }
 inline SharedExpert unbound_mixer(const SharedExpertSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .gate_up = {}, .down = {}, .weight = {}};

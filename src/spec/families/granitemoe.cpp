@@ -1,5 +1,5 @@
-// Granite 3 with experts in every layer (1B-A400M, 3B-A800M): the weights of a token's experts are the softmax
-// over their logits alone, which is that over all logits, divided by the sum of theirs.
+// Granite 3 with experts in every layer (1B-A400M, 3B-A800M): the weights of a token's experts are the
+// softmax over their logits alone, which is that over all logits, divided by the sum of theirs.
 #include "spec/families/experts.h"
 #include "spec/families/granite.h"
 

@@ -14,8 +14,8 @@ NameMap names() {
   return names;
 }
 
-// With use_sliding_window every second one of the first max_window_layers layers has the window; Qwen2 gives it
-// to the last ones.
+// With use_sliding_window every second one of the first max_window_layers layers has the window; Qwen2 gives
+// it to the last ones.
 void read_windows(const ConfigReader& config, ModelSpec& spec) {
   const int64_t window = read_optional_window(config, 4096);
   const auto end = static_cast<size_t>(config.count("max_window_layers", 28, kMostPositions));
@@ -30,10 +30,9 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
   ExpertsSpec experts = read_experts(config, {.experts = 60, .chosen = 4, .ffn = 1408}, spec);
   experts.renormalise = config.boolean("norm_topk_prob", false);
   experts.round_weights = true;
-  const SharedExpertSpec shared{
-      .activation = experts.activation,
-      .ffn = config.size("shared_expert_intermediate_size", 5632, kMostExpertFfn),
-      .gated = true};
+  const SharedExpertSpec shared{.activation = experts.activation,
+                                .ffn = config.size("shared_expert_intermediate_size", 5632, kMostExpertFfn),
+                                .gated = true};
   put_some_experts(config, experts, spec);
   put_shared_expert(shared, spec);
 }

@@ -1,6 +1,7 @@
-// The expert that every token meets beside those that its router chooses: a gated MLP, which may have a gate of
-// its own, sigmoid(g x), one number for each token. It is a sublayer beside the experts (SublayerSpec::beside),
-// so that they stay as they are. What the model computes with it is in model/mixers/shared_expert.h.
+// The expert that every token meets beside those that its router chooses: a gated MLP, which may have a gate
+// of its own, sigmoid(g x), one number for each token. It is a sublayer beside the experts
+// (SublayerSpec::beside), so that they stay as they are. What the model computes with it is in
+// model/mixers/shared_expert.h.
 #pragma once
 
 #include <cstdint>
