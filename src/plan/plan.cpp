@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "plan/forecast.h"
-#include "plan/limits.h"
 #include "plan/multiples.h"
 #include "plan/placement.h"
 #include "plan/recompute_level.h"
@@ -48,18 +47,6 @@ void explain_experts(const PlanInput& in, Plan& plan) {
                                       all, all - of_experts + met)});
 }
 
-// What the loss that balances experts costs.
-void explain_router_loss(const PlanInput& in, Plan& plan) {
-  const double coefficient = in.trains() ? router_aux_loss(in.config.train, in.spec) : 0.0;
-  if (coefficient == 0) return;
-  plan.choices.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient),
-                          plan.numerics.micro_batches <= plan.placement.group
-                              ? "what all micro-batches choose is known before the backward pass"
-                              : "what all micro-batches choose has to be known before the first backward "
-                                "pass: a forward pass of "
-                                "them comes first, which the estimated time leaves out"});
-}
-
 Plan with_numerics(const PlanInput& in) {
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
@@ -75,7 +62,6 @@ Plan place_plan(const PlanInput& in, bool foretold) {
   if (foretold) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
   explain_experts(in, plan);
-  explain_router_loss(in, plan);
   return plan;
 }
 

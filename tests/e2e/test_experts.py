@@ -168,6 +168,28 @@ def test_an_adapter_is_on_the_attention_and_pefts(work):
     assert loss_by_transformers(read(work / "merged"), work) == pytest.approx(after, rel=1e-4)
 
 
+def test_an_adapter_is_on_the_shared_expert_too_and_pefts(work):
+    lmlaunch(config(work, "shared", model__path="qwen2_moe", train__method="lora", **ADAPTER), cwd=work)
+    before, after = eval_losses(work, "shared")
+    assert after < before
+    adapted = PeftModel.from_pretrained(read(work / "qwen2_moe"), work / "runs/shared/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-4)
+    lmlaunch("export", "runs/shared", "--merge", "-o", "merged_shared", cwd=work)
+    base, merged = (load_file(work / path / "model.safetensors") for path in ("qwen2_moe", "merged_shared"))
+    changed = {key.split(".", 3)[3] for key in base if not torch.equal(base[key], merged[key])}
+    assert changed == {f"{path}.weight" for path in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                                                     "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")}
+    assert loss_by_transformers(read(work / "merged_shared"), work) == pytest.approx(after, rel=1e-4)
+
+
+def test_of_one_tensor_for_all_experts_one_is_trained(work):
+    """Its matrices come before the frozen ones in memory, and go back to their place in the file."""
+    lmlaunch(config(work, "one_expert", model__path="granitemoe", train__only=["layers.1.block_sparse_moe.input_linear.3"]), cwd=work)
+    before, after = (load_file(path / "model.safetensors") for path in (work / "granitemoe", work / "runs/one_expert/model"))
+    changed = {(key, e) for key, value in before.items() for e in range(len(value)) if not torch.equal(value[e], after[key][e])}
+    assert changed == {("model.layers.1.block_sparse_moe.input_linear.weight", 3)}
+
+
 def test_a_quantised_base_learns_with_its_router_as_it_is(work):
     lmlaunch(config(work, "qlora", model__path="qwen3_moe", train__method="qlora", **ADAPTER), cwd=work)
     before, after = eval_losses(work, "qlora")
@@ -195,8 +217,8 @@ def test_what_is_not_there_yet_is_refused_by_name(work, plain):
     for arguments, code, text in [
             (("plan", config(work, "gpu", model__path="qwen3_moe", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10,
              "a mixture of experts (qwen3_moe) is not supported on a GPU yet"),
-            ((config(work, "gate", model__path="mixtral", train__method="lora", lora__targets=["gate"]),), 10, "only the attention has adapters"),
-            ((config(work, "w1", model__path="mixtral", train__method="lora", lora__targets=["w1"]),), 10, "only the attention has adapters"),
+            ((config(work, "gate", model__path="mixtral", train__method="lora", lora__targets=["gate"]),), 10, "only the attention, and the expert"),
+            ((config(work, "w1", model__path="mixtral", train__method="lora", lora__targets=["w1"]),), 10, "only the attention, and the expert"),
             (("export", "runs/plain", "--gguf", "f16", "-o", "plain.gguf"), 11, "is not written as GGUF yet")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == code, (arguments, done.stderr)

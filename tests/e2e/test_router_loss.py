@@ -132,6 +132,6 @@ def test_what_it_cannot_balance_is_refused_by_name(work):
 
 
 def test_the_plan_says_what_it_costs(work):
-    for micro, text in [(4, "is known before the backward pass"), (1, "a forward pass of them comes first")]:
+    for micro, text in [(4, "is known before the backward pass"), (1, "a forward pass more")]:
         toml = config(work, "planned", **{**settings("qwen3_moe"), "train__micro_batch": micro, "train__router_aux_loss": 0.1})
         assert text in lmlaunch("plan", toml, "--gpus", "0", cwd=work).stdout.replace("\n", " ")

@@ -1,5 +1,5 @@
-// What stands around a mixture's experts: factors of a shared expert's rows, sums over choices, and the gradient of
-// the loads' balance, against fp64.
+// What stands around a mixture's experts: factors of a shared expert's rows, sums over choices, and the
+// gradient of the loads' balance, against fp64.
 #include <cmath>
 
 #include "tests/kernels/support.h"
@@ -61,7 +61,8 @@ TEST(Router, ChoicesProbabilitiesAndEntropiesAreAddedUp) {
   constexpr int64_t kExperts = 5, kChosen = 2;
   std::vector<float> p = probabilities(kRows, kExperts);
   std::vector<int32_t> expert;
-  for (int64_t s = 0; s < kRows * kChosen; ++s) expert.push_back(static_cast<int32_t>(s % 4));  // never the last
+  for (int64_t s = 0; s < kRows * kChosen; ++s)
+    expert.push_back(static_cast<int32_t>(s % 4));                                   // never the last
   std::vector<double> chosen(kExperts, 1), probability(kExperts, 2), entropy(1, 3);  // of what came before
   kernels(DeviceType::kCpu)
       .count_routes({.probability = view_of(p.data(), DType::kF32, kRows, kExperts),

@@ -64,8 +64,8 @@ ModelSpec spec_of(const Shape& shape) {
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after", "input.norm", "input.norm_after"})
     spec.names.norms.push_back({name, name});
-  for (const char* name : {"input.gate", "input.out", "experts.router", "shared.gate", "shared.up", "shared.down",
-                           "shared.weight"})
+  for (const char* name : {"input.gate", "input.out", "experts.router", "shared.gate", "shared.up",
+                           "shared.down", "shared.weight"})
     spec.names.modules.push_back({name, name});
   for (const char* name : {"experts.gate", "experts.up", "experts.down"})
     spec.names.modules.push_back({"experts.*.one", name});

@@ -202,8 +202,7 @@ TEST(Experts, TheBalanceOfTheirLoadHasTheGradientOfTheWholeStep) {
   EXPECT_EQ(std::vector<double>(routers.sums().begin(), routers.sums().end()), sums);
   const at::Tensor router = layer.find(layer.weights, "router").to(at::kDouble).clone().requires_grad_();
   const at::Tensor p = layer.x.to(at::kDouble).mm(router.t()).softmax(-1);
-  const at::Tensor loads =
-      at::zeros_like(p).scatter(1, std::get<1>(p.topk(kChosen, -1)), 1).mean(0).detach();
+  const at::Tensor loads = at::zeros_like(p).scatter(1, std::get<1>(p.topk(kChosen, -1)), 1).mean(0).detach();
   const at::Tensor balance = kExperts * (loads * p.mean(0)).sum();
   balance.backward();
   EXPECT_NEAR(routers.figures().balance, balance.item<double>(), 1e-6);

@@ -69,7 +69,9 @@ TEST(ExpertFamilies, EachExpertsMatricesHaveTheFilesNames) {
 
 json qwen2_moe() {
   json config = small("qwen2_moe");
-  config.update({{"num_experts", 8}, {"num_experts_per_tok", 3}, {"moe_intermediate_size", 40},
+  config.update({{"num_experts", 8},
+                 {"num_experts_per_tok", 3},
+                 {"moe_intermediate_size", 40},
                  {"shared_expert_intermediate_size", 72}});
   return config;
 }
