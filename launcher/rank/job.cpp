@@ -364,21 +364,23 @@ PrincipalPairs principal_pairs(const Job& job, DType dtype) {
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ranks* ranks) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
   Group* const device_group = ranks == nullptr ? nullptr : &ranks->device_group(job.stream.device);
-  return std::make_unique<Rank>(RankSetup{.spec = job.model.spec,
-                                          .layout = job.model.layout,
-                                          .adapter = job.model.adapter_spec(),
-                                          .optimizer = job.config.optimizer,
-                                          .plan = job.plan,
-                                          .seed = job.config.run.seed,
-                                          .max_length = job.config.data.max_length,
-                                          .tokens_per_step = training ? tokens : 0,
-                                          .max_grad_norm = job.config.train.max_grad_norm,
-                                          .swap_paths = swap_paths(job),
-                                          .group = ranks == nullptr ? nullptr : &ranks->group(),
-                                          .device_group = device_group,
-                                          .trace = trace,
-                                          .objective = objective_of(job)},
-                                job.stream);
+  return std::make_unique<Rank>(
+      RankSetup{.spec = job.model.spec,
+                .layout = job.model.layout,
+                .adapter = job.model.adapter_spec(),
+                .optimizer = job.config.optimizer,
+                .plan = job.plan,
+                .seed = job.config.run.seed,
+                .max_length = job.config.data.max_length,
+                .tokens_per_step = training ? tokens : 0,
+                .max_grad_norm = job.config.train.max_grad_norm,
+                .router_aux_loss = router_aux_loss(job.config.train, job.model.spec),
+                .swap_paths = swap_paths(job),
+                .group = ranks == nullptr ? nullptr : &ranks->group(),
+                .device_group = device_group,
+                .trace = trace,
+                .objective = objective_of(job)},
+      job.stream);
 }
 
 namespace {

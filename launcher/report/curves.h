@@ -38,11 +38,27 @@ class Curves {
   int64_t rows() const { return rows_; }
 
  private:
-  static constexpr std::array kSeries = {
-      "loss",       "grad_norm",     "lr",         "tokens_per_s",    "sol_pct",
-      "step_ms",    "data_ms",       "host_bytes", "device_bytes",    "disk_bytes",
-      "read_bytes", "written_bytes", "hidden_pct", "to_device_bytes", "from_device_bytes",
-      "sent_bytes", "token_accuracy"};
+  static constexpr std::array kSeries = {"loss",
+                                         "grad_norm",
+                                         "lr",
+                                         "tokens_per_s",
+                                         "sol_pct",
+                                         "step_ms",
+                                         "data_ms",
+                                         "host_bytes",
+                                         "device_bytes",
+                                         "disk_bytes",
+                                         "read_bytes",
+                                         "written_bytes",
+                                         "hidden_pct",
+                                         "to_device_bytes",
+                                         "from_device_bytes",
+                                         "sent_bytes",
+                                         "token_accuracy",
+                                         "router_aux_loss",
+                                         "expert_load_max",
+                                         "expert_load_min",
+                                         "router_entropy"};
   struct Spread {
     int64_t count = 0;
     double sum = 0, least = 0, most = 0;

@@ -207,6 +207,9 @@ struct TrainConfig {
   double loss_scale_growth = 2;
   double loss_scale_backoff = 0.5;
   int64_t loss_scale_interval = 2000;
+  // Coefficient of the loss that balances the load of experts, over all of a step's tokens; 0: none; auto:
+  // the model's router_aux_loss_coef if its config.json has output_router_logits, as transformers has it.
+  std::optional<double> router_aux_loss;
   double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
   int64_t eval_every = 0;      // steps between evaluations; 0: before and after only
   // Early stopping: the run ends after this many evaluations without a lower eval loss; 0: never.

@@ -200,6 +200,12 @@ void visit_train(TrainT& train, V& v) {
          {.low = 0, .high = 1, .low_open = true, .high_open = true}});
   v.key("train", "loss_scale_interval", train.loss_scale_interval,
         {kNumerics, "steps in a row without overflow after which the loss scale grows", kCountFromOne});
+  v.key(
+      "train", "router_aux_loss", train.router_aux_loss,
+      {kNumerics,
+       "mixtures of experts: coefficient of the loss that balances their load, over all tokens of a step; 0: "
+       "none; auto: the model's router_aux_loss_coef if its config.json has output_router_logits",
+       {.low = 0, .high = 1e6}});
   v.key("train", "max_grad_norm", train.max_grad_norm,
         {kNumerics, "gradient clipping threshold; not used with optimizer.clip = \"none\"", kPositive});
   v.key("train", "eval_every", train.eval_every,

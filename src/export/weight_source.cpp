@@ -99,6 +99,7 @@ void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) cons
   LM_CHECK(it != made_of_.end(), name);
   const Tensor& tensor = it->second;
   const Part& part = tensor.parts.front();
+  if (part.part->slices > 0) return fill_slices(tensor, sink);
   if (!part.part->file.empty()) return fill_columns(tensor, sink);
   if (part.part->transposed) return fill_transposed(tensor, sink);
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
@@ -123,6 +124,21 @@ void OutgoingTensors::fill_transposed(const Tensor& tensor, const TensorSink& si
                       put_row(band, row - first + r, from + r * stride, dtype, line);
                   });
     sink(std::span(memory).first(static_cast<size_t>(band.columns * rows * size)));
+  }
+}
+
+// Where only some are trained they are not in order.
+// Where only some are trained they are not in order.
+void OutgoingTensors::fill_slices(const Tensor& tensor, const TensorSink& sink) const {
+  std::vector<Part> parts = tensor.parts;
+  std::ranges::sort(parts, {}, [](const Part& part) { return part.part->slice; });
+  LM_CHECK(std::ssize(parts) == parts.front().part->slices, parts.front().part->file);
+  for (const Part& part : parts) {
+    const int64_t first = part.part->first, columns = part.place->parameter.columns;
+    for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
+                  [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
+                    pass_on(from, dtype, tensor.dtype, rows * columns, sink);
+                  });
   }
 }
 

@@ -48,12 +48,14 @@ class OutgoingTensors {
     const TensorPlace* place;
     const ParameterPart* part;
   };
-  // The type of a tensor of the files, and the parts of which it is made: one, or columns beside each other.
+  // The type of a tensor of the files, and the parts of which it is made: one, columns beside each other, or
+  // matrices one behind another.
   struct Tensor {
     DType dtype;
     std::vector<Part> parts = {};
   };
   void fill_transposed(const Tensor& tensor, const TensorSink& sink) const;
+  void fill_slices(const Tensor& tensor, const TensorSink& sink) const;
   void fill_columns(const Tensor& tensor, const TensorSink& sink) const;
   WeightSource source_;
   std::vector<TensorInfo> tensors_;

@@ -228,6 +228,15 @@ void weigh_rows(const WeighRows& a, StreamView stream) {
 void combine_rows(const CombineRows& a, StreamView stream) {
   pass(stream, product(a.chosen + (a.addend.defined() ? 2 : 1), a.out.rows, a.out.columns), a.out.dtype);
 }
+void gate_rows(const GateRows& a, StreamView stream) {
+  pass(stream, (a.other.defined() ? 3 : 2) * product(a.x.rows, a.x.columns), a.x.dtype);
+}
+void count_routes(const CountRoutes& a, StreamView stream) {
+  pass(stream, product(a.probability.rows, a.probability.columns), DType::kF32);
+}
+void balance_routes(const BalanceRoutes& a, StreamView stream) {
+  pass(stream, 3 * product(a.tokens, a.dlogits.columns), DType::kF32);
+}
 void copy_rows(const CopyRows& c, StreamView stream) {
   move(stream, static_cast<double>(c.from.bytes() + c.to.bytes()));
 }

@@ -22,6 +22,7 @@
 #include "kernels/decision_arguments.h"
 #include "kernels/dora_arguments.h"
 #include "kernels/expert_arguments.h"
+#include "kernels/router_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {

@@ -58,6 +58,7 @@ struct TargetRows {
 };
 
 struct Carried;  // model/carried.h
+class Routers;   // model/routers.h
 
 // A micro-batch as the layers see it. Pointers are device memory but where they say otherwise.
 struct DeviceBatch {
@@ -75,6 +76,8 @@ struct DeviceBatch {
   std::vector<const KeyValueCache*> caches;
   // What its blocks give to later ones; null where the model has nothing of the kind.
   const Carried* carried = nullptr;
+  // Of a step: what counts what its routers do, and balances them; null: nobody asks.
+  Routers* routers = nullptr;
   bool continues() const { return !caches.empty(); }
   // A token that continues a text: its products are with one row.
   bool one_row() const { return continues() && rows == 1; }

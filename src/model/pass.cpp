@@ -386,8 +386,9 @@ void Pass::embedding_backward(int64_t micro) {
   memory_.add_embedding_gradient(micro, m.dx, inputs);
 }
 
-ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch)
+ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch, bool training)
     : pass_(pass),
+      training_(training),
       batch_(std::move(batch)),
       carried_(allocate_carried(pass.context_, batch_.rows, false, false)),
       x_(pass.context_.tensor(batch_.rows, pass.context_.spec.hidden)),
@@ -399,11 +400,11 @@ void ForwardPass::carry_out(const Operation& operation) {
   const Context& context = pass_.context_;
   const Unit& unit = pass_.unit(operation);
   if (unit.role == UnitRole::kEmbedding) {
-    const Embedding tables = pass_.embedding(pass_.memory_.borrow(0, false), false);
+    const Embedding tables = pass_.embedding(pass_.memory_.borrow(0, false), training_);
     return pass_.embed(tables, batch_, x_);
   }
   const ArenaFrame frame(context.arena);
-  const TransformerBlock bound = pass_.bind_block(unit.block, false, false);
+  const TransformerBlock bound = pass_.bind_block(unit.block, false, training_);
   BlockSaved dropped = allocate_block_saved(context, bound, batch_.rows);
   block_forward(context, bound, batch_, x_, dropped, y_);
   std::swap(x_, y_);

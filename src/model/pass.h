@@ -131,8 +131,8 @@ class Pass {
 // it ends.
 class ForwardPass {
  public:
-  // `batch` is in the arena since after `frame` began.
-  ForwardPass(Pass& pass, DeviceBatch batch);
+  // `batch` is in the arena since after `frame` began. `training`: with the dropouts of the step under way.
+  ForwardPass(Pass& pass, DeviceBatch batch, bool training = false);
   ForwardPass(const ForwardPass&) = delete;  // the batch points into it
   ForwardPass& operator=(const ForwardPass&) = delete;
 
@@ -152,6 +152,7 @@ class ForwardPass {
 
  private:
   Pass& pass_;
+  bool training_;
   DeviceBatch batch_;
   Carried carried_;
   View x_, y_;  // take turns: a block reads one and writes the other

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "plan/limits.h"
 #include "plan/traffic.h"
 #include "plan/update_work.h"
 
@@ -119,6 +120,23 @@ void explain_measuring(const StepCosts& costs, const ComputeRates& rates, Plan& 
                                       "updates inside backward; \"block\" and \"none\" do without")});
 }
 
+// The loss that balances experts: of several groups of micro-batches a forward pass of all comes first.
+void predict_router_loss(const PlanInput& in, Plan& plan) {
+  const double coefficient = router_aux_loss(in.config.train, in.spec);
+  if (coefficient == 0) return;
+  std::string reason = "what all micro-batches choose is known before the backward pass";
+  if (plan.step.micro_batches > plan.placement.group) {
+    const double seconds = plan.prediction.by_kind[static_cast<size_t>(OperationKind::kForward)];
+    plan.step_seconds += seconds;
+    reason = fmt::format(
+        "a forward pass more, {:.3g} s of each step: what all micro-batches choose has to be known before "
+        "the "
+        "first backward pass",
+        seconds);
+  }
+  plan.choices.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient), reason});
+}
+
 void add_links(Plan& plan, const LinkRates& rates) {
   const Timeline& t = plan.timeline;
   const auto add = [&](const char* name, double bytes, double rate) {
@@ -230,6 +248,7 @@ void forecast(const PlanInput& in, Plan& plan) {
   plan.sol_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
   predict_traffic(in, plan);
   predict_transfers(in, shape, costs, plan);
+  predict_router_loss(in, plan);
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},

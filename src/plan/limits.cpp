@@ -47,6 +47,37 @@ void refuse_experts(const ModelSpec& spec, DeviceType device) {
                .kept = "nothing was started or written"});
 }
 
+double router_aux_loss(const TrainConfig& train, const ModelSpec& spec) {
+  return train.router_aux_loss.value_or(spec.scores() ? 0 : spec.router_aux_loss);
+}
+
+void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device) {
+  const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
+  const double coefficient = router_aux_loss(train, spec);
+  if (coefficient == 0) return;
+  const bool experts = std::ranges::any_of(spec.layers, has);
+  if (experts && device == DeviceType::kCpu) return;
+  const std::string loss = fmt::format("train.router_aux_loss = {:g}", coefficient);
+  throw Error(Exit::kConfig, {.area = "CONF-20",
+                              .what = experts ? loss + " is not supported on a GPU yet"
+                                              : loss + " balances experts, and a model of type " +
+                                                    spec.model_type + " has none",
+                              .place = "train.router_aux_loss",
+                              .next = experts ? "set it to 0, or --gpus 0 for the CPU" : "leave it out",
+                              .kept = "nothing was started or written"});
+}
+
+void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {
+  const auto has = [](const LayerSpec& layer) { return layer.find<SharedExpertSpec>() != nullptr; };
+  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = "a shared expert (" + spec.model_type + ") is not supported on a GPU yet",
+               .place = "run.device",
+               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one",
+               .kept = "nothing was started or written"});
+}
+
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {
   constexpr int64_t kMost = 1 << 16;
   if (n.micro_batches <= kMost) return;

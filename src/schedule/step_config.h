@@ -144,7 +144,8 @@ struct StepConfig {
   bool weighted = false;   // targets have weights in the loss
   // The head gives each row's nll first, and then takes each row's weight: an objective makes it of the nll.
   bool two_phases = false;
-  uint64_t seed = 0;  // of dropouts
+  double router_aux_loss = 0;  // coefficient of the loss that balances experts (model/routers.h); 0: none
+  uint64_t seed = 0;           // of dropouts
   double max_grad_norm = 1.0;
   int machine_ranks = 1;  // whose gradients are added up before those of other machines; 1: nobody's
 

@@ -72,6 +72,11 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, 
   found.field("the rounding of the router's weights" + of, a.round_weights, b.round_weights);
   found.field("the activation" + of, a.activation, b.activation);
 }
+void compare(const SharedExpertSpec& a, const SharedExpertSpec& b, const std::string& of, Comparison& found) {
+  found.field("the width of the shared expert" + of, a.ffn, b.ffn);
+  found.field("the gate of the shared expert" + of, a.gated, b.gated);
+  found.field("the activation" + of, a.activation, b.activation);
+}
 // Of an MLP with a gate or without one.
 template <class Mlp>
 requires requires(const Mlp& mlp) {

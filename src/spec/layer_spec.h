@@ -18,11 +18,13 @@
 #include "spec/mixers/gated_mlp.h"
 #include "spec/mixers/layer_input.h"
 #include "spec/mixers/plain_mlp.h"
+#include "spec/mixers/shared_expert.h"
 #include "spec/norm_spec.h"
 
 namespace lm {
 
-using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec, ExpertsSpec>;
+using MixerSpec =
+    std::variant<AttentionSpec, GatedMlpSpec, PlainMlpSpec, LayerInputSpec, ExpertsSpec, SharedExpertSpec>;
 
 inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
   return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);

@@ -9,7 +9,9 @@ namespace lm {
 // A linear layer of a file, "<path>.weight" and "<path>.bias": parts of one matrix of ours (MatrixSpec),
 // several neighbours if the family's files have them joined.
 struct ModuleName {
-  const char* path = "";       // in its layer; of experts with a * for the expert's number
+  // In its layer; of experts with a * for the expert's number. Behind the last point the * means that the
+  // files have one tensor for all experts, "<what stands before>.weight", [experts, rows, columns].
+  const char* path = "";
   const char* first = "";      // "attn.q"
   const char* last = nullptr;  // null: the first is the only one
   bool transposed = false;     // the files hold the matrix as [in, out]

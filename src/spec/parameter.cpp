@@ -18,6 +18,11 @@ std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
+// LinearModule::stack.
+std::string stack_of(std::string_view path) {
+  return path.ends_with(".*") ? std::string(path.substr(0, path.size() - 2)) : "";
+}
+
 // LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj.
 std::string module_name(const NameMap& names, const ModuleName& module) {
   const std::string last = last_name(module.path);
@@ -26,15 +31,16 @@ std::string module_name(const NameMap& names, const ModuleName& module) {
   return alike == 1 ? last : module.path;
 }
 
-// LinearModule::adapts. Of a mixture of experts the attention: routers stay as they are, since one that
-// learns alone may collapse; pairs of experts are not implemented; and a dense MLP beside experts has the
-// names that PEFT takes for the experts'.
+// LinearModule::adapts. Of a mixture of experts the attention and the expert that all tokens meet: routers
+// stay as they are, since one that learns alone may collapse; pairs of experts are not implemented; and a
+// dense MLP in place of experts has the names that PEFT takes for the experts'.
 bool adapts(const NameMap& names, const ModuleName& module) {
   const auto of_experts = [](const ModuleName& one) {
     return std::string_view(one.path).find('*') != std::string_view::npos;
   };
-  return std::string_view(module.first).starts_with("attn.") ||
-         std::ranges::none_of(names.modules, of_experts);
+  const std::string_view first(module.first);
+  const bool shared = first.starts_with("shared.") && first != "shared.weight";
+  return first.starts_with("attn.") || shared || std::ranges::none_of(names.modules, of_experts);
 }
 
 // A name of the files with an expert's number in its place.
@@ -72,6 +78,11 @@ Parameter join(const std::string& ours, ParameterKind kind, const std::string& l
                                .rows = module.rows,
                                .transposed = module.transposed && !bias});
     parameter.rows += module.rows;
+    if (module.stack.empty()) continue;
+    ParameterPart& part = parameter.parts.back();
+    part.file = layer + module.stack + ".weight";
+    part.slice = module.slice;
+    part.slices = module.slices;
   }
   return parameter;
 }
@@ -216,6 +227,7 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
         const auto name =
             std::ranges::find(spec.names.modules, std::string_view(one.name), &ModuleName::first);
         LM_CHECK(name != spec.names.modules.end(), "the family names no " + std::string(one.name));
+        const std::string stack = stack_of(name->path);
         out.push_back({.path = numbered(name->path, matrix.expert),
                        .name = numbered(module_name(spec.names, *name), matrix.expert),
                        .matrix = matrix.name,
@@ -223,7 +235,10 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
                        .first = row,
                        .columns = matrix.columns,
                        .transposed = name->transposed,
-                       .adapts = adapts(spec.names, *name)});
+                       .adapts = adapts(spec.names, *name),
+                       .stack = stack,
+                       .slice = stack.empty() ? 0 : matrix.expert,
+                       .slices = stack.empty() ? 0 : matrix.experts});
         last = name->last != nullptr ? name->last : name->first;
       }
       out.back().rows += one.rows;
@@ -296,7 +311,8 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
   for (const std::string& target : targets) {
     bool known = false, experts = false;
     for (size_t m = 0; m < names.modules.size(); ++m) {
-      const std::string path = names.modules[m].path;
+      std::string path = names.modules[m].path;
+      if (std::string stack = stack_of(path); !stack.empty()) path = std::move(stack);
       if (target != "all-linear" && target != last_name(path) && target != path) continue;
       if (!adapts(names, names.modules[m])) {
         experts = true;
@@ -304,13 +320,17 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
       }
       chosen[m] = known = true;
     }
-    if (known) continue;
+    // Of a name that experts have, too, the others alone would be less than was asked for.
+    if (known && (!experts || target == "all-linear")) continue;
     const bool vocabulary =
         !target.empty() &&
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
     const char* why = "\" is not a linear layer of the model";
-    if (experts) why = "\" is not supported: of a mixture of experts only the attention has adapters";
+    if (experts)
+      why =
+          "\" is not supported: of a mixture of experts only the attention, and the expert that all tokens "
+          "meet, have adapters";
     if (vocabulary)
       why =
           "\" is not supported: an embedding, and a head that is tied to it, get no adapter (lora.also and "

@@ -37,6 +37,9 @@ struct ParameterPart {
   // parts beside this one. `file`: its name, `name` being the part's own; "": the part is a whole tensor.
   std::string file = {};
   int64_t column = 0, file_columns = 0;
+  // Of `file`, the matrices [rows, columns] of `slices` experts one behind another, that of this one; 0: it
+  // has columns.
+  int64_t slice = 0, slices = 0;
   const std::string& tensor() const { return file.empty() ? name : file; }
 };
 
@@ -66,6 +69,7 @@ struct Parameter {
   }
   // Of the tensor of the files that has the part.
   std::vector<int64_t> file_shape(const ParameterPart& part) const {
+    if (part.slices > 0) return {part.slices, part.rows, columns};
     return part.file.empty() ? shape(part) : std::vector{part.rows, part.file_columns};
   }
 };
@@ -139,8 +143,11 @@ struct LinearModule {
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
   bool transposed = false;                   // the files hold it as [columns, rows]
   bool adapts = true;                        // adapters may target it
+  // Path of the tensor of the files that holds it with those of the other experts; "": it has one of its own.
+  std::string stack = {};
+  int64_t slice = 0, slices = 0;  // as ParameterPart
   // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
-  bool feedforward() const { return matrix == "mlp.down"; }
+  bool feedforward() const { return matrix == "mlp.down" || matrix == "shared.down"; }
 };
 // The attention whose keys and values those of every layer are like, in number and size: prefix tuning has
 // one size for all. Null where layers differ, borrow keys or have none.

@@ -158,6 +158,7 @@ void Rank::make_step() {
   StepConfig config = setup_.plan.step;
   config.seed = static_cast<uint64_t>(setup_.seed);
   config.max_grad_norm = setup_.max_grad_norm;
+  config.router_aux_loss = setup_.router_aux_loss;
   // The plan's memory is enough: a fused pass takes more.
   config.two_phases = setup_.objective.weigh != nullptr;
   step_ = std::make_unique<TrainStep>(

@@ -27,6 +27,7 @@ struct RankSetup {
   int64_t max_length = 2048;    // tokens of a document: the RoPE table's length
   int64_t tokens_per_step = 0;  // at most; 0: no training (evaluation, generation)
   double max_grad_norm = 1.0;
+  double router_aux_loss = 0;             // StepConfig::router_aux_loss
   std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
   EngineFactory engine = {};              // tests: instead of the plan's
   StoreFactory store = {};                // tests: instead of this machine's memory and disks

@@ -34,6 +34,8 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
            "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
+  if (gradients_ != nullptr && context_.device == DeviceType::kCpu && Routers::any(parts.model.spec))
+    routers_.emplace(parts.model.spec);
   if (decides_on_device())
     decision_.emplace(*gradients_, context_.kernels, context_.stream, parts.host_decisions);
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
@@ -74,12 +76,14 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   }
   context_.uploads.rewind();  // whoever has read the results before the last has waited for them
   zero_loss();
+  begin_routers();
   const bool transfers = config_.uses_slots();
   const StepSchedule& list = lists_.step(micro_batches);
   const WalkedList walked(pulse_);
   for (const Operation& operation : list.operations) {
     walked.begin(operation);
     if (transfers) off_device_.poll();
+    watch_routers(operation);
     execute(operation);
   }
   pass_.end();
@@ -219,7 +223,9 @@ std::byte* TrainStep::input(int64_t block, int64_t micro) {
 }
 
 DeviceBatch TrainStep::place(int64_t micro) {
-  return place_batch(context_, batches_->micro[static_cast<size_t>(micro)]);
+  DeviceBatch out = place_batch(context_, batches_->micro[static_cast<size_t>(micro)]);
+  if (routers_) out.routers = &*routers_;
+  return out;
 }
 
 void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) {
@@ -313,10 +319,12 @@ void TrainStep::update(const Operation& operation) {
 }
 
 void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
-                             std::span<const KeyValueCache* const> caches) {
+                             std::span<const KeyValueCache* const> caches, Routers* routers) {
   flush();
   const ArenaFrame frame(context_.arena);
-  ForwardPass pass(pass_, place_batch(context_, batch, caches));
+  DeviceBatch placed = place_batch(context_, batch, caches);
+  placed.routers = routers;
+  ForwardPass pass(pass_, std::move(placed), routers != nullptr);
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(pulse_);
   for (const Operation& operation : forward.list.operations) {

@@ -16,6 +16,7 @@
 #include "base/batch.h"
 #include "base/trace.h"
 #include "model/pass.h"
+#include "model/routers.h"
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/step_lists.h"
@@ -56,7 +57,7 @@ struct StepResult {
   bool skipped = false;       // loss or norm not finite: no weight and no moment has changed
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
-  NamedColumns columns = {};  // the objective's
+  NamedColumns columns = {};  // the objective's, and those of experts
 };
 
 // Of each target of a batch, in its order.
@@ -141,6 +142,11 @@ class TrainStep : private PassMemory {
   void read_decision();
   // The objective's columns over all ranks; one named "loss" replaces the loss.
   void gather_columns(double divisor);
+  // Routers of a step (step_routers.cpp).
+  void begin_routers();
+  void watch_routers(const Operation& operation);
+  void settle_routers();
+  void add_router_columns();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
   // Ends the run: without global clipping an update may have been made before the fault was found.
@@ -161,8 +167,9 @@ class TrainStep : private PassMemory {
   void wait_for_group();
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
+  // `routers`: those of the step under way, whose dropouts the pass has; null: it is none of a step.
   void walk_forward(const Batch& batch, const HeadVisitor& head,
-                    std::span<const KeyValueCache* const> caches = {});
+                    std::span<const KeyValueCache* const> caches = {}, Routers* routers = nullptr);
   // Logits of the rows that `pick` takes of the last block's output [T, H].
   using RowPicker = std::function<View(const View& x)>;
   void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
@@ -197,7 +204,8 @@ class TrainStep : private PassMemory {
   int64_t step_ = 0;
   double lr_ = 0, loss_scale_ = 1;
   StepResult result_;
-  std::vector<double> columns_;  // the objective's, of this rank
+  std::vector<double> columns_;     // the objective's, of this rank
+  std::optional<Routers> routers_;  // of a model with experts, on the CPU
   bool update_begun_ = false;
   std::optional<int64_t> faulty_block_;     // that the second of two backwards is to look for its fault in
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release

@@ -37,6 +37,7 @@ void TrainStep::check() {
   result_.token_accuracy =
       batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
   gather_columns(divisor);
+  add_router_columns();
   result_.grad_norm = std::sqrt(gradients_->total_square()) / loss_scale_;
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;

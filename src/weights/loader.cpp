@@ -98,7 +98,7 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
   std::unordered_set<std::string> wanted;
   for (const LoadItem& item : items) {
     for (const ParameterPart& part : item.parameter->parts) {
-      // Parts that are columns of one tensor are checked with the first of them.
+      // Parts of one tensor are checked with the first of them.
       if (!wanted.insert(part.tensor()).second) {
         LM_CHECK(!part.file.empty(), part.name);
         continue;
@@ -165,7 +165,7 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
   std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
     if (a.part.file != b.part.file) return a.part.file->path() < b.part.file->path();
     if (a.part.entry != b.part.entry) return a.part.entry->begin < b.part.entry->begin;
-    return a.first < b.first;
+    return a.part.begin + a.first < b.part.begin + b.first;
   });
   return chunks;
 }
@@ -239,7 +239,7 @@ int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items
                       encode(matrix, item.target.dtype,
                              elements_of(files, *item.parameter, p, item.target.dtype), options.threads);
                     });
-      bytes += files.find(parts[p].name)->entry->bytes();
+      bytes += files.find(parts[p].tensor())->entry->bytes() / std::max<int64_t>(parts[p].slices, 1);
     }
   }
   return bytes;

@@ -107,11 +107,21 @@ std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention,
 }
 
 // activation(gate) * up
-std::vector<float> LoftqBlock::inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const {
-  std::vector<float> out = row_sizes("mlp.gate_up", 0, mlp.ffn, inputs);
-  const std::vector<float> up = row_sizes("mlp.gate_up", mlp.ffn, mlp.ffn, inputs);
+std::vector<float> LoftqBlock::gated_sizes(const char* matrix, int64_t ffn,
+                                           const std::vector<float>& inputs) const {
+  std::vector<float> out = row_sizes(matrix, 0, ffn, inputs);
+  const std::vector<float> up = row_sizes(matrix, ffn, ffn, inputs);
   for (size_t i = 0; i < out.size(); ++i) out[i] *= up[i];
   return out;
+}
+std::vector<float> LoftqBlock::inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const {
+  return gated_sizes("mlp.gate_up", mlp.ffn, inputs);
+}
+
+// A token's factor is one for all of them.
+std::vector<float> LoftqBlock::inner_sizes(const SharedExpertSpec& mlp,
+                                           const std::vector<float>& inputs) const {
+  return gated_sizes("shared.gate_up", mlp.ffn, inputs);
 }
 
 // activation(up)

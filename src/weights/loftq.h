@@ -42,10 +42,13 @@ class LoftqBlock {
   const TensorPlace* find_if(ParameterKind kind, const std::string& name) const;  // null: there is none
   // The sizes of the inputs of the matrix's columns, as root mean squares.
   std::vector<float> input_sizes(const TensorPlace& weight) const;
+  // Of the products of the first `ffn` rows and the others.
+  std::vector<float> gated_sizes(const char* matrix, int64_t ffn, const std::vector<float>& inputs) const;
   // For the sublayer's matrix that does not read the norm's output, `inputs` being those of its others.
   std::vector<float> inner_sizes(const AttentionSpec& attention, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const GatedMlpSpec& mlp, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const PlainMlpSpec& mlp, const std::vector<float>& inputs) const;
+  std::vector<float> inner_sizes(const SharedExpertSpec& mlp, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const LayerInputSpec& mixer, const std::vector<float>& inputs) const;
   std::vector<float> inner_sizes(const ExpertsSpec& mixer, const std::vector<float>& inputs) const;
   // The absolute values of a norm's factors; 1 where there is no such norm.

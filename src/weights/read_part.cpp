@@ -88,7 +88,8 @@ FilePart file_part(const ModelFiles& files, const Parameter& parameter, const Pa
           .columns = parameter.columns,
           .transposed = part.transposed,
           .column = part.column,
-          .file_columns = part.file_columns};
+          .file_columns = part.file_columns,
+          .begin = part.slices > 0 ? part.slice * part.rows * parameter.columns : 0};
 }
 
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to) {
@@ -98,7 +99,7 @@ void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtyp
   if (part.file_columns > 0) return read_columns(part, dtype, {first, elements, to});
   const DType stored = part.entry->dtype;
   const size_t bytes = static_cast<size_t>(elements) * dtype_size(stored);
-  const int64_t offset = first * static_cast<int64_t>(dtype_size(stored));
+  const int64_t offset = (part.begin + first) * static_cast<int64_t>(dtype_size(stored));
   if (stored == dtype) return part.file->read(*part.entry, offset, {to, bytes});
   buffer.resize(std::max(buffer.size(), bytes));
   part.file->read(*part.entry, offset, std::span(buffer).first(bytes));

@@ -10,8 +10,9 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows, save_tokenizer
-from transformers import (AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM)
+from transformers import (AutoModelForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig,
+                          OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
 from expert_files import all_in_files  # noqa: E402
@@ -29,6 +30,11 @@ MODELS = {
     "qwen3_moe": lambda vocab: Qwen3MoeForCausalLM(Qwen3MoeConfig(
         **sizes(vocab), head_dim=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[1])),
     "olmoe": lambda vocab: OlmoeForCausalLM(OlmoeConfig(**{**sizes(vocab), "intermediate_size": 16}, num_experts=6, num_experts_per_tok=2)),
+    "qwen2_moe": lambda vocab: Qwen2MoeForCausalLM(Qwen2MoeConfig(
+        **sizes(vocab), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24, mlp_only_layers=[1])),
+    "granitemoe": lambda vocab: GraniteMoeForCausalLM(GraniteMoeConfig(
+        **{**sizes(vocab), "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=2, embedding_multiplier=3.0, logits_scaling=2.0,
+        residual_multiplier=0.5, attention_multiplier=0.3)),
     "mixtral": lambda vocab: MixtralForCausalLM(MixtralConfig(**{**sizes(vocab), "intermediate_size": 16}, num_local_experts=4)),
 }
 
@@ -41,7 +47,7 @@ def work(tmp_path_factory):
         model = make(VOCAB)
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3 if parameter_name.endswith("mlp.gate.weight") else 0.1)
+                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight")) else 0.1)
         model.save_pretrained(work / name)
     lines = (work / "train.jsonl").read_text().splitlines()
     (work / "few.jsonl").write_text("\n".join(lines[:COUNT]) + "\n")
@@ -58,21 +64,35 @@ def settings(name, **changes):
                 optimizer__lr=LR, optimizer__clip="none", optimizer__weight_decay=0.0, **changes)
 
 
-def trained(work, name):
-    """Losses, the first gradient's norm, and the model after torch's AdamW."""
+def balance(model, router_logits):
+    """transformers' loss of the logits of several texts, of each a list by layer."""
+    config = model.config
+    by_layer = tuple(torch.cat(parts) for parts in zip(*router_logits))
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    return load_balancing_loss_func(by_layer, experts, config.num_experts_per_tok)
+
+
+def trained(work, name, coefficient=0.0, balances=None):
+    """Losses, the first gradient's norm, and the model after torch's AdamW. `coefficient`: of the loss that balances experts, whose values
+    `balances` receives."""
     model = read(work / name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     data = [json.loads(line) for line in open(work / "few.jsonl")]
     found, norms = [], []
     for _ in range(STEPS):
-        nll, targets = 0.0, 0
+        nll, targets, routers = 0.0, 0, []
         for row in data:
-            logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
+            out = model(torch.tensor([row["input_ids"]]), output_router_logits=True)
+            routers.append(out.router_logits)
+            logits = out.logits[0, :-1]
             labels = torch.tensor(row["labels"])[1:]
             nll = nll + torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
             targets += int((labels != -100).sum())
         optimizer.zero_grad()
-        (nll / targets).backward()
+        balanced = balance(model, routers)
+        (nll / targets + coefficient * balanced).backward()
+        if balances is not None:
+            balances.append(balanced.item())
         found.append((nll / targets).item())
         norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
         optimizer.step()
@@ -88,8 +108,8 @@ def test_all_weights_are_trained_as_with_transformers_and_written_as_they_were_r
     assert [row["loss"] for row in steps] == pytest.approx(theirs, rel=1e-4)
     before, after = (load_file(path / "model.safetensors") for path in (work / name, work / "runs" / name / "model"))
     assert {key: value.shape for key, value in after.items()} == {key: value.shape for key, value in before.items()}
-    assert sum(".experts." in key for key in after) > 10
-    expected = all_in_files(name, dict(reference.named_parameters()))
+    assert sum(".experts." in key for key in after) > 10 or sum("_linear." in key for key in after) == 6
+    expected = all_in_files(name.replace("_", ""), dict(reference.named_parameters()))
     for key, value in after.items():
         assert (value - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
     model = read(work / "runs" / name / "model")
@@ -148,6 +168,28 @@ def test_an_adapter_is_on_the_attention_and_pefts(work):
     assert loss_by_transformers(read(work / "merged"), work) == pytest.approx(after, rel=1e-4)
 
 
+def test_an_adapter_is_on_the_shared_expert_too_and_pefts(work):
+    lmlaunch(config(work, "shared", model__path="qwen2_moe", train__method="lora", **ADAPTER), cwd=work)
+    before, after = eval_losses(work, "shared")
+    assert after < before
+    adapted = PeftModel.from_pretrained(read(work / "qwen2_moe"), work / "runs/shared/model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-4)
+    lmlaunch("export", "runs/shared", "--merge", "-o", "merged_shared", cwd=work)
+    base, merged = (load_file(work / path / "model.safetensors") for path in ("qwen2_moe", "merged_shared"))
+    changed = {key.split(".", 3)[3] for key in base if not torch.equal(base[key], merged[key])}
+    assert changed == {f"{path}.weight" for path in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                                                     "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")}
+    assert loss_by_transformers(read(work / "merged_shared"), work) == pytest.approx(after, rel=1e-4)
+
+
+def test_of_one_tensor_for_all_experts_one_is_trained(work):
+    """Its matrices come before the frozen ones in memory, and go back to their place in the file."""
+    lmlaunch(config(work, "one_expert", model__path="granitemoe", train__only=["layers.1.block_sparse_moe.input_linear.3"]), cwd=work)
+    before, after = (load_file(path / "model.safetensors") for path in (work / "granitemoe", work / "runs/one_expert/model"))
+    changed = {(key, e) for key, value in before.items() for e in range(len(value)) if not torch.equal(value[e], after[key][e])}
+    assert changed == {("model.layers.1.block_sparse_moe.input_linear.weight", 3)}
+
+
 def test_a_quantised_base_learns_with_its_router_as_it_is(work):
     lmlaunch(config(work, "qlora", model__path="qwen3_moe", train__method="qlora", **ADAPTER), cwd=work)
     before, after = eval_losses(work, "qlora")
@@ -175,8 +217,8 @@ def test_what_is_not_there_yet_is_refused_by_name(work, plain):
     for arguments, code, text in [
             (("plan", config(work, "gpu", model__path="qwen3_moe", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10,
              "a mixture of experts (qwen3_moe) is not supported on a GPU yet"),
-            ((config(work, "gate", model__path="mixtral", train__method="lora", lora__targets=["gate"]),), 10, "only the attention has adapters"),
-            ((config(work, "w1", model__path="mixtral", train__method="lora", lora__targets=["w1"]),), 10, "only the attention has adapters"),
+            ((config(work, "gate", model__path="mixtral", train__method="lora", lora__targets=["gate"]),), 10, "only the attention, and the expert"),
+            ((config(work, "w1", model__path="mixtral", train__method="lora", lora__targets=["w1"]),), 10, "only the attention, and the expert"),
             (("export", "runs/plain", "--gguf", "f16", "-o", "plain.gguf"), 11, "is not written as GGUF yet")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == code, (arguments, done.stderr)

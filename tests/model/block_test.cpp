@@ -42,6 +42,8 @@ MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases)
   if (name == "mlp") return mlp;
   if (name == "experts" || name == "raw experts")
     return ExpertsSpec{.experts = 5, .chosen = 2, .ffn = 12, .renormalise = name == "experts"};
+  if (name == "shared" || name == "gated shared")
+    return SharedExpertSpec{.ffn = 28, .gated = name == "gated shared"};
   if (name == "input") return LayerInputSpec{.activation = Activation::kGeluTanh, .width = kWidth};
   return PlainMlpSpec{.activation = Activation::kGeluTanh, .ffn = mlp.ffn, .bias = biases};
 }
@@ -62,7 +64,8 @@ ModelSpec spec_of(const Shape& shape) {
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after", "input.norm", "input.norm_after"})
     spec.names.norms.push_back({name, name});
-  for (const char* name : {"input.gate", "input.out", "experts.router"})
+  for (const char* name : {"input.gate", "input.out", "experts.router", "shared.gate", "shared.up",
+                           "shared.down", "shared.weight"})
     spec.names.modules.push_back({name, name});
   for (const char* name : {"experts.gate", "experts.up", "experts.down"})
     spec.names.modules.push_back({"experts.*.one", name});
@@ -232,6 +235,12 @@ class Reference {
     }
     return out;
   }
+  at::Tensor of(const SharedExpertSpec& spec, const at::Tensor& x) {
+    const at::Tensor both = product(x, "shared.gate_up", false),
+                     h = at::silu(both.narrow(1, 0, spec.ffn)) * both.narrow(1, spec.ffn, spec.ffn),
+                     out = product(h, "shared.down", false);
+    return spec.gated ? product(x, "shared.weight", false).sigmoid() * out : out;
+  }
   at::Tensor rotated(const at::Tensor& x) const {  // [heads, T, d]
     const std::vector<float> frequencies = rope_frequencies(f_.spec.ropes.front());
     const at::Tensor f = at::tensor(frequencies).to(at::kDouble);
@@ -347,6 +356,9 @@ TEST(Block, HasBiasesAndAnMlpWithoutAGate) {
 TEST(Block, HasExperts) {
   expect_as_autograd({
       {{"attention", "experts"}},
+      {{"attention", "gated shared"}},
+      {.sublayers = {"experts", "gated shared"}, .beside = true},
+      {.sublayers = {"experts", "shared"}, .residual_scale = 0.25, .beside = true},
       {{"attention", "raw experts"}},
       {{"experts", "attention"}},
       {.sublayers = {"attention", "experts"}, .norm = false, .norm_after = true, .residual_scale = 0.25},

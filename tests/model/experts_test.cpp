@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -10,6 +11,7 @@
 #include "kernels/runtime.h"
 #include "model/bind.h"
 #include "model/carried.h"
+#include "model/routers.h"
 #include "tests/support/llama_spec.h"
 
 namespace lm {
@@ -179,6 +181,35 @@ TEST(Experts, RowsOfExpertsMayBeRoundedUp) {
   EXPECT_LE((rounded.gradients - exact.gradients).norm().item<float>() / exact.gradients.norm().item<float>(),
             1e-6F);
   EXPECT_LE((rounded.dx.narrow(0, 0, 9) - exact.dx).abs().max().item<float>(), 1e-5F);
+}
+
+TEST(Experts, TheBalanceOfTheirLoadHasTheGradientOfTheWholeStep) {
+  constexpr double kCoefficient = 0.5, kScale = 2;
+  Layer layer(9);
+  layer.dy.zero_();
+  Routers routers(layer.spec);
+  layer.batch.routers = &routers;
+  // Two micro-batches alike: loads are those of one, and each has half of the gradient.
+  routers.begin(0, 1);
+  routers.count_forward(true);
+  layer.run();
+  layer.run();
+  const std::vector<double> sums(routers.sums().begin(), routers.sums().end());
+  routers.begin(kCoefficient, kScale);
+  std::ranges::copy(sums, routers.sums().begin());
+  routers.settle();
+  layer.run();  // is not counted: it stands for a recomputation
+  EXPECT_EQ(std::vector<double>(routers.sums().begin(), routers.sums().end()), sums);
+  const at::Tensor router = layer.find(layer.weights, "router").to(at::kDouble).clone().requires_grad_();
+  const at::Tensor p = layer.x.to(at::kDouble).mm(router.t()).softmax(-1);
+  const at::Tensor loads = at::zeros_like(p).scatter(1, std::get<1>(p.topk(kChosen, -1)), 1).mean(0).detach();
+  const at::Tensor balance = kExperts * (loads * p.mean(0)).sum();
+  balance.backward();
+  EXPECT_NEAR(routers.figures().balance, balance.item<double>(), 1e-6);
+  const at::Tensor expected = router.grad() * (kCoefficient * kScale / 2);
+  const at::Tensor got = layer.find(layer.gradients, "router").to(at::kDouble);
+  EXPECT_LT((got - expected).norm().item<double>(), 1e-5 * expected.norm().item<double>());
+  EXPECT_GT(layer.dx.abs().max().item<double>(), 0);  // what reaches the input through the router
 }
 
 }  // namespace

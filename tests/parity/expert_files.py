@@ -1,11 +1,23 @@
 """The tensors of a mixture of experts by the names of its files: transformers 5 holds those of all experts as one, and writes each
-expert's by itself."""
+expert's by itself; Granite's files have them together, too."""
 
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+GRANITE = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 
 
-def in_files(model_type, name, tensor):
-    """(name, tensor) of each tensor of the files that this parameter holds."""
+def of_granite(name, tensor, together):
+    path, last = name.rsplit(".", 1)
+    if not path.endswith(".block_sparse_moe.experts"):
+        return [(name.replace(".block_sparse_moe.router.", ".block_sparse_moe.router.layer."), tensor)]
+    path = path.replace(".experts", f".{GRANITE[last]}")
+    return [(f"{path}.weight", tensor)] if together else [(f"{path}.{e}.weight", one) for e, one in enumerate(tensor)]
+
+
+def in_files(model_type, name, tensor, together=True):
+    """(name, tensor) of each tensor of the files that this parameter holds. `together`: of all experts where the files have them so, else
+    of each."""
+    if model_type == "granitemoe":
+        return of_granite(name, tensor, together)
     mixtral = model_type == "mixtral"
     path, last = name.rsplit(".", 1)
     if not path.endswith(".mlp.experts"):
@@ -16,5 +28,5 @@ def in_files(model_type, name, tensor):
     return [(f"{path}.{e}.{MIXTRAL[part] if mixtral else part}.weight", value[e]) for part, value in parts.items() for e in range(len(value))]
 
 
-def all_in_files(model_type, tensors):
-    return dict(pair for name, tensor in tensors.items() for pair in in_files(model_type, name, tensor))
+def all_in_files(model_type, tensors, together=True):
+    return dict(pair for name, tensor in tensors.items() for pair in in_files(model_type, name, tensor, together))

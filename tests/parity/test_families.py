@@ -241,6 +241,10 @@ ADAPTERS = {
     "attention_beside_experts":
         ("qwen3_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "attention_of_mixtral": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])),
+    "attention_and_shared_expert":
+        ("qwen2_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
+                                                                              "mlp.shared_expert.down_proj"])),
+    "attention_of_granitemoe": ("granitemoe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
     "behind_norms_and_caps": ("gemma2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "down_proj", "up_proj"])),
     "beside": ("cohere2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "gate_proj", "down_proj"])),
     "inside_gemma3":
@@ -280,7 +284,7 @@ def quantise(model):
         for of_expert in module.down_proj.data if hasattr(module, "num_experts") and hasattr(module, "down_proj") else ():
             of_expert.copy_(four_bits(of_expert.contiguous(), "nf4", False))
     for name, module in model.named_modules():
-        if "lora_" in name or not isinstance(module, (torch.nn.Linear, Conv1D)) or not re.search(r"\.(layers|h)\.\d", name):
+        if "lora_" in name or name.endswith("shared_expert_gate") or not isinstance(module, (torch.nn.Linear, Conv1D)) or not re.search(r"\.(layers|h)\.\d", name):
             continue
         weight = module.weight.data
         rows = weight.T.contiguous() if isinstance(module, Conv1D) else weight
@@ -290,7 +294,7 @@ def quantise(model):
 
 
 @pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys",
-                                  "attention_beside_experts"])
+                                  "attention_beside_experts", "attention_and_shared_expert", "attention_of_granitemoe"])
 def test_an_adapter_over_a_quantised_base_is_as_pefts(name, tmp_path):
     base, arguments = ADAPTERS[name]
     model = adapted(base, tmp_path, arguments)

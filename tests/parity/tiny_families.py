@@ -147,6 +147,17 @@ FAMILIES = {
     "qwen3_moe_odd_without_renormalisation":
         ("Qwen3MoeConfig", odd(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2, norm_topk_prob=False,
                                attention_bias=True, tie_word_embeddings=True, rope_parameters=rope(FAST)), {**EXPERTS, "old_config": True}),
+    "qwen2_moe_one_dense_layer":
+        ("Qwen2MoeConfig", base(3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+                                mlp_only_layers=[1], rope_parameters=rope(FAST)), EXPERTS),
+    "qwen2_moe_odd_some_layers_slide":
+        ("Qwen2MoeConfig", odd(4, head_dim=8, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20, shared_expert_intermediate_size=28,
+                               norm_topk_prob=True, decoder_sparse_step=2, use_sliding_window=True, sliding_window=7, max_window_layers=3,
+                               tie_word_embeddings=True, rope_parameters=rope(FAST)), EXPERTS),
+    "granitemoe": ("GraniteMoeConfig", base(num_local_experts=5, num_experts_per_tok=2, intermediate_size=40, **GRANITE), EXPERTS),
+    "granitemoe_odd_tied":
+        ("GraniteMoeConfig", odd(head_dim=8, num_local_experts=4, num_experts_per_tok=3, intermediate_size=28, tie_word_embeddings=True,
+                                 **GRANITE), {**EXPERTS, "old_config": True}),
     "olmoe": ("OlmoeConfig", base(num_experts=6, num_experts_per_tok=2, intermediate_size=40), {**CALM, **EXPERTS}),
     "mixtral": ("MixtralConfig", base(num_local_experts=4, num_experts_per_tok=2, intermediate_size=40, sliding_window=7), EXPERTS),
     "mixtral_odd": ("MixtralConfig", odd(num_local_experts=5, num_experts_per_tok=2, sliding_window=None), EXPERTS),

@@ -93,7 +93,7 @@ def randomise(model, seed, norms):
             center, std = 0.0, 0.5
         elif is_norm(name):
             center, std = next((norms[word] for word in norms if word in name), 1.0) - offset, 0.2
-        elif name.endswith("mlp.gate.weight"):
+        elif name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight")):
             center, std = 0.0, 0.3  # of a router: chosen and left out are not near each other
         else:
             center, std = 0.0, embedding if name.split(".")[-2] in ("embed_tokens", "wte", "wpe") else MATRIX_STD
@@ -180,8 +180,8 @@ def idle(name):
 
 
 def as_in_files(name, tensors):
-    """Of a model of that name."""
-    return all_in_files(ALL[name][0].removesuffix("Config").lower(), tensors)
+    """Of a model of that name, each expert's matrices by themselves."""
+    return all_in_files(ALL[name][0].removesuffix("Config").lower(), tensors, together=False)
 
 
 def compared(cases, dtypes):

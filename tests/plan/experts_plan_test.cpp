@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "plan/limits.h"
 #include "plan/predict.h"
 #include "shapes.h"
 #include "spec/families/experts.h"
@@ -79,6 +80,30 @@ TEST(ExpertsPlan, SaysHowMuchATokenMeets) {
   ASSERT_NE(said, plan.choices.end());
   EXPECT_EQ(said->value, "4 of 16 for each token, in 4 of 4 layers");
   EXPECT_TRUE(plan.fits);
+}
+
+TEST(ExpertsPlan, TheirLoadIsBalancedAsTheFileSaysUnlessTheKeySaysOtherwise) {
+  ModelSpec spec = experts_spec();
+  TrainConfig train;
+  EXPECT_EQ(router_aux_loss(train, spec), 0);
+  spec.router_aux_loss = 0.02;
+  EXPECT_EQ(router_aux_loss(train, spec), 0.02);
+  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
+  EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCuda), Error);
+  train.router_aux_loss = 0;
+  EXPECT_EQ(router_aux_loss(train, spec), 0);
+  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCuda));
+  train.router_aux_loss = 0.5;
+  const ModelSpec dense = make_spec({256, 512, 4, 4, 2, 64, 4096});
+  EXPECT_THROW(refuse_router_loss(train, dense, DeviceType::kCpu), Error);
+}
+
+TEST(ExpertsPlan, ASharedExpertIsTheCpusAlone) {
+  ModelSpec spec = experts_spec();
+  EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCuda));
+  spec.layers[0].sublayers.push_back({.norm = {}, .mixer = SharedExpertSpec{.ffn = 16}, .beside = true});
+  EXPECT_THROW(refuse_shared_experts(spec, DeviceType::kCuda), Error);
+  EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCpu));
 }
 
 TEST(ExpertsPlan, AGpuIsRefused) {

@@ -67,6 +67,80 @@ TEST(ExpertFamilies, EachExpertsMatricesHaveTheFilesNames) {
   EXPECT_EQ(experts, (ExpertsSpec{.experts = 4, .chosen = 2, .ffn = 96, .renormalise = true}));
 }
 
+json qwen2_moe() {
+  json config = small("qwen2_moe");
+  config.update({{"num_experts", 8},
+                 {"num_experts_per_tok", 3},
+                 {"moe_intermediate_size", 40},
+                 {"shared_expert_intermediate_size", 72}});
+  return config;
+}
+
+TEST(ExpertFamilies, ASharedExpertStandsBesideTheOthers) {
+  const ModelSpec spec = parse(with(qwen2_moe(), "mlp_only_layers", {1}));
+  EXPECT_EQ(sparse(spec), (std::vector<bool>{true, false, true, true, true, true}));
+  EXPECT_EQ(spec.layer(1).sublayers.size(), 2U);
+  ASSERT_EQ(spec.layer(0).sublayers.size(), 3U);
+  const SublayerSpec& last = spec.layer(0).sublayers.back();
+  EXPECT_TRUE(last.beside && !last.norm);
+  EXPECT_EQ(*spec.layer(0).find<SharedExpertSpec>(), (SharedExpertSpec{.ffn = 72, .gated = true}));
+  EXPECT_TRUE(spec.layer(0).attention().qkv_bias);
+  EXPECT_EQ(names_of(spec, 1, "layers.0.shared.gate_up"),
+            (std::vector<std::string>{"model.layers.0.mlp.shared_expert.gate_proj.weight",
+                                      "model.layers.0.mlp.shared_expert.up_proj.weight"}));
+  EXPECT_EQ(names_of(spec, 1, "layers.0.shared.weight"),
+            (std::vector<std::string>{"model.layers.0.mlp.shared_expert_gate.weight"}));
+  EXPECT_EQ(names_of(spec, 2, "layers.1.mlp.down"),
+            (std::vector<std::string>{"model.layers.1.mlp.down_proj.weight"}));
+}
+
+TEST(ExpertFamilies, AWindowIsOfEverySecondLayerOfTheFirst) {
+  json config = with(qwen2_moe(), "max_window_layers", 3);
+  config.update({{"use_sliding_window", true}, {"sliding_window", 9}});
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{9, 0, 9, 0, 0, 0}));
+}
+
+TEST(ExpertFamilies, AnAdapterIsOnTheAttentionAndTheSharedExpert) {
+  const ModelSpec spec = parse(qwen2_moe());
+  const auto targets = [&](const char* target) { return resolve_targets(spec.names, {target}, "x"); };
+  EXPECT_EQ(targets("all-linear"),
+            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj", "mlp.shared_expert.gate_proj",
+                                      "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"}));
+  EXPECT_EQ(targets("mlp.shared_expert.up_proj"), std::vector<std::string>{"mlp.shared_expert.up_proj"});
+  // A name that experts have, too: the shared one alone would be less than was asked for.
+  for (const char* wrong : {"gate_proj", "down_proj", "shared_expert_gate", "mlp.gate_proj"})
+    EXPECT_THROW(targets(wrong), Error) << wrong;
+}
+
+TEST(ExpertFamilies, FilesMayHaveOneTensorForAllExperts) {
+  const ModelSpec spec = parse(with(small("granitemoe"), "num_local_experts", 4));
+  EXPECT_TRUE(spec.layer(0).find<ExpertsSpec>()->renormalise);
+  const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+  int64_t seen = 0;
+  for (const Parameter& one : blocks[1].trainable) {
+    if (!one.of_expert || !one.name.ends_with("gate_up")) continue;
+    ASSERT_EQ(one.parts.size(), 1U);
+    const ParameterPart& part = one.parts.front();
+    EXPECT_EQ(part.tensor(), "model.layers.0.block_sparse_moe.input_linear.weight");
+    EXPECT_EQ(part.name, "model.layers.0.block_sparse_moe.input_linear." + std::to_string(seen) + ".weight");
+    EXPECT_EQ(part.slice, seen++);
+    EXPECT_EQ(one.file_shape(part), (std::vector<int64_t>{4, 2 * 96, spec.hidden}));
+    EXPECT_EQ(one.shape(part), (std::vector<int64_t>{2 * 96, spec.hidden}));
+  }
+  EXPECT_EQ(seen, 4);
+  for (const char* wrong : {"input_linear", "block_sparse_moe.output_linear", "layer"})
+    EXPECT_THROW(resolve_targets(spec.names, {wrong}, "x"), Error) << wrong;
+}
+
+TEST(ExpertFamilies, TheirLoadsAreBalancedWhereTheFileSaysSo) {
+  EXPECT_EQ(parse(qwen2_moe()).router_aux_loss, 0);
+  EXPECT_EQ(parse(with(qwen2_moe(), "output_router_logits", true)).router_aux_loss, 0.001);
+  EXPECT_EQ(parse(with(small("olmoe"), "output_router_logits", true)).router_aux_loss, 0.01);
+  const json config = with(with(qwen2_moe(), "output_router_logits", true), "router_aux_loss_coef", 0.25);
+  EXPECT_EQ(parse(config).router_aux_loss, 0.25);
+  expect_refused(with(qwen2_moe(), "router_aux_loss_coef", -1), "router_aux_loss_coef");
+}
+
 TEST(ExpertFamilies, WhatTheirRoutersDoBesideIsRefused) {
   expect_refused(with(small("mixtral"), "router_jitter_noise", 0.1), "router_jitter_noise");
   expect_refused(with(small("olmoe"), "clip_qkv", 8.0), "clip_qkv");

@@ -136,15 +136,18 @@ def check_layer(spec, reference, i):
     assert ours["value_norm"] == (dict(kind=3, eps=reference.text.rms_norm_eps) if hasattr(attention, "v_norm") else None)
     assert ours["source"] == reference.source(i)
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
-    mlp = getattr(layer, "mlp", None) or layer.shared_mlp
+    mlp = getattr(layer, "mlp", None) or getattr(layer, "shared_mlp", None) or layer.block_sparse_moe
     check_experts(ours, mlp, reference.text)
+    shared = getattr(mlp, "shared_expert", None)
+    assert ours.get("shared") == (None if shared is None else {"ffn": shared.intermediate_size, "gated": hasattr(mlp, "shared_expert_gate")})
+    shared = [] if shared is None else [True]
     mlp = getattr(mlp, "experts", mlp)
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "activation", "act") if hasattr(mlp, name))
     x = torch.linspace(-4, 4, 97)
     torch.testing.assert_close(activation(x), ACTIVATIONS[ours["activation"]](x), rtol=1e-5, atol=1e-6)
     inputs = [False] if getattr(layer, "hidden_size_per_layer_input", None) else []
-    assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * (2 + len(inputs))
-    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *inputs]
+    assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * (2 + len(inputs) + len(shared))
+    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *inputs, *shared]
 
 
 def check_experts(ours, mlp, config):
@@ -152,12 +155,12 @@ def check_experts(ours, mlp, config):
     assert ("experts" in ours) == hasattr(mlp, "experts")
     if "experts" not in ours:
         return
-    router = mlp.gate
+    router = getattr(mlp, "gate", None) or mlp.router
     assert ours["experts"] == [router.num_experts, router.top_k]
     router = copy.deepcopy(router).to_empty(device="cpu").to(torch.bfloat16)
     generator = torch.Generator().manual_seed(7)
     router.weight.data.copy_(0.01 * torch.randn(router.weight.shape, generator=generator))  # larger: one has all the weight
-    weights = router(torch.randn(5, router.hidden_dim, generator=generator).to(torch.bfloat16))[1]
+    weights = router(torch.randn(5, router.weight.shape[1], generator=generator).to(torch.bfloat16))[1]
     assert ours["round_weights"] == (weights.dtype == torch.bfloat16)
     sums = weights.float().sum(-1)
     assert ours["renormalise"] == torch.allclose(sums, torch.ones(5), atol=0.02) or router.num_experts == router.top_k
@@ -201,6 +204,8 @@ def test_a_file_means_what_transformers_understands(name, tmp_path):
     capped = spec["wrapper"] != "gemma3"
     assert spec["logit_cap"] == (capped and getattr(reference.text, "final_logit_softcapping", None) or 0)
     assert len(spec["layers"]) == len(reference.layers)
+    balanced = getattr(reference.text, "output_router_logits", False)
+    assert spec["router_aux_loss"] == (reference.text.router_aux_loss_coef if balanced else 0)
     for i in range(len(reference.layers)):
         check_layer(spec, reference, i)
         check_rope(spec, reference, i)
@@ -268,6 +273,8 @@ REFUSED = {
     "num_experts_per_tok": least("qwen3_moe", num_experts=4, num_experts_per_tok=5),
     "mlp_only_layers": least("qwen3_moe", mlp_only_layers=["first"]),
     "num_experts ": least("qwen3_moe", num_experts=5000),
+    "router_aux_loss_coef": least("qwen2_moe", router_aux_loss_coef=-0.1),
+    "shared_expert_intermediate_size": least("qwen2_moe", shared_expert_intermediate_size=0),
     "clip_qkv": least("olmoe", clip_qkv=8.0),
     "router_jitter_noise": least("mixtral", router_jitter_noise=0.1),
     "num_local_experts": least("granitemoehybrid", shared_intermediate_size=96, layer_types=["attention"] * 7),

@@ -82,6 +82,8 @@ json layer_json(const LayerSpec& layer) {
     out["renormalise"] = experts->renormalise;
     out["round_weights"] = experts->round_weights;
   }
+  if (const auto* const shared = layer.find<SharedExpertSpec>())
+    out["shared"] = {{"ffn", shared->ffn}, {"gated", shared->gated}};
   return out;
 }
 
@@ -91,7 +93,7 @@ json tensors_json(const ModelSpec& spec) {
   for (const BlockParameters& block : list_parameters(spec, nullptr)) {
     for (const std::vector<Parameter>* list : {&block.trainable, &block.frozen})
       for (const Parameter& parameter : *list)
-        for (const ParameterPart& part : parameter.parts) out[part.name] = parameter.shape(part);
+        for (const ParameterPart& part : parameter.parts) out[part.tensor()] = parameter.file_shape(part);
   }
   return out;
 }
@@ -121,6 +123,7 @@ void print_spec(const std::string& directory, int64_t longest) {
                     {"final_norm", norm_json(spec.final_norm)},
                     {"tied", spec.tied},
                     {"pad_token", spec.pad_token},
+                    {"router_aux_loss", spec.router_aux_loss},
                     {"max_positions", spec.max_positions},
                     {"longest_text", spec.longest_text()},
                     {"embedding_scale", spec.embedding.scale},

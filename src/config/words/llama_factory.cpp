@@ -117,6 +117,7 @@ constexpr Word kWords[] = {
     unneeded("bias_activation_fusion", why::kFused),
     unneeded("apply_rope_fusion", why::kFused),
     unneeded("recompute_granularity", "whole blocks are recomputed: train.recompute"),
+    to("moe_aux_loss_coef", "train.router_aux_loss"),
     unneeded("moe_*", why::kExperts),
     to("mixed_precision", "model.dtype", How::kDType),
     to("use_packed_sequences", "data.packing"),

@@ -214,7 +214,7 @@ constexpr Word kTasks[] = {
     missing("loss_type", why::kLoss),
     refused("max_prompt_length", why::kPreference),
     refused("precompute_ref_log_probs", why::kPreference),
-    missing("router_aux_loss_coef", why::kLoss),
+    to("router_aux_loss_coef", "train.router_aux_loss"),
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/mixers/activated.h"
+#include "model/routers.h"
 
 namespace lm {
 namespace {
@@ -99,6 +100,8 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
                                 .round = mixer.spec.round_weights,
                                 .pad = context.round_rows},
                                context.stream);
+  if (batch.routers != nullptr)
+    batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
 }
 
 // From dy [T, H] to the gradients of `down` of all experts and of the slots' weights; `gate_up` becomes its
@@ -212,6 +215,8 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
                                   .chosen = spec.chosen,
                                   .renormalise = spec.renormalise},
                                  context.stream);
+  if (batch.routers != nullptr)
+    batch.routers->backward(context, {layer, batch.tokens, saved.probability, saved.routing}, dlogits);
   const View normed = input.normed(), dx = input.gradient();
   linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
   input_backward(rows, gate_up, normed, dx, first);

@@ -23,6 +23,7 @@ struct Experts {
     Linear down;     // [H, I]
   };
   ExpertsSpec spec;
+  int64_t layer = 0;
   Linear router;  // [E, H]
   std::vector<Expert> experts;
 

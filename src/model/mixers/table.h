@@ -9,12 +9,13 @@
 #include "model/mixers/gated_mlp.h"
 #include "model/mixers/layer_input.h"
 #include "model/mixers/plain_mlp.h"
+#include "model/mixers/shared_expert.h"
 
 namespace lm {
 
-using Mixer = std::variant<Attention, GatedMlp, PlainMlp, LayerInput, Experts>;
-using MixerSaved =
-    std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved, LayerInput::Saved, Experts::Saved>;
+using Mixer = std::variant<Attention, GatedMlp, PlainMlp, LayerInput, Experts, SharedExpert>;
+using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved, PlainMlp::Saved, LayerInput::Saved,
+                                Experts::Saved, SharedExpert::Saved>;
 
 // A mixer of layer `layer` without its parameters.
 inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
@@ -38,9 +39,14 @@ inline PlainMlp unbound_mixer(const PlainMlpSpec& spec, int64_t /*layer*/) {
 inline LayerInput unbound_mixer(const LayerInputSpec& spec, int64_t layer) {
   return {.spec = spec, .layer = layer, .gate = {}, .out = {}};
 }
-inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t /*layer*/) {
-  return {
-      .spec = spec, .router = {}, .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
+inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t layer) {
+  return {.spec = spec,
+          .layer = layer,
+          .router = {},
+          .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
+}
+inline SharedExpert unbound_mixer(const SharedExpertSpec& spec, int64_t /*layer*/) {
+  return {.spec = spec, .gate_up = {}, .down = {}, .weight = {}};
 }
 
 }  // namespace lm

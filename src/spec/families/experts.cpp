@@ -8,7 +8,8 @@
 namespace lm::families {
 namespace {
 
-constexpr int64_t kMostChosen = 64, kMostExpertFfn = int64_t{1} << 22;
+constexpr int64_t kMostChosen = 64;
+constexpr double kMostAuxLoss = 1e6;
 
 void put(const ExpertsSpec& experts, LayerSpec& layer) {
   for (SublayerSpec& sublayer : layer.sublayers)
@@ -33,7 +34,7 @@ std::vector<bool> read_dense_layers(const ConfigReader& config, size_t layers) {
 
 }  // namespace
 
-ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, const ModelSpec& spec) {
+ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, ModelSpec& spec) {
   // Two words for one number: transformers has written either.
   const char* const key = config.find("num_local_experts") ? "num_local_experts" : "num_experts";
   ExpertsSpec out{.activation = spec.layers.front().mlp().activation,
@@ -45,6 +46,10 @@ ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assum
   }
   out.ffn = assumed.ffn > 0 ? config.size("moe_intermediate_size", assumed.ffn, kMostExpertFfn)
                             : spec.layers.front().mlp().ffn;
+  const double coefficient = config.number("router_aux_loss_coef", assumed.aux_loss);
+  if (coefficient < 0 || coefficient > kMostAuxLoss)
+    config.fail("router_aux_loss_coef", fmt::format("= {} is not from 0 to {}", coefficient, kMostAuxLoss));
+  if (config.boolean("output_router_logits", false)) spec.router_aux_loss = coefficient;
   return out;
 }
 
@@ -57,6 +62,17 @@ void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, Mo
   const auto step = static_cast<size_t>(config.size("decoder_sparse_step", 1, kMostPositions));
   for (size_t i = 0; i < spec.layers.size(); ++i)
     if (!dense[i] && (i + 1) % step == 0) put(experts, spec.layers[i]);
+}
+
+void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec) {
+  for (LayerSpec& layer : spec.layers) {
+    if (layer.find<ExpertsSpec>() == nullptr) continue;
+    LM_CHECK(std::holds_alternative<ExpertsSpec>(layer.sublayers.back().mixer), "experts come last");
+    layer.sublayers.push_back({.norm = {},
+                               .mixer = shared,
+                               .residual_scale = layer.sublayers.back().residual_scale,
+                               .beside = true});
+  }
 }
 
 NameMap expert_names() {

@@ -5,20 +5,27 @@
 
 namespace lm::families {
 
+inline constexpr int64_t kMostExpertFfn = int64_t{1} << 22;
+
 // What a class assumes where the file is silent.
 struct AssumedExperts {
   int64_t experts = 0, chosen = 0;
-  int64_t ffn = 0;  // of moe_intermediate_size; 0: experts are as wide as intermediate_size says
+  int64_t ffn = 0;          // of moe_intermediate_size; 0: experts are as wide as intermediate_size says
+  double aux_loss = 0.001;  // router_aux_loss_coef
 };
 
-// num_experts (or num_local_experts), num_experts_per_tok and the experts' width. `renormalise` and what
-// else a family has of its own are left to it.
-ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, const ModelSpec& spec);
+// num_experts (or num_local_experts), num_experts_per_tok and the experts' width; and into `spec` the
+// coefficient of the loss that balances them. `renormalise` and what else a family has of its own are left to
+// it.
+ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, ModelSpec& spec);
 
 // Puts them in place of the MLP of all layers; or of those that mlp_only_layers does not name and whose
 // number, counted from 1, is a multiple of decoder_sparse_step.
 void put_experts(const ExpertsSpec& experts, ModelSpec& spec);
 void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec);
+
+// Puts it beside the experts of all layers that have some.
+void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec);
 
 // Llama's names with the router and the experts of most families, beside those of layers without experts.
 NameMap expert_names();

@@ -13,7 +13,7 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
     layer.attention().joint_norm = true;
   }
   check_layer_types(config, spec);
-  ExpertsSpec experts = read_experts(config, {.experts = 64, .chosen = 8}, spec);
+  ExpertsSpec experts = read_experts(config, {.experts = 64, .chosen = 8, .aux_loss = 0.01}, spec);
   experts.renormalise = config.boolean("norm_topk_prob", false);
   experts.round_weights = true;
   put_experts(experts, spec);

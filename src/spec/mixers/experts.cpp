@@ -22,11 +22,13 @@ MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden) {
                             .reads_norm = true,
                             .columns = hidden,
                             .parts = {{"experts.gate", spec.ffn}, {"experts.up", spec.ffn}},
-                            .expert = e});
+                            .expert = e,
+                            .experts = spec.experts});
     out.matrices.push_back({.name = expert_name(number, "down"),
                             .columns = spec.ffn,
                             .parts = {{"experts.down", hidden}},
-                            .expert = e});
+                            .expert = e,
+                            .experts = spec.experts});
   }
   return out;
 }

@@ -25,6 +25,7 @@ struct MatrixSpec {
   bool bias = false;
   std::vector<Part> parts = {};  // in row order
   int64_t expert = -1;           // whose matrix it is: its number is in the files' names; -1: nobody's
+  int64_t experts = 0;           // how many of them have one
   bool plain = false;            // never quantized
 };
 

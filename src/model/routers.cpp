@@ -1,0 +1,109 @@
+#include "model/routers.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace lm {
+
+bool Routers::any(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers,
+                             [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; });
+}
+
+Routers::Routers(const ModelSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* const experts = layer.find<ExpertsSpec>();
+    of_layer_.push_back(experts == nullptr ? -1 : std::ssize(layers_));
+    if (experts == nullptr) continue;
+    layers_.push_back({.begin = std::ssize(sums_), .experts = experts->experts, .chosen = experts->chosen});
+    sums_.resize(sums_.size() + static_cast<size_t>(2 * experts->experts + 1));
+    LM_CHECK(experts->experts == layers_.front().experts, "layers with different numbers of experts");
+  }
+  LM_CHECK(!layers_.empty(), "routers of a model without experts");
+  fraction_.resize(static_cast<size_t>(layers_.front().experts));
+}
+
+void Routers::begin(double coefficient, double loss_scale) {
+  std::ranges::fill(sums_, 0);
+  coefficient_ = coefficient;
+  loss_scale_ = loss_scale;
+  counting_ = settled_ = false;
+}
+
+void Routers::forward(const Context& context, const Routed& routed) {
+  if (!counting_) return;
+  const Layer& layer = layers_[static_cast<size_t>(of_layer_[static_cast<size_t>(routed.layer)])];
+  double* const sums = sums_.data() + layer.begin;
+  context.kernels.count_routes(
+      {.probability = routed.probability.row_range(0, routed.tokens),
+       .expert = routed.routing.expert,
+       .chosen = layer.chosen,
+       .sums = {.chosen = sums, .probability = sums + layer.experts, .entropy = sums + 2 * layer.experts}},
+      context.stream);
+}
+
+void Routers::backward(const Context& context, const Routed& routed, const View& dlogits) {
+  if (coefficient_ == 0) return;
+  LM_CHECK(settled_, "a router's backward pass before all forward passes are counted");
+  const double count = rows();
+  if (count == 0) return;
+  context.kernels.balance_routes({.probability = routed.probability.floats(),
+                                  .fraction = fraction_.data(),
+                                  .dlogits = dlogits,
+                                  .tokens = routed.tokens,
+                                  .factor = static_cast<float>(loss_scale_ * coefficient_ *
+                                                               static_cast<double>(dlogits.columns) / count)},
+                                 context.stream);
+}
+
+double Routers::rows() const {
+  double out = 0;
+  for (const Layer& layer : layers_) {
+    const double* const chosen = sums_.data() + layer.begin;
+    for (int64_t e = 0; e < layer.experts; ++e) out += chosen[e] / static_cast<double>(layer.chosen);
+  }
+  return out;
+}
+
+void Routers::settle() {
+  counting_ = false;
+  settled_ = true;
+  const double count = rows();
+  for (size_t e = 0; e < fraction_.size(); ++e) {
+    double chosen = 0;
+    for (const Layer& layer : layers_) chosen += sums_[static_cast<size_t>(layer.begin) + e];
+    fraction_[e] = count > 0 ? static_cast<float>(chosen / count) : 0.0F;
+  }
+}
+
+Routers::Figures Routers::figures() const {
+  const double count = rows();
+  if (count == 0) return {};
+  Figures out{.least_load = INFINITY};
+  const auto experts = static_cast<double>(fraction_.size());
+  for (size_t e = 0; e < fraction_.size(); ++e) {
+    double probability = 0, chosen = 0;
+    for (const Layer& layer : layers_) {
+      const double* const sums = sums_.data() + layer.begin;
+      chosen += sums[e];
+      probability += sums[fraction_.size() + e];
+    }
+    out.balance += experts * chosen / count * probability / count;
+  }
+  for (const Layer& layer : layers_) {
+    const double* const sums = sums_.data() + layer.begin;
+    double all = 0;
+    for (int64_t e = 0; e < layer.experts; ++e) all += sums[e];
+    for (int64_t e = 0; e < layer.experts && all > 0; ++e) {
+      out.most_load = std::max(out.most_load, sums[e] * experts / all);
+      out.least_load = std::min(out.least_load, sums[e] * experts / all);
+    }
+    out.entropy += sums[2 * layer.experts] / count;
+  }
+  out.entropy = experts > 1 ? out.entropy / std::log(experts) : 0.0;
+  return out;
+}
+
+}  // namespace lm
