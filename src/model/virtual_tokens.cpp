@@ -44,13 +44,17 @@ void put_virtual_rows(const Context& context, const Param& values, const DeviceB
   }
 }
 
-void take_virtual_gradient(const Context& context, const Param& values, const DeviceBatch& batch,
-                           const View& dx, bool first, float factor) {
-  if (!values.gradient.defined()) return;
+bool has_virtual_rows(const DeviceBatch& batch, int64_t all) {
+  for (int64_t d = 0; d < batch.document_count; ++d)
+    if (virtual_rows(batch, d, all).count > 0) return true;
+  return false;
+}
+
+View take_virtual_rows(const Context& context, int64_t rows, const DeviceBatch& batch, const View& dx,
+                       float factor) {
+  const View sum = context.tensor(rows, dx.columns, DType::kF32);
   const ArenaFrame frame(context.arena);
-  const int64_t rows = values.gradient.rows, columns = values.gradient.columns;
-  const View sum = context.tensor(rows, columns, DType::kF32),
-             zeros = context.tensor(rows, columns, dx.dtype), part = context.like(zeros);
+  const View zeros = context.tensor(rows, dx.columns, dx.dtype), part = context.like(zeros);
   context.kernels.zero(sum, context.stream);
   context.kernels.zero(zeros, context.stream);
   for (int64_t d = 0; d < batch.document_count; ++d) {
@@ -68,6 +72,14 @@ void take_virtual_gradient(const Context& context, const Param& values, const De
     context.kernels.copy_rows({.from = zeros.row_range(0, at.count), .to = here}, context.stream);
   }
   if (factor != 1) context.kernels.scale({.x = sum, .out = sum, .factor = factor}, context.stream);
+  return sum;
+}
+
+void take_virtual_gradient(const Context& context, const Param& values, const DeviceBatch& batch,
+                           const View& dx, bool first, float factor) {
+  if (!values.gradient.defined()) return;
+  const ArenaFrame frame(context.arena);
+  const View sum = take_virtual_rows(context, values.gradient.rows, batch, dx, factor);
   context.kernels.accumulate({.to = values.gradient.data,
                               .from = sum.data,
                               .elements = sum.elements(),

@@ -117,7 +117,8 @@ TEST_F(GpuKernels, ScaleByPosition) {
   }
 }
 
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kRelu2};
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kRelu2,
+                                       Activation::kRelu};
 
 struct GatedCase {
   DType t;
