@@ -1,4 +1,5 @@
-// The activation functions of MLPs (and of P-tuning's encoder), as their kernels compute them (kernels/block_formula.h).
+// The activation functions of MLPs (and of P-tuning's encoder), as their kernels compute them
+// (kernels/block_formula.h).
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,7 @@ float prompt_scale(const Context& context) {
 namespace {
 
 // The virtual tokens' rows of x become their embeddings.
-void put_prompt(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
-                const View& x) {
+void put_prompt(const Context& context, const Embedding& embedding, const DeviceBatch& batch, const View& x) {
   const float scale = prompt_scale(context);
   if (!embedding.encoder.on()) return put_virtual_rows(context, embedding.prompt, batch, x, scale);
   const View& tokens = embedding.prompt.weight;

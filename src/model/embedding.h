@@ -17,12 +17,12 @@
 namespace lm {
 
 struct Embedding {
-  Param table;               // [V, H]
-  Param positions;           // [P, H]; undefined where positions are not learned
-  LayerInputs inputs = {};   // undefined tensors where layers have none of their own
-  DropoutMask dropout = {};  // of their sum, while training
-  Param prompt = {};         // [n, H], of the virtual tokens; undefined without prompt tuning
-  TokenRows tokens = {};     // rows in place of the table's own
+  Param table;                 // [V, H]
+  Param positions;             // [P, H]; undefined where positions are not learned
+  LayerInputs inputs = {};     // undefined tensors where layers have none of their own
+  DropoutMask dropout = {};    // of their sum, while training
+  Param prompt = {};           // [n, H], of the virtual tokens; undefined without prompt tuning
+  TokenRows tokens = {};       // rows in place of the table's own
   PromptEncoder encoder = {};  // what makes the virtual tokens' embeddings of `prompt` (P-tuning)
 };
 

@@ -1,6 +1,6 @@
-// P-tuning's encoder: an MLP makes the embeddings of virtual tokens from trained ones, row by row. It works in
-// the type of what is trained, which need not be the model's. Nothing of it stays from forward to backward: its
-// products have as many rows as there are virtual tokens, and are made again.
+// P-tuning's encoder: an MLP makes the embeddings of virtual tokens from trained ones, row by row. It works
+// in the type of what is trained, which need not be the model's. Nothing of it stays from forward to
+// backward: its products have as many rows as there are virtual tokens, and are made again.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@
 namespace lm {
 
 struct PromptEncoder {
-  // [E, H], [E, E] and [H, E] with biases, and a ReLU between each two; undefined weights: there is no encoder.
+  // [E, H], [E, E] and [H, E] with biases, and a ReLU between each two; undefined weights: there is no
+  // encoder.
   std::array<Linear, 3> layers;
   bool on() const { return layers.front().weight.weight.defined(); }
 };

@@ -17,7 +17,8 @@ struct Prefix {
 void put_virtual_rows(const Context& context, const Param& values, const DeviceBatch& batch, const View& x,
                       float factor = 1);
 
-// Whether the batch has a row for any of `all` virtual tokens: a text that is continued has them in its cache.
+// Whether the batch has a row for any of `all` virtual tokens: a text that is continued has them in its
+// cache.
 bool has_virtual_rows(const DeviceBatch& batch, int64_t all);
 
 // Of dx [T, columns] the rows of `all` virtual tokens, times `factor`, summed over the documents in their

@@ -221,6 +221,7 @@ AdapterKind kind_of(Method method) {
     case Method::kPrefix:
       return AdapterKind::kPrefix;
     case Method::kPrompt:
+    case Method::kPtuning:
       return AdapterKind::kPrompt;
     case Method::kFull:
     case Method::kLora:
@@ -265,6 +266,7 @@ AdapterSpec with_virtual_tokens(const ModelSpec& model, const Config& config) {
   AdapterSpec out;
   out.kind = kind_of(config.train.method);
   out.virtual_tokens = config.prompt.length;
+  if (config.train.method == Method::kPtuning) out.encoder = config.prompt.hidden.value_or(model.hidden);
   const std::string mistake = virtual_token_mistake(model, out.kind);
   if (!mistake.empty())
     throw lora_error(fmt::format("train.method = {} and model_type = {}: {}", value_text(config.train.method),

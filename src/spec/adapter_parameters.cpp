@@ -149,10 +149,9 @@ std::vector<Parameter> encoder_parameters(const ModelSpec& spec, const AdapterSp
   for (const bool bias : {false, true}) {  // what has no decay comes last
     for (size_t i = 0; i < 3; ++i) {
       const char* const kind = bias ? "bias" : "weight";
-      out.push_back(single(fmt::format("encoder.{}.{}", 2 * i, kind),
-                           bias ? ParameterKind::kBias : ParameterKind::kMatrix,
-                           fmt::format("{}mlp_head.{}.{}", files, 2 * i, kind), sizes[i + 1],
-                           bias ? 1 : sizes[i]));
+      out.push_back(single(
+          fmt::format("encoder.{}.{}", 2 * i, kind), bias ? ParameterKind::kBias : ParameterKind::kMatrix,
+          fmt::format("{}mlp_head.{}.{}", files, 2 * i, kind), sizes[i + 1], bias ? 1 : sizes[i]));
       out.back().role = TrainableRole::kEncoder;
       out.back().fan_in = sizes[i];
     }

@@ -81,7 +81,8 @@ enum class AdapterKind : uint8_t {
 };
 // The tensor of the files of prefix, prompt and P-tuning.
 inline constexpr std::string_view kPromptTensor = "prompt_embeddings";
-// P-tuning's encoder is in checkpoints alone, where its tensors begin with this: peft's names while it trains.
+// P-tuning's encoder is in checkpoints alone, where its tensors begin with this: peft's names while it
+// trains.
 inline constexpr std::string_view kEncoderPrefix = "prompt_encoder.";
 
 // Which biases are trained beside pairs of low rank: as copies, which are used in their place.
