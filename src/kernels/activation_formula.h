@@ -44,14 +44,16 @@ LM_HOST_DEVICE V activated(V x, V& slope) {
     const V s = select_less(v, V(-88.f), V(0.f), sigmoid(v));
     slope = s + x * (s * (V(1.f) - s)) * (V(1.5957691216f) + V(0.2140644488f) * square);
     return x * s;
-  } else if constexpr (kind == Activation::kRelu) {
-    slope = select_less(V(0.f), x, V(1.f), V(0.f));
-    return select_less(x, V(0.f), V(0.f), x);  // a NaN stays one
   } else {
-    static_assert(kind == Activation::kRelu2);
+    static_assert(kind == Activation::kRelu2 || kind == Activation::kRelu);
     const V positive = select_less(x, V(0.f), V(0.f), x);  // a NaN stays one
-    slope = positive + positive;
-    return positive * positive;
+    if constexpr (kind == Activation::kRelu) {
+      slope = select_less(V(0.f), x, V(1.f), V(0.f));
+      return positive;
+    } else {
+      slope = positive + positive;
+      return positive * positive;
+    }
   }
 }
 
