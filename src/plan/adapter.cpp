@@ -333,6 +333,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
     require_plain_head(model, out);
     return out;
   }
+  // One that an encoder has computed is refused as it is trained (launcher/planned_model.h).
+  if (config.train.method == Method::kPtuning && !given.encoded)
+    throw continued_otherwise("train.method = \"ptuning\" trains an encoder, and the adapter has none",
+                              directory, "set train.method = \"prompt\"");
   if (has_virtual_tokens(config.train.method)) {
     if (config.prompt.length_written && config.prompt.length != given.virtual_tokens)
       throw continued_otherwise(fmt::format("prompt.length = {} is written, and the adapter has {}",

@@ -326,7 +326,14 @@ TEST(Adapters, AnEncoderHasTheModelsSizeUnlessItIsGiven) {
   EXPECT_EQ(small.encoder, 7);
   Config prompt = config("");
   prompt.train.method = Method::kPrompt;
-  EXPECT_EQ(configured_adapter(model(), prompt).encoder, 0);
+  const AdapterSpec given = configured_adapter(model(), prompt);
+  EXPECT_EQ(given.encoder, 0);
+  try {
+    continued_adapter(model(), config(""), given, "there");
+    ADD_FAILURE() << "a prompt without an encoder is continued with one";
+  } catch (const Error& error) {
+    EXPECT_NE(error.report().find("set train.method = \"prompt\""), std::string::npos);
+  }
 }
 
 }  // namespace
