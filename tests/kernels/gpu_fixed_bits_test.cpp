@@ -63,33 +63,6 @@ TEST_F(GpuKernels, Rows) {
   }
 }
 
-TEST_F(GpuKernels, FirstRows) {
-  const std::vector<int32_t> start = {0, 3, 4, 4, 7};
-  for (DType t : kBoth) {
-    for (int64_t width : {1, 3, 8, 127, 128, 129, 577}) {
-      for (int64_t documents : {0, 1, 4}) {
-        SCOPED_TRACE(name("first rows", t, {width, documents}));
-        const int64_t stride = width + 3;
-        check(
-            {noise(t, 8 * stride, 1), noise(DType::kF32, 2 * width, 2), numbers(start)},
-            [&](const Kernels& k, StreamView v, const Pointers& p) {
-              k.take_first_rows({.x = p[0],
-                                 .start = i32(p[2]),
-                                 .sums = f32(p[1]),
-                                 .first = 1,
-                                 .documents = documents,
-                                 .rows = 2,
-                                 .width = width,
-                                 .stride = stride,
-                                 .dtype = t},
-                                v);
-            },
-            Want::kBits);
-      }
-    }
-  }
-}
-
 TEST_F(GpuKernels, Materialise) {
   const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {1, 7}, {3, 43}, {40, 48}, {64, 64}, {33, 577}};
   for (const EncodingKind kind : {EncodingKind::kNf4, EncodingKind::kFp4, EncodingKind::kNf4Double,
