@@ -157,7 +157,8 @@ void require_trainable(const Config& config, const PlannedModel& model) {
        .what = "the adapter of lora.init is one of P-tuning, whose file has the embeddings that an encoder "
                "has computed, and not the encoder's weights, which would be trained",
        .place = "",
-       .next = "use it as it is (lmlaunch generate, eval), or set peft_type to \"PROMPT_TUNING\" in its "
+       .next = "use it as it is (lmlaunch generate, eval), continue the run that trained it, or set "
+               "peft_type to \"PROMPT_TUNING\" in its "
                "adapter_config.json to train the embeddings themselves",
        .kept = "nothing was started or written"});
 }

@@ -120,6 +120,9 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
   if (!asked.lora.init.empty()) take_decided(recorded.lora, after.lora);
   for (Config* config : {&before, &after})
     if (trains_adapter(*config)) config->lora = spelt_out(model, *config);
+  for (Config* config : {&before, &after})
+    if (config->train.method == Method::kPtuning && !config->prompt.hidden)
+      config->prompt.hidden = model.hidden;
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {

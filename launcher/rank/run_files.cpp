@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "config/config_print.h"
+#include "export/computed_prompt.h"
 #include "export/export_adapter.h"
 #include "export/export_model.h"
 #include "export/export_source.h"
@@ -37,6 +38,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   if (job.model.adapter) config.lora = resolved_lora(job.model.spec, config.lora, *job.model.adapter);
   if (job.model.adapter) config.lora.dtype = adapter_type(config);
   if (job.model.virtual_tokens() > 0) config.prompt.length = job.model.virtual_tokens();
+  if (job.model.adapter && job.model.adapter->encoder > 0) config.prompt.hidden = job.model.adapter->encoder;
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
   return config;
 }
@@ -214,6 +216,10 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
     const BaseModel base =
         base_of_adapter(job.config.model.path, job.model.directory, job.model.spec, job.chat_template);
     const AdapterForm form{.replace = request.replace, .patterns = request.patterns};
+    if (job.model.adapter->encoder > 0) {
+      const ComputedPrompt prompt(job.model.spec, *job.model.adapter, job.model.layout, source);
+      return write_adapter(request.output, prompt.spec(), base, prompt.layout(), prompt.source(), form);
+    }
     if (!job.model.adapter->pissa)
       return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, form);
     const ModelLayout& layout = job.model.layout;

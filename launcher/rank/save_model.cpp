@@ -9,10 +9,12 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "export/computed_prompt.h"
 #include "export/export_model.h"
 #include "launcher/machine/probe.h"
 #include "weights/loader.h"
@@ -86,10 +88,15 @@ int64_t model_bytes(const Job& job) {
   options.dtype = job.plan.numerics.dtype;
   options.fresh = job.config.model.init == ModelInit::kRandom;
   options.unread = unread_modules(job.model.spec);
+  const ModelLayout* layout = &job.model.layout;
+  std::optional<ModelLayout> computed;  // P-tuning's encoder is not written
+  if (lora && job.model.adapter->encoder > 0) {
+    const AdapterSpec written = ComputedPrompt::spec_of(*job.model.adapter);
+    layout = &computed.emplace(make_layout(job.model.spec, &written, DType::kF32));
+  }
   const std::vector<TensorInfo> tensors =
-      lora
-          ? OutgoingTensors(job.model.layout, OutgoingTensors::What::kAdapter, DType::kF32, nothing).tensors()
-          : exported_tensors(job.model.directory, job.model.layout, options);
+      lora ? OutgoingTensors(*layout, OutgoingTensors::What::kAdapter, DType::kF32, nothing).tensors()
+           : exported_tensors(job.model.directory, job.model.layout, options);
   int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
   for (const TensorInfo& tensor : tensors)
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);

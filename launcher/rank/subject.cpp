@@ -47,9 +47,15 @@ void open_adapter(const std::string& path, Subject& subject) {
 }
 
 // A run with PiSSA writes a plain adapter, with the pairs that it began with as a part of it: its ranks are
-// those of its files, and not the configuration's.
+// those of its files, and not the configuration's. One of P-tuning writes what its encoder has computed.
 void open_plain(Subject& subject) {
   LoraConfig& lora = subject.config.lora;
+  if (subject.config.train.method == Method::kPtuning) {
+    subject.config.train.method = Method::kPrompt;
+    subject.config.prompt.hidden.reset();
+    lora.init = subject.trained;
+    return;
+  }
   if (subject.config.train.method == Method::kFull || lora.start != LoraStart::kPissa) return;
   lora.start = LoraStart::kZero;
   lora.init = subject.trained;

@@ -50,12 +50,14 @@ std::string model_card(const Json& record, bool adapter) {
   if (const auto hub = parse_hub_name(base); hub && !revision.empty()) base = hub->repository();
   const bool lora = record.at("lora").get<bool>();
   const std::string method = record.value("method", lora ? "lora" : "full");
-  const bool other = method == "ia3" || method == "norms" || method == "prefix" || method == "prompt";
-  const std::string kind = method == "ia3"      ? "n IA3"
-                           : method == "norms"  ? "n LN tuning"
-                           : method == "prefix" ? " prefix tuning"
-                           : method == "prompt" ? " prompt tuning"
-                                                : " LoRA";
+  const bool other =
+      method == "ia3" || method == "norms" || method == "prefix" || method == "prompt" || method == "ptuning";
+  const std::string kind = method == "ia3"       ? "n IA3"
+                           : method == "norms"   ? "n LN tuning"
+                           : method == "prefix"  ? " prefix tuning"
+                           : method == "prompt"  ? " prompt tuning"
+                           : method == "ptuning" ? " P-tuning"
+                                                 : " LoRA";
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
   };

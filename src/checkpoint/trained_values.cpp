@@ -11,6 +11,7 @@
 #include "optim/open_tile.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
+#include "weights/encoded_prompt.h"
 #include "weights/verify.h"
 
 namespace lm {
@@ -84,6 +85,41 @@ void hash_prefix(const TrainedValues& values, std::vector<const SavedTensor*> pa
   }
 }
 
+// The sizes of P-tuning's encoder, if these are its tensors; else no tokens.
+EncoderShape encoder_of(const std::vector<const SavedTensor*>& tensors) {
+  constexpr int64_t kMostSize = int64_t{1} << 20;
+  const std::string prefix(kEncoderPrefix);
+  const auto shape_of = [&](const std::string& end) {
+    const auto found =
+        std::ranges::find(tensors, prefix + end, [](const SavedTensor* one) { return one->name; });
+    return found == tensors.end() ? std::vector<int64_t>() : (*found)->shape;
+  };
+  const std::vector<int64_t> tokens = shape_of("embedding.weight"), first = shape_of("mlp_head.0.weight");
+  if (tokens.size() != 2 || first.size() != 2 || tensors.size() != 7) return {};
+  const int64_t width = tokens[1], hidden = first[0];
+  for (const int64_t size : {tokens[0], width, hidden})
+    if (size < 1 || size > kMostSize) return {};
+  const bool fits =
+      first == std::vector{hidden, width} && shape_of("mlp_head.2.weight") == std::vector{hidden, hidden} &&
+      shape_of("mlp_head.4.weight") == std::vector{width, hidden} &&
+      shape_of("mlp_head.0.bias") == std::vector{hidden} &&
+      shape_of("mlp_head.2.bias") == std::vector{hidden} && shape_of("mlp_head.4.bias") == std::vector{width};
+  return fits ? EncoderShape{tokens[0], width, hidden} : EncoderShape{};
+}
+
+// P-tuning's: the embeddings that the encoder makes, as in the export.
+void hash_encoded(const TrainedValues& values, const std::vector<const SavedTensor*>& tensors,
+                  const EncoderShape& shape, WeightsHash& hash) {
+  const std::vector<float> prompt =
+      encoded_prompt(shape, [&](const std::string& name, int64_t first, int64_t elements, float* out) {
+        const SavedTensor& tensor =
+            **std::ranges::find(tensors, name, [](const SavedTensor* one) { return one->name; });
+        values.read(tensor.block, tensor.first + first, elements, out);
+      });
+  hash.tensor(std::string(kPromptTensor), DType::kF32, {shape.tokens, shape.width});
+  hash.bytes(std::as_bytes(std::span(prompt)));
+}
+
 }  // namespace
 
 std::string trained_hash(CheckpointReader& reader) {
@@ -93,7 +129,8 @@ std::string trained_hash(CheckpointReader& reader) {
   for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, [](const SavedTensor* tensor) { return tensor->name; });
   const bool adapter = std::ranges::any_of(tensors, [](const SavedTensor* tensor) {
-    return tensor->name.starts_with(kAdapterPrefix) || tensor->name.starts_with(kPromptTensor);
+    return tensor->name.starts_with(kAdapterPrefix) || tensor->name.starts_with(kPromptTensor) ||
+           tensor->name.starts_with(kEncoderPrefix);
   });
   DType dtype = DType::kF32;
   for (const DType half : {DType::kBF16, DType::kF16}) {
@@ -101,6 +138,10 @@ std::string trained_hash(CheckpointReader& reader) {
   }
   const TrainedValues values(reader, adapter), working(reader, false);
   WeightsHash hash;
+  if (const EncoderShape encoder = encoder_of(tensors); encoder.tokens > 0) {
+    hash_encoded(values, tensors, encoder, hash);
+    return hash.hex();
+  }
   const std::string part = std::string(kPromptTensor) + ".";
   constexpr int64_t kMostElements = int64_t{1} << 31;  // of a layer
   const bool prefix = !tensors.empty() && std::ranges::all_of(tensors, [&](const SavedTensor* one) {

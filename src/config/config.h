@@ -46,7 +46,7 @@ enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
 // Of classify; auto: regression with one label, else one label of several.
 enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
 // load_config makes kQlora kLora with model.quantize.
-enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms, kPrefix, kPrompt };
+enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms, kPrefix, kPrompt, kPtuning };
 // Initial values of virtual tokens, of which each method has its own.
 enum class PromptStart : uint8_t { kNormal, kZero, kVocabulary };
 enum class GradientDType : uint8_t { kF32, kBF16 };
@@ -317,12 +317,15 @@ struct LoraConfig {
   std::vector<std::string> written;  // keys of this table that were given a value; set by load_config
 };
 
-// Virtual tokens before each document (prefix and prompt tuning).
+// Virtual tokens before each document (prefix, prompt and P-tuning).
 struct PromptConfig {
   int64_t length = 20;  // of data.max_length so many are theirs, in each document
   // normal: N(0, 1), peft's default of both methods. zero: a prefix of zeros, which attention gives weight
   // all the same. vocabulary: a prompt of embeddings of tokens drawn from the vocabulary.
   PromptStart start = PromptStart::kNormal;
+  // P-tuning: inner size of the MLP that makes the embeddings; auto: the model's hidden size, as peft. Its
+  // weights, 2 hidden H + hidden² of them, have gradients and optimizer state, and stay in checkpoints.
+  std::optional<int64_t> hidden;
   bool length_written = false;  // set by load_config
 };
 
@@ -432,7 +435,7 @@ inline bool trains_adapter(const Config& config) {
 }
 // Whether every document begins with virtual tokens.
 constexpr bool has_virtual_tokens(Method method) {
-  return method == Method::kPrefix || method == Method::kPrompt;
+  return method == Method::kPrefix || method == Method::kPrompt || method == Method::kPtuning;
 }
 // Of a run whose adapter is new, or recorded.
 inline int64_t virtual_tokens(const Config& config) {

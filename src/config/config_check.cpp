@@ -292,7 +292,8 @@ class Checks {
     const auto refuse = [&](const char* key, bool changed) {
       require(!changed, key, "train.method",
               std::string(key) + " is LoRA's, and train.method = " + value_text(method) + " has only " +
-                  (with_prompt ? "" : "lora.targets, ") + "lora.dtype and lora.init: leave it out");
+                  (with_prompt ? "" : "lora.targets, ") + "lora.dtype" +
+                  (method == Method::kPtuning ? "" : " and lora.init") + ": leave it out");
     };
     refuse("lora.targets", with_prompt && lora.targets != fresh.targets);
     refuse("lora.r", lora.r != fresh.r);

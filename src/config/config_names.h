@@ -111,10 +111,10 @@ struct EnumNames<LabelProblem> {
 };
 template <>
 struct EnumNames<Method> {
-  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},    {Method::kLora, "lora"},
-                                              {Method::kQlora, "qlora"},  {Method::kIa3, "ia3"},
-                                              {Method::kNorms, "norms"},  {Method::kPrefix, "prefix"},
-                                              {Method::kPrompt, "prompt"}};
+  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"},     {Method::kLora, "lora"},
+                                              {Method::kQlora, "qlora"},   {Method::kIa3, "ia3"},
+                                              {Method::kNorms, "norms"},   {Method::kPrefix, "prefix"},
+                                              {Method::kPrompt, "prompt"}, {Method::kPtuning, "ptuning"}};
 };
 template <>
 struct EnumNames<PromptStart> {

@@ -155,7 +155,8 @@ void visit_train(TrainT& train, V& v) {
         {kState,
          "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\"; "
          "ia3: factors of layers' inputs and outputs; norms: the norms alone, as an adapter (LN tuning); "
-         "prefix: keys and values of virtual tokens in every layer; prompt: embeddings of virtual tokens"});
+         "prefix: keys and values of virtual tokens in every layer; prompt: embeddings of virtual tokens; "
+         "ptuning: such embeddings as an MLP makes them, which is trained with them (P-tuning)"});
   visit_objective(train, v);
   v.key("train", "only", train.only,
         {kState,

@@ -69,7 +69,8 @@ template <class PromptT, class V>
 void visit_prompt(PromptT& prompt, V& v) {
   using enum KeyTag;
   v.table("prompt",
-          "virtual tokens before each document; used with train.method = \"prefix\" and \"prompt\"");
+          "virtual tokens before each document; used with train.method = \"prefix\", \"prompt\" and "
+          "\"ptuning\"");
   v.key("prompt", "length", prompt.length,
         {kState,
          "number of virtual tokens; they are part of data.max_length, so that a document has room for the "
@@ -79,6 +80,11 @@ void visit_prompt(PromptT& prompt, V& v) {
         {kNumerics,
          "initial values. normal: random numbers of standard deviation 1, as peft; zero: a prefix of zeros; "
          "vocabulary: a prompt of embeddings of random tokens"});
+  v.key("prompt", "hidden", prompt.hidden,
+        {kState,
+         "with ptuning: inner size of the MLP that makes the embeddings, peft's encoder_hidden_size; auto: "
+         "the model's hidden size",
+         {.low = 1, .high = 65536}});
 }
 
 }  // namespace lm

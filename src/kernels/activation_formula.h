@@ -19,12 +19,15 @@ LM_INLINE void with_activation(Activation kind, const Body& body) {
       return body(std::integral_constant<Activation, Activation::kGeluTanh>{});
     case Activation::kRelu2:
       return body(std::integral_constant<Activation, Activation::kRelu2>{});
+    case Activation::kRelu:
+      return body(std::integral_constant<Activation, Activation::kRelu>{});
   }
 }
 
 // activation(x), and its derivative into `slope`. Infinite x give what torch gives, on both launchers:
 //   silu, gelu_tanh  -inf is -inf * 0 = NaN, inf is inf; both slopes are inf * 0 = NaN
 //   relu2            -inf is 0, its slope too; inf is inf, its slope too
+//   relu             -inf is 0, its slope too; inf is inf, its slope 1. At 0 the slope is 0
 // gelu_tanh's slope has x² in it, which is infinite from |x| = 1.8e19 on: NaN, as torch's.
 template <Activation kind, class V>
 LM_HOST_DEVICE V activated(V x, V& slope) {
@@ -42,10 +45,15 @@ LM_HOST_DEVICE V activated(V x, V& slope) {
     slope = s + x * (s * (V(1.f) - s)) * (V(1.5957691216f) + V(0.2140644488f) * square);
     return x * s;
   } else {
-    static_assert(kind == Activation::kRelu2);
+    static_assert(kind == Activation::kRelu2 || kind == Activation::kRelu);
     const V positive = select_less(x, V(0.f), V(0.f), x);  // a NaN stays one
-    slope = positive + positive;
-    return positive * positive;
+    if constexpr (kind == Activation::kRelu) {
+      slope = select_less(V(0.f), x, V(1.f), V(0.f));
+      return positive;
+    } else {
+      slope = positive + positive;
+      return positive * positive;
+    }
   }
 }
 

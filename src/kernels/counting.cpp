@@ -108,6 +108,9 @@ void scatter_rows(const ScatterRows& a, StreamView stream) {
 void sum_rows(const SumRows& a, StreamView stream) {
   move(stream, product(a.slots, a.width) * (8 + size(a.dtype)));
 }
+void take_first_rows(const TakeFirstRows& a, StreamView stream) {
+  move(stream, product(a.rows, a.width) * (8 + static_cast<double>(a.documents) * 2 * size(a.dtype)));
+}
 void add_rows(const AddRows& a, StreamView stream) {
   move(stream, product(a.slots, a.width) * (4 + 2 * size(a.gradient_dtype)));
 }

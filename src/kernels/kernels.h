@@ -264,6 +264,16 @@ struct SumRows {
   DType dtype = DType::kF32;
 };
 
+// sums[i] += row i of each document, in the order of documents, in fp32, and that row becomes zero: the
+// gradient of rows with which every document begins. A shorter document has fewer of them.
+struct TakeFirstRows {
+  void* x = nullptr;               // [*, width], stride
+  const int32_t* start = nullptr;  // [documents + 1], from row `first` of x
+  float* sums = nullptr;           // [rows, width]
+  int64_t first = 0, documents = 0, rows = 0, width = 0, stride = 0;
+  DType dtype = DType::kF32;
+};
+
 // gradient[row[s]] += scale * sums[s], rounded to the gradient's type.
 struct AddRows {
   const float* sums = nullptr;   // [slots, width]

@@ -50,6 +50,20 @@ __global__ void sum_listed(SumRows a) {
 }
 
 template <class T>
+__global__ void take_first(TakeFirstRows a) {
+  const int64_t i = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (j >= a.width) return;
+  float sum = a.sums[i * a.width + j];
+  for (int64_t d = 0; d < a.documents; ++d) {
+    if (i >= a.start[d + 1] - a.start[d]) continue;
+    T* at = static_cast<T*>(a.x) + (a.first + a.start[d] + i) * a.stride + j;
+    sum += to_float(*at);
+    *at = round_to<T>(0.f);
+  }
+  a.sums[i * a.width + j] = sum;
+}
+
+template <class T>
 __global__ void add_listed(AddRows a) {
   const int64_t s = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (j >= a.width) return;
@@ -89,6 +103,13 @@ void sum_rows(const SumRows& a, StreamView stream) {
   with_dtype(a.dtype, [&](auto t) {
     launch(sum_listed<decltype(t)>, dim3(static_cast<unsigned>(a.slots), blocks_of(a.width, 128)), 128,
            stream, a);
+  });
+}
+
+void take_first_rows(const TakeFirstRows& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    launch(take_first<decltype(t)>, dim3(static_cast<unsigned>(a.rows), blocks_of(a.width, 128)), 128, stream,
+           a);
   });
 }
 

@@ -73,6 +73,25 @@ void sum_rows(const SumRows& a, StreamView stream) {
   });
 }
 
+void take_first_rows(const TakeFirstRows& a, StreamView stream) {
+  with_dtype("take_first_rows", a.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(stream.threads, a.rows, row_grain(a.width), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        float* const sums = a.sums + i * a.width;
+        for (int64_t d = 0; d < a.documents; ++d) {
+          if (i >= a.start[d + 1] - a.start[d]) continue;
+          T* const row = static_cast<T*>(a.x) + (a.first + a.start[d] + i) * a.stride;
+          each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
+            store(sums + j, load(sums + j, count) + load(row + j, count), count);
+            store(row + j, F32(0.f), count);
+          });
+        }
+      }
+    });
+  });
+}
+
 void add_rows(const AddRows& a, StreamView stream) {
   with_dtype("add_rows", a.gradient_dtype, [&](auto t) {
     using T = decltype(t);

@@ -141,6 +141,11 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       head_b_(find(layout.blocks.back(), "head.lora_B")),
       norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")},
       input_norm_{find(layout.blocks.front(), "inputs.norm"), {}} {
+  for (size_t i = 0; i < encoder_.size(); ++i) {
+    const std::string encoder = fmt::format("encoder.{}.", 2 * i);
+    encoder_[i].weight = find(layout.blocks.front(), encoder + "weight");
+    encoder_[i].bias = find(layout.blocks.front(), encoder + "bias");
+  }
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const std::vector<LinearModule> modules =
         adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec, layer);
@@ -229,6 +234,8 @@ Norm ModelBinding::bind(const NormSpec& spec, const NormPlace& place, const Bloc
 }
 
 Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& options) const {
+  PromptEncoder encoder;
+  for (size_t i = 0; i < encoder_.size(); ++i) encoder.layers[i] = bind(encoder_[i], memory, options);
   return {bind(embedding_, memory, options),
           bind(positions_, memory, options),
           {bind(input_table_, memory, options),
@@ -236,7 +243,8 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
            bind(input_norm_spec_, input_norm_, memory, options)},
           embedding_dropout(options),
           bind(prompt_, memory, options),
-          {bind(tokens_, memory, options), runs_}};
+          {bind(tokens_, memory, options), runs_},
+          encoder};
 }
 
 DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {

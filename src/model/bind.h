@@ -109,7 +109,8 @@ class ModelBinding {
   Place embedding_, tokens_, positions_, prompt_, input_table_, input_projection_, head_;
   Place head_a_, head_b_;  // of an adapter of the head
   float head_scale_ = 1;
-  std::vector<RowRun> runs_;  // of tokens_
+  std::array<LinearPlace, 3> encoder_;  // of the prompt
+  std::vector<RowRun> runs_;            // of tokens_
   NormPlace norm_, input_norm_;
   std::vector<LayerPlace> layers_;
 };

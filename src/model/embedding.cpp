@@ -19,6 +19,31 @@ float prompt_scale(const Context& context) {
   return spec.scales_prompt ? embedding_scale(spec, context.dtype) : 1;
 }
 
+namespace {
+
+// The virtual tokens' rows of x become their embeddings.
+void put_prompt(const Context& context, const Embedding& embedding, const DeviceBatch& batch, const View& x) {
+  const float scale = prompt_scale(context);
+  if (!embedding.encoder.on()) return put_virtual_rows(context, embedding.prompt, batch, x, scale);
+  const View& tokens = embedding.prompt.weight;
+  if (!has_virtual_rows(batch, tokens.rows)) return;
+  const ArenaFrame frame(context.arena);
+  const View made = encoder_forward(context, embedding.encoder, tokens);
+  put_virtual_rows(context, {made, {}}, batch, x, scale);
+}
+
+}  // namespace
+
+void prompt_backward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
+                     const View& dx, bool first) {
+  const float scale = prompt_scale(context);
+  if (!embedding.encoder.on())
+    return take_virtual_gradient(context, embedding.prompt, batch, dx, first, scale);
+  const ArenaFrame frame(context.arena);
+  const View gradient = take_virtual_rows(context, embedding.prompt.weight.rows, batch, dx, scale);
+  encoder_backward(context, embedding.encoder, embedding.prompt, gradient, first);
+}
+
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x) {
   write_token_rows(context, embedding.tokens, embedding.table.weight);
@@ -30,7 +55,7 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
                                .scale = embedding_scale(context.spec.embedding, context.dtype),
                                .dtype = context.dtype},
                               context.stream);
-  put_virtual_rows(context, embedding.prompt, batch, x, prompt_scale(context));
+  put_prompt(context, embedding, batch, x);
   if (embedding.positions.weight.defined()) {
     context.kernels.gather_rows({.table = embedding.positions.weight.data,
                                  .index = batch.position,

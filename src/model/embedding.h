@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/layer_inputs.h"
+#include "model/prompt_encoder.h"
 #include "model/token_rows.h"
 #include "model/virtual_tokens.h"
 #include "spec/block_layout.h"
@@ -16,12 +17,13 @@
 namespace lm {
 
 struct Embedding {
-  Param table;               // [V, H]
-  Param positions;           // [P, H]; undefined where positions are not learned
-  LayerInputs inputs = {};   // undefined tensors where layers have none of their own
-  DropoutMask dropout = {};  // of their sum, while training
-  Param prompt = {};         // [n, H], of the virtual tokens; undefined without prompt tuning
-  TokenRows tokens = {};     // rows in place of the table's own
+  Param table;                 // [V, H]
+  Param positions;             // [P, H]; undefined where positions are not learned
+  LayerInputs inputs = {};     // undefined tensors where layers have none of their own
+  DropoutMask dropout = {};    // of their sum, while training
+  Param prompt = {};           // [n, H], of the virtual tokens; undefined without prompt tuning
+  TokenRows tokens = {};       // rows in place of the table's own
+  PromptEncoder encoder = {};  // what makes the virtual tokens' embeddings of `prompt` (P-tuning)
 };
 
 // What multiplies a token's row, as the model's type has it.
@@ -34,6 +36,11 @@ float prompt_scale(const Context& context);
 // prompt's rows are in place of the products.
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x);
+
+// From the gradient of x to that of the prompt and of its encoder; the prompt's rows of dx become zero.
+// `first`: the gradients' memory has no value yet.
+void prompt_backward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
+                     const View& dx, bool first);
 
 // Rows of the tables that a step may update at most: distinct tokens, and distinct positions.
 struct UpdatedRows {

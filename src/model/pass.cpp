@@ -381,7 +381,7 @@ void Pass::embedding_backward(int64_t micro) {
   if (prompt_trained_) {
     if (micro == 0) memory_.begin_gradient(0);
     const Embedding tables = embedding(memory_.borrow(0, true), true);
-    return take_virtual_gradient(context_, tables.prompt, m.device, m.dx, micro == 0, prompt_scale(context_));
+    return prompt_backward(context_, tables, m.device, m.dx, micro == 0);
   }
   memory_.add_embedding_gradient(micro, m.dx, inputs);
 }

@@ -44,30 +44,40 @@ void put_virtual_rows(const Context& context, const Param& values, const DeviceB
   }
 }
 
+bool has_virtual_rows(const DeviceBatch& batch, int64_t all) {
+  for (int64_t d = 0; d < batch.document_count; ++d)
+    if (virtual_rows(batch, d, all).count > 0) return true;
+  return false;
+}
+
+View take_virtual_rows(const Context& context, int64_t all, const DeviceBatch& batch, const View& dx,
+                       float factor) {
+  const View sum = context.tensor(all, dx.columns, DType::kF32);
+  context.kernels.zero(sum, context.stream);
+  const auto take = [&](const int32_t* start, int64_t first, int64_t documents) {
+    context.kernels.take_first_rows({.x = dx.data,
+                                     .start = start,
+                                     .sums = sum.floats(),
+                                     .first = first,
+                                     .documents = documents,
+                                     .rows = all,
+                                     .width = dx.columns,
+                                     .stride = dx.stride,
+                                     .dtype = dx.dtype},
+                                    context.stream);
+  };
+  // A GPU reads the starts where its attention does, of all documents or of a few runs of them.
+  if (batch.runs.empty()) take(batch.document_start, 0, batch.document_count);
+  for (const DocumentRun& run : batch.runs) take(run.start, run.first, run.count);
+  if (factor != 1) context.kernels.scale({.x = sum, .out = sum, .factor = factor}, context.stream);
+  return sum;
+}
+
 void take_virtual_gradient(const Context& context, const Param& values, const DeviceBatch& batch,
                            const View& dx, bool first, float factor) {
   if (!values.gradient.defined()) return;
   const ArenaFrame frame(context.arena);
-  const int64_t rows = values.gradient.rows, columns = values.gradient.columns;
-  const View sum = context.tensor(rows, columns, DType::kF32),
-             zeros = context.tensor(rows, columns, dx.dtype), part = context.like(zeros);
-  context.kernels.zero(sum, context.stream);
-  context.kernels.zero(zeros, context.stream);
-  for (int64_t d = 0; d < batch.document_count; ++d) {
-    const VirtualRows at = virtual_rows(batch, d, rows);
-    if (at.count == 0) continue;
-    const View here = dx.row_range(at.row, at.count), one = part.row_range(0, at.count),
-               to = sum.row_range(at.first, at.count);
-    context.kernels.copy_rows({.from = here, .to = one}, context.stream);
-    context.kernels.accumulate({.to = to.data,
-                                .from = one.data,
-                                .elements = one.elements(),
-                                .to_dtype = to.dtype,
-                                .from_dtype = one.dtype},
-                               context.stream);
-    context.kernels.copy_rows({.from = zeros.row_range(0, at.count), .to = here}, context.stream);
-  }
-  if (factor != 1) context.kernels.scale({.x = sum, .out = sum, .factor = factor}, context.stream);
+  const View sum = take_virtual_rows(context, values.gradient.rows, batch, dx, factor);
   context.kernels.accumulate({.to = values.gradient.data,
                               .from = sum.data,
                               .elements = sum.elements(),

@@ -17,8 +17,18 @@ struct Prefix {
 void put_virtual_rows(const Context& context, const Param& values, const DeviceBatch& batch, const View& x,
                       float factor = 1);
 
-// The gradient of `values` from that of x, summed over the documents in their order. These rows of dx become
-// zero, since what the model computed there is not used. `first`: the gradient's memory has no value yet.
+// Whether the batch has a row for any of `all` virtual tokens: a text that is continued has them in its
+// cache.
+bool has_virtual_rows(const DeviceBatch& batch, int64_t all);
+
+// Of dx [T, columns] the rows of `all` virtual tokens, times `factor`, summed over the documents in their
+// order: fp32 [all, columns], in the arena. These rows of dx become zero, since what the model computed there
+// is not used.
+View take_virtual_rows(const Context& context, int64_t all, const DeviceBatch& batch, const View& dx,
+                       float factor = 1);
+
+// The gradient of `values` from that of x, whose rows it takes. `first`: the gradient's memory has no value
+// yet. Nothing if `values` has no gradient.
 void take_virtual_gradient(const Context& context, const Param& values, const DeviceBatch& batch,
                            const View& dx, bool first, float factor = 1);
 

@@ -221,6 +221,7 @@ AdapterKind kind_of(Method method) {
     case Method::kPrefix:
       return AdapterKind::kPrefix;
     case Method::kPrompt:
+    case Method::kPtuning:
       return AdapterKind::kPrompt;
     case Method::kFull:
     case Method::kLora:
@@ -265,6 +266,7 @@ AdapterSpec with_virtual_tokens(const ModelSpec& model, const Config& config) {
   AdapterSpec out;
   out.kind = kind_of(config.train.method);
   out.virtual_tokens = config.prompt.length;
+  if (config.train.method == Method::kPtuning) out.encoder = config.prompt.hidden.value_or(model.hidden);
   const std::string mistake = virtual_token_mistake(model, out.kind);
   if (!mistake.empty())
     throw lora_error(fmt::format("train.method = {} and model_type = {}: {}", value_text(config.train.method),
@@ -331,6 +333,10 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
     require_plain_head(model, out);
     return out;
   }
+  // One that an encoder has computed is refused as it is trained (launcher/planned_model.h).
+  if (config.train.method == Method::kPtuning && !given.encoded)
+    throw continued_otherwise("train.method = \"ptuning\" trains an encoder, and the adapter has none",
+                              directory, "set train.method = \"prompt\"");
   if (has_virtual_tokens(config.train.method)) {
     if (config.prompt.length_written && config.prompt.length != given.virtual_tokens)
       throw continued_otherwise(fmt::format("prompt.length = {} is written, and the adapter has {}",

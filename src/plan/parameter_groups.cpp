@@ -38,6 +38,7 @@ bool has_rate_of_b(TrainableRole role) {
     case TrainableRole::kInputScale:
     case TrainableRole::kPrefix:
     case TrainableRole::kPrompt:
+    case TrainableRole::kEncoder:
     case TrainableRole::kWhole:
     case TrainableRole::kTokenRows:
     case TrainableRole::kStartA:

@@ -24,6 +24,7 @@ const char* method_name(const PlanInput& in) {
   if (method == Method::kNorms) return "norms";
   if (method == Method::kPrefix) return "prefix";
   if (method == Method::kPrompt) return "prompt";
+  if (method == Method::kPtuning) return "ptuning";
   const bool plain = in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
   return plain ? "lora" : "qlora";
 }

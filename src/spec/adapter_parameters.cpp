@@ -138,6 +138,27 @@ Parameter layer_prefix(const ModelSpec& spec, const AdapterSpec& adapter, int64_
   return out;
 }
 
+// What a prompt's embeddings are made of: the tokens' own, and an MLP of three layers (P-tuning). Numbers as
+// in torch's Sequential, whose layers 1 and 3 are ReLUs.
+std::vector<Parameter> encoder_parameters(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const std::string files(kEncoderPrefix);
+  std::vector<Parameter> out = {single("prompt", ParameterKind::kEmbedding, files + "embedding.weight",
+                                       adapter.virtual_tokens, spec.hidden)};
+  out.front().role = TrainableRole::kPrompt;
+  const int64_t sizes[] = {spec.hidden, adapter.encoder, adapter.encoder, spec.hidden};
+  for (const bool bias : {false, true}) {  // what has no decay comes last
+    for (size_t i = 0; i < 3; ++i) {
+      const char* const kind = bias ? "bias" : "weight";
+      out.push_back(single(
+          fmt::format("encoder.{}.{}", 2 * i, kind), bias ? ParameterKind::kBias : ParameterKind::kMatrix,
+          fmt::format("{}mlp_head.{}.{}", files, 2 * i, kind), sizes[i + 1], bias ? 1 : sizes[i]));
+      out.back().role = TrainableRole::kEncoder;
+      out.back().fan_in = sizes[i];
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Parameter single(const std::string& name, ParameterKind kind, const std::string& hf, int64_t rows,
@@ -173,6 +194,7 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
 }
 
 std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter) {
+  if (adapter != nullptr && adapter->encoder > 0) return encoder_parameters(spec, *adapter);
   if (adapter != nullptr && adapter->kind == AdapterKind::kPrompt) {
     Parameter prompt = single("prompt", ParameterKind::kEmbedding, std::string(kPromptTensor),
                               adapter->virtual_tokens, spec.hidden);

@@ -52,6 +52,7 @@ struct Parameter {
   TrainableRole role = TrainableRole::kWeight;
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
   float neutral = 1;       // of a norm's weight: the fresh value
+  int64_t fan_in = 0;      // of an encoder's tensors: the inputs of their layer, which fresh values are of
   bool plain = false;      // a matrix that is never quantized
   bool of_expert = false;  // of one that only some tokens meet
   int64_t elements() const { return rows * columns; }
@@ -82,8 +83,11 @@ enum class AdapterKind : uint8_t {
   kPrefix,  // keys and values of virtual tokens before each document, of every layer
   kPrompt,  // embeddings of such tokens
 };
-// The tensor of the files of prefix and prompt tuning.
+// The tensor of the files of prefix, prompt and P-tuning.
 inline constexpr std::string_view kPromptTensor = "prompt_embeddings";
+// P-tuning's encoder is in checkpoints alone, where its tensors begin with this: peft's names while it
+// trains.
+inline constexpr std::string_view kEncoderPrefix = "prompt_encoder.";
 
 // Which biases are trained beside pairs of low rank: as copies, which are used in their place.
 enum class AdapterBias : uint8_t {
@@ -112,6 +116,7 @@ struct AdapterSpec {
   AdapterKind kind = AdapterKind::kLora;
   int64_t virtual_tokens = 0;  // before each document; of prefix and prompt tuning
   bool encoded = false;        // a prompt that an encoder has computed, whose weights are nowhere (P-tuning)
+  int64_t encoder = 0;  // P-tuning: hidden size of the encoder that is trained with the prompt; 0: none
   // Paths of modules that are trained whole beside it (spec/whole_modules.h), in the order of whole_modules.
   std::vector<std::string> also = {};
   // Tokens whose rows of the embedding (and of a tied head) are trained, in the order of their rows in the
@@ -187,7 +192,9 @@ struct BlockParameters {
 // layers.i.<module>.bias [out] and <norm>_bias_tuned follow.
 // IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned
 // and <norm>_bias_tuned of each target norm, in the norm's own block. Prefix tuning has layers.i.attn.prefix
-// [virtual tokens, 2 n_kv d], keys and then values; prompt tuning has prompt [virtual tokens, H] in block 0.
+// [virtual tokens, 2 n_kv d], keys and then values; prompt tuning has prompt [virtual tokens, H] in block 0,
+// where with P-tuning the encoder's layers follow: encoder.0.weight [E, H], encoder.2.weight [E, E],
+// encoder.4.weight [H, E], then their biases.
 // Beside each of the others a head of scores stays trained, and so do the tensors of the modules in
 // AdapterSpec::also: vectors behind the adapter's. Of AdapterSpec::tokens block 0 has embed.tokens [tokens,
 // H]. Of an adapted head the last block has head.lora_A [r, H] and head.lora_B [V, r].

@@ -19,7 +19,8 @@ enum class TrainableRole : uint8_t {
   kInputScale,   // IA3: factors of what a linear layer reads
   kReplacement,  // LN tuning: a copy of a norm's weight or bias, which is used in its place
   kPrefix,       // prefix tuning: a layer's keys and values of the virtual tokens before each document
-  kPrompt,       // prompt tuning: the embeddings of these tokens
+  kPrompt,       // prompt tuning: the embeddings of these tokens; P-tuning: what the encoder makes them of
+  kEncoder,      // P-tuning: a weight or a bias of the encoder
   kWhole,      // a tensor of the model that is trained beside adapters, and in their files: a head of scores
                // and what lora.also names
   kTokenRows,  // rows of the embedding, which are used in place of its own
@@ -41,6 +42,7 @@ constexpr bool in_adapter(TrainableRole role) {
     case TrainableRole::kReplacement:
     case TrainableRole::kPrefix:
     case TrainableRole::kPrompt:
+    case TrainableRole::kEncoder:
     case TrainableRole::kWhole:
     case TrainableRole::kTokenRows:
     case TrainableRole::kBias:

@@ -60,6 +60,7 @@ double normal(Numbers& first, Numbers& second, uint64_t index) {
 float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
   switch (parameter.role) {
     case TrainableRole::kLoraA:
+    case TrainableRole::kEncoder:  // torch's nn.Linear
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
@@ -98,7 +99,8 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
 void initialise_elements(const FreshTensor& tensor, std::byte* memory, int64_t first, int64_t elements) {
   const Parameter& parameter = tensor.parameter;
   const uint64_t key = philox_key(tensor.seed, Purpose::kInit, 0, tensor.number);
-  const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
+  const int64_t inputs = parameter.fan_in > 0 ? parameter.fan_in : parameter.columns;
+  const double bound = 1.0 / std::sqrt(static_cast<double>(inputs));
   Numbers one(key, 0), two(key, 1);
   for (int64_t i = 0; i < elements; ++i)
     store(tensor.dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));

@@ -17,7 +17,8 @@ struct FreshTensor {
 
 // Fills `memory` (host) for rows [first_row, first_row + rows) of a tensor: matrices and embeddings N(0,
 // 0.02), norms and buffers Parameter::neutral, biases 0, LoRA A uniform in ±1/sqrt(in) (Kaiming with a =
-// sqrt(5)), LoRA B 0, prefixes and prompts N(0, 1). The result does not depend on the number of threads.
+// sqrt(5)), LoRA B 0, prefixes and prompts N(0, 1), an encoder's weights and biases uniform in ±1/sqrt(in).
+// The result does not depend on the number of threads.
 void initialise(const FreshTensor& tensor, std::byte* memory, int64_t first_row, int64_t rows,
                 int threads = 1);
 

@@ -130,6 +130,7 @@ std::vector<float> LoftqBlock::inner_sizes(const PlainMlpSpec& mlp, const std::v
   switch (mlp.activation) {
     case Activation::kSilu:
     case Activation::kGeluTanh:
+    case Activation::kRelu:
       break;
     case Activation::kRelu2:
       for (float& size : out) size *= size;

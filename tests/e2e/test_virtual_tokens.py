@@ -1,4 +1,4 @@
-"""Prefix and prompt tuning (train.method = "prefix" and "prompt") as users run them: files, resumed runs, tiers, ranks, answers."""
+"""Prefix, prompt and P-tuning (train.method = "prefix", "prompt" and "ptuning") as users run them: files, resumed runs, tiers, ranks, answers."""
 
 import json
 import tomllib
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from test_run import VOCAB, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses, rows, save_tokenizer
 from transformers import LlamaForCausalLM
 
-METHODS = ["prefix", "prompt"]
+METHODS = ["prefix", "prompt", "ptuning"]
 COUNT = 5
 
 
@@ -23,7 +23,7 @@ def work(tmp_path_factory):
 
 
 def settings(method, **changes):
-    return {"train__method": method, "prompt__length": COUNT, "optimizer__lr": 3e-2, "data__max_length": 48, **changes}
+    return {"train__method": method, "prompt__length": COUNT, "optimizer__lr": 3e-3 if method == "ptuning" else 3e-2, "data__max_length": 48, **changes}
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -57,7 +57,7 @@ def test_peft_reads_what_was_trained(work, trained):
     assert eval_losses(work, trained)[-1] != eval_losses(work, trained)[0]  # of a model with random weights either may be lower
     tensors = weights(work, trained)
     base = base_of(work)
-    width = {"prefix": 2 * 2 * 2 * 8, "prompt": 32}[trained]  # layers x (keys, values) x heads x dimensions
+    width = {"prefix": 2 * 2 * 2 * 8, "prompt": 32, "ptuning": 32}[trained]  # layers x (keys, values) x heads x dimensions
     assert {name: list(value.shape) for name, value in tensors.items()} == {"prompt_embeddings": [COUNT, width]}
     adapted = OfTheText(PeftModel.from_pretrained(base, work / f"runs/{trained}/model"))
     assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, trained)[-1], rel=1e-5)
@@ -70,7 +70,7 @@ def test_peft_reads_what_was_trained(work, trained):
     assert torch.equal(again["prompt_embeddings"], tensors["prompt_embeddings"])
 
 
-@pytest.mark.parametrize("method, make", zip(METHODS, (PrefixTuningConfig, PromptTuningConfig)))
+@pytest.mark.parametrize("method, make", zip(METHODS[:2], (PrefixTuningConfig, PromptTuningConfig)))
 def test_pefts_adapter_is_trained_further(work, method, make):
     torch.manual_seed(4)
     model = get_peft_model(base_of(work), make(task_type="CAUSAL_LM", num_virtual_tokens=7))
@@ -100,6 +100,36 @@ def test_an_adapter_of_p_tuning_is_used_and_not_trained(work):
     for command in ((), ("plan",)):
         done = lmlaunch(*command, config(work, "encoded_further", **changes), cwd=work, check=False)
         assert done.returncode == 10 and "not the encoder's weights" in done.stderr and "PROMPT_TUNING" in done.stderr
+        done = lmlaunch(*command, "encoded_further.toml", "train.method=ptuning", cwd=work, check=False)
+        assert done.returncode == 10 and "cannot be trained further by P-tuning" in done.stderr and "PROMPT_TUNING" in done.stderr
+
+
+def test_a_run_with_an_encoder_keeps_it_in_its_checkpoints(work):
+    lmlaunch(config(work, "small", **settings("ptuning", prompt__hidden=24, train__steps=4)), cwd=work)
+    lmlaunch(config(work, "plain", **settings("ptuning", train__steps=2)), cwd=work)
+    hidden = [tomllib.loads((work / f"runs/{name}/config.toml").read_text())["prompt"]["hidden"] for name in ("small", "plain")]
+    assert hidden == [24, 32]  # the model's hidden size unless it is given
+    checkpoint = sorted((work / "runs/small/checkpoints").iterdir())[-1]
+    shapes = {tensor["name"]: tensor["shape"] for tensor in json.loads((checkpoint / "MANIFEST.json").read_text())["tensors"]}
+    encoder = {"embedding.weight": [COUNT, 32], "mlp_head.0.weight": [24, 32], "mlp_head.0.bias": [24], "mlp_head.2.weight": [24, 24],
+               "mlp_head.2.bias": [24], "mlp_head.4.weight": [32, 24], "mlp_head.4.bias": [32]}
+    assert shapes == {f"prompt_encoder.{name}": shape for name, shape in encoder.items()}
+    lmlaunch("export", checkpoint, "-o", "of_checkpoint", cwd=work)
+    assert torch.equal(load_file(work / "of_checkpoint/adapter_model.safetensors")["prompt_embeddings"], weights(work, "small")["prompt_embeddings"])
+    written = json.loads((work / "of_checkpoint/adapter_config.json").read_text())
+    assert written["peft_type"] == "P_TUNING" and written["num_virtual_tokens"] == COUNT and written["token_dim"] == 32
+    evaluated = json.loads(lmlaunch("eval", checkpoint, "--json", cwd=work).stdout)
+    assert evaluated["eval_loss"] == pytest.approx(eval_losses(work, "small")[-1], rel=1e-6)
+    lmlaunch("plain.toml", "train.steps=4", cwd=work)  # resumed, though the file does not name the size
+    assert len(losses(work, "plain")) == 4
+    for name, change in (("small", "prompt.hidden=16"), ("small", "prompt.hidden=auto"), ("plain", "prompt.hidden=24")):
+        done = lmlaunch(f"{name}.toml", change, "train.steps=6", cwd=work, check=False)
+        assert done.returncode == 14 and "prompt.hidden" in done.stderr, (name, change, done.stderr)
+
+
+def test_an_lstm_is_refused_by_name(work):
+    done = lmlaunch(config(work, "lstm", **settings("ptuning")), "prompt.encoder_reparameterization_type=LSTM", cwd=work, check=False)
+    assert done.returncode == 10 and "an LSTM is not there: leave it out" in done.stderr
 
 
 def test_a_resumed_run_has_the_same_bits(work, trained):
@@ -192,8 +222,9 @@ def test_what_virtual_tokens_cannot_do_is_refused(work, trained):
             ((f"{trained}.toml", "run.dir=runs/r2", "lora.r=4"), 10, "lora.r is LoRA's"),
             ((f"{trained}.toml", "run.dir=runs/r3", 'lora.targets=["q_proj"]'), 10, "lora.targets is LoRA's"),
             ((f"{trained}.toml", "run.dir=runs/r4", "train.method=lora"), 10, "prompt.length is of virtual tokens"),
-            ((f"{trained}.toml", "run.dir=runs/r5", "prompt.start=" + ("vocabulary" if trained == "prefix" else "zero")), 10, "prompt.start"),
+            ((f"{trained}.toml", "run.dir=runs/r5", "prompt.start=" + ("zero" if trained == "prompt" else "vocabulary")), 10, "prompt.start"),
             ((f"{trained}.toml", "run.dir=runs/r6", "train.objective=reward"), 10, "beside a head of scores"),
-            ((f"{trained}.toml", "run.dir=runs/r7", "train.method=ptuning"), 10, '"prompt"')]:
+            ((f"{trained}.toml", "run.dir=runs/r7", "prompt.hidden=8", f"train.method={'prompt' if trained == 'ptuning' else trained}"), 10, "prompt.hidden is of the MLP of P-tuning"),
+            ((f"{trained}.toml", "run.dir=runs/r8", "train.method=lora", "prompt.length=20", "prompt.hidden=8"), 10, "prompt.hidden is of virtual tokens")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == code and text in done.stderr, (arguments, done.stderr)

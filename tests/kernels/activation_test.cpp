@@ -1,6 +1,8 @@
 // Activations, with a gate and without, against fp64: gelu_tanh by its definition with a tanh, which the
 // kernels do not have. elementwise_test.cpp has more of SwiGLU.
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <numbers>
 
 #include "tests/kernels/support.h"
@@ -19,19 +21,22 @@ double gelu_tanh(double x) {
 double relu2(double x) {
   return x > 0 ? x * x : 0;
 }
+double relu(double x) {
+  return x > 0 ? x : 0;
+}
 
 struct Kind {
   Activation activation;
   const char* name;
   double (*value)(double);
-  double slope(double x) const {  // small steps: relu2's slope has a corner
-    const double h = 1e-6;
+  double slope(double x) const {  // small steps, which do not cross relu's corner
+    const double h = x == 0 ? 1e-6 : std::min(1e-6, std::abs(x) / 2);
     return (value(x + h) - value(x - h)) / (2 * h);
   }
 };
 constexpr Kind kSilu{Activation::kSilu, "silu", silu}, kGelu{Activation::kGeluTanh, "gelu_tanh", gelu_tanh},
-    kRelu2{Activation::kRelu2, "relu2", relu2};
-constexpr Kind kKinds[] = {kSilu, kGelu, kRelu2};
+    kRelu2{Activation::kRelu2, "relu2", relu2}, kRelu{Activation::kRelu, "relu", relu};
+constexpr Kind kKinds[] = {kSilu, kGelu, kRelu2, kRelu};
 
 std::string text(const Kind& kind, DType dtype, int64_t n) {
   return std::string(kind.name) + " " + dtype_text(dtype) + " " + std::to_string(n);
@@ -292,6 +297,11 @@ TEST(Activation, Relu2OfHugeAndInfiniteNumbersIsTorchs) {
                               {-1e30, 0, 0}, {1e30, kInf, 2e30}, {1e12, 1e24, 2e12},
                               {0, 0, 0}};
   expect_extremes(kRelu2, kAll);
+}
+
+TEST(Activation, ReluOfHugeAndInfiniteNumbersIsTorchs) {
+  constexpr Extreme kAll[] = {{-kInf, 0, 0}, {kInf, kInf, 1}, {-1e30, 0, 0}, {1e30, 1e30, 1}, {0, 0, 0}};
+  expect_extremes(kRelu, kAll);
 }
 
 }  // namespace

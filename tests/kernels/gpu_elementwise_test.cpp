@@ -117,7 +117,8 @@ TEST_F(GpuKernels, ScaleByPosition) {
   }
 }
 
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kRelu2};
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kRelu2,
+                                       Activation::kRelu};
 
 struct GatedCase {
   DType t;
@@ -290,6 +291,33 @@ TEST_F(GpuKernels, SoftmaxGradientOfCappedLogits) {
                                  v);
             },
             Want::kNear, 1e-6);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, FirstRows) {
+  const std::vector<int32_t> start = {0, 3, 4, 4, 7};
+  for (DType t : kBoth) {
+    for (int64_t width : {1, 3, 8, 127, 128, 129, 577}) {
+      for (int64_t documents : {0, 1, 4}) {
+        SCOPED_TRACE(name("first rows", t, {width, documents}));
+        const int64_t stride = width + 3;
+        check(
+            {noise(t, 8 * stride, 1), noise(DType::kF32, 2 * width, 2), numbers(start)},
+            [&](const Kernels& k, StreamView v, const Pointers& p) {
+              k.take_first_rows({.x = p[0],
+                                 .start = i32(p[2]),
+                                 .sums = f32(p[1]),
+                                 .first = 1,
+                                 .documents = documents,
+                                 .rows = 2,
+                                 .width = width,
+                                 .stride = stride,
+                                 .dtype = t},
+                                v);
+            },
+            Want::kBits);
       }
     }
   }

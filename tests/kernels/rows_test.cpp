@@ -4,6 +4,46 @@
 namespace lm {
 namespace {
 
+// Documents of 5, 2, 0 and 4 rows behind a row that is nobody's, of which each gives its first three.
+TEST(Rows, TheFirstRowsOfDocumentsAreSummedInOrderAndBecomeZero) {
+  const std::vector<int32_t> start = {0, 5, 7, 7, 11};
+  const int64_t first = 1, rows = 3, all = 12;
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (int64_t width : {1, 3, 64, 577}) {
+      SCOPED_TRACE(dtype_text(dtype) + " width " + std::to_string(width));
+      const int64_t stride = width + 5;
+      const Values x = Values::random(dtype, all * stride, 31),
+                   before = Values::random(DType::kF32, rows * width, 32);
+      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
+        Values taken = x, sums = before;
+        k.take_first_rows({.x = taken.data(),
+                           .start = start.data(),
+                           .sums = static_cast<float*>(sums.data()),
+                           .first = first,
+                           .documents = 4,
+                           .rows = rows,
+                           .width = width,
+                           .stride = stride,
+                           .dtype = dtype},
+                          stream);
+        return Outputs{taken, sums};
+      });
+      Values taken = x, sums = before;
+      for (size_t d = 0; d + 1 < start.size(); ++d) {
+        for (int64_t i = 0; i < std::min<int64_t>(rows, start[d + 1] - start[d]); ++i) {
+          for (int64_t j = 0; j < width; ++j) {
+            const int64_t at = (first + start[d] + i) * stride + j, to = i * width + j;
+            sums.set(to, static_cast<float>(sums[to]) + static_cast<float>(x[at]));
+            taken.set(at, 0);
+          }
+        }
+      }
+      EXPECT_TRUE(got[0] == taken);
+      EXPECT_TRUE(got[1] == sums);
+    }
+  }
+}
+
 TEST(Rows, GatherSumAndAddAreExact) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (int64_t width : {1, 3, 64, 577}) {

@@ -82,6 +82,7 @@ TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
 TEST(WideLanes, OtherActivationsGiveEachElementTheBitsThatItHasAlone) {
   expect_the_bits_alone(Activation::kGeluTanh);
   expect_the_bits_alone(Activation::kRelu2);
+  expect_the_bits_alone(Activation::kRelu);
 }
 
 // silu(-infinity) is -infinity * 0, which a processor makes with its sign: stored as bf16 it is 0x7FC0, among

@@ -9,7 +9,7 @@
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
 //     yes|no] [--adapter-dtype auto|fp32] [--generate N [--together yes]] [--max-length N] [--groups TOML of
 //     optimizer.groups]
-//     [--only TOML of train.only]
+//     [--only TOML of train.only] [--encoder N: PEFT_DIR has P-tuning's encoder of that size]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -180,6 +180,10 @@ struct Case {
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
     if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec).spec;
+    if (const int64_t encoder = std::stoll(arguments.get("encoder", "0")); encoder > 0) {
+      adapter->encoded = false;
+      adapter->encoder = encoder;
+    }
     const TrainConfig train = parsed(arguments, "only", "train.only").train;
     layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)),
                          trained_filter(train, spec));

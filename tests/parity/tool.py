@@ -4,7 +4,7 @@
               [--recompute none|attention|block|N] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
               [--max-grad-norm X] [--eps X] [--off-device none|disk|host] [--optimizer adamw|sgd] [--momentum X]
               [--quantize none|nf4|fp4|int8] [--double-quantize yes|no] [--adapter-dtype auto|fp32] [--generate N] [--max-length N]
-              [--groups TOML of optimizer.groups] [--only TOML of train.only]
+              [--groups TOML of optimizer.groups] [--only TOML of train.only] [--encoder N]
 
 It trains at a constant learning rate, betas 0.9 and 0.999, unless told otherwise without clipping and with eps 1e-8.
 """

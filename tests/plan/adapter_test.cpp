@@ -311,5 +311,30 @@ TEST(Adapters, VirtualTokensAreAsManyAsConfiguredOrAsTheContinuedOnes) {
   EXPECT_NE(what(unwritten).find("leave 1 of data.max_length = 16"), std::string::npos);
 }
 
+TEST(Adapters, AnEncoderHasTheModelsSizeUnlessItIsGiven) {
+  const auto config = [](const std::string& keys) {
+    return parse_config(
+        "[model]\npath = \"m\"\n[data]\ntrain = \"d\"\n[train]\nmethod = \"ptuning\"\n" + keys, "c.toml");
+  };
+  const AdapterSpec plain = configured_adapter(model(), config(""));
+  EXPECT_EQ(plain.kind, AdapterKind::kPrompt);
+  EXPECT_EQ(plain.virtual_tokens, 20);
+  EXPECT_EQ(plain.encoder, model().hidden);
+  EXPECT_FALSE(plain.encoded);
+  const AdapterSpec small = configured_adapter(model(), config("[prompt]\nlength = 3\nhidden = 7\n"));
+  EXPECT_EQ(small.virtual_tokens, 3);
+  EXPECT_EQ(small.encoder, 7);
+  Config prompt = config("");
+  prompt.train.method = Method::kPrompt;
+  const AdapterSpec given = configured_adapter(model(), prompt);
+  EXPECT_EQ(given.encoder, 0);
+  try {
+    continued_adapter(model(), config(""), given, "there");
+    ADD_FAILURE() << "a prompt without an encoder is continued with one";
+  } catch (const Error& error) {
+    EXPECT_NE(error.report().find("set train.method = \"prompt\""), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace lm

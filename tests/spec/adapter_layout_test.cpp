@@ -155,6 +155,41 @@ TEST(Parameters, APromptIsInTheEmbeddingsBlock) {
   EXPECT_TRUE(layout.blocks.front().find("embed")->frozen);
 }
 
+TEST(Parameters, AnEncoderIsBesideItsPromptWithItsBiasesLast) {
+  AdapterSpec adapter;
+  adapter.kind = AdapterKind::kPrompt;
+  adapter.virtual_tokens = 5;
+  adapter.encoder = 7;
+  const ModelSpec spec = odd();
+  const int64_t hidden = spec.hidden;
+  const ModelLayout layout = make_layout(spec, &adapter, DType::kF32);
+  const BlockLayout& block = layout.blocks.front();
+  struct Expected {
+    const char *name, *file;
+    std::vector<int64_t> shape;
+    int64_t fan_in;
+  };
+  const Expected all[] = {
+      {"prompt", "prompt_encoder.embedding.weight", {5, hidden}, 0},
+      {"encoder.0.weight", "prompt_encoder.mlp_head.0.weight", {7, hidden}, hidden},
+      {"encoder.2.weight", "prompt_encoder.mlp_head.2.weight", {7, 7}, 7},
+      {"encoder.4.weight", "prompt_encoder.mlp_head.4.weight", {hidden, 7}, 7},
+      {"encoder.0.bias", "prompt_encoder.mlp_head.0.bias", {7}, hidden},
+      {"encoder.2.bias", "prompt_encoder.mlp_head.2.bias", {7}, 7},
+      {"encoder.4.bias", "prompt_encoder.mlp_head.4.bias", {hidden}, 7},
+  };
+  ASSERT_EQ(block.trainables.size(), std::size(all));
+  for (size_t i = 0; i < std::size(all); ++i) {
+    SCOPED_TRACE(all[i].name);
+    const Parameter& p = block.tensors[block.trainables[i].tensor].parameter;
+    EXPECT_EQ(p.name, all[i].name);
+    EXPECT_EQ(p.parts.front().name, all[i].file);
+    EXPECT_EQ(p.shape(p.parts.front()), all[i].shape);
+    EXPECT_EQ(p.fan_in, all[i].fan_in);
+    EXPECT_EQ(block.trainables[i].decay, i < 4);
+  }
+}
+
 TEST(Parameters, VirtualTokensThatAModelCannotHaveAreNamed) {
   ModelSpec spec = odd();
   EXPECT_EQ(virtual_token_mistake(spec, AdapterKind::kPrefix), "");

@@ -118,7 +118,8 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind));
+  add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind)),
+      add("encoder", encoder);
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("pissa", pissa), add("in_backward", in_backward), add("table_last", table_last), add("stage", stage),
       add("nodes", nodes);
@@ -146,6 +147,7 @@ std::string Variant::numbers() const {
                               r,
                               int64_t{dora} + 2 * int64_t{pissa},
                               static_cast<int64_t>(kind),
+                              encoder,
                               int64_t{nodes},
                               int64_t{groups},
                               int64_t{stateless},

@@ -52,6 +52,7 @@ struct Variant {
   bool dora = false;                         // with LoRA: with trained lengths of rows
   bool pissa = false;                        // with LoRA: with the frozen pairs that it begins with
   AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
+  int64_t encoder = 0;                       // of a prompt: the size of its encoder (P-tuning)
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
   bool weighed = false;                      // by an objective that makes weights of the nll
@@ -96,7 +97,8 @@ struct Variant {
             .dropout = 0.1,
             .targets = targets,
             .kind = kind,
-            .virtual_tokens = with_tokens ? 3 : 0};
+            .virtual_tokens = with_tokens ? 3 : 0,
+            .encoder = encoder};
   }
   std::string text() const;
   std::string numbers() const;  // what decides them

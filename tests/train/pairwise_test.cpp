@@ -135,6 +135,29 @@ TEST_F(Pairwise, OtherAdaptersGiveTheSameBitsOffTheDevice) {
   }
 }
 
+// P-tuning: the embedding's block has matrices and biases, in several granules.
+TEST_F(Pairwise, AnEncoderGivesTheSameBitsOffTheDevice) {
+  for (const bool fp32 : {false, true}) {
+    Variant run;
+    run.steps = 4;
+    run.lora = true;
+    run.kind = AdapterKind::kPrompt;
+    run.encoder = 96;
+    run.tied = !fp32;
+    run.fp32_adapters = fp32;
+    run.master = fp32 ? Master::kF32 : Master::kSplit;
+    run.base = fp32 ? EncodingKind::kNf4Double : EncodingKind::kPlain;
+    run.micro_batches = fp32 ? 1 : 3;
+    run.optimizer = run.weights = true;
+    run.gradients = !fp32;
+    run.recompute = run.activations = run.in_backward = fp32;
+    SCOPED_TRACE(run.text());
+    const Outcome got = Training(run).run();
+    expect_same(run, got);
+    EXPECT_NE(got.losses.front(), got.losses.back());
+  }
+}
+
 TEST_F(Pairwise, EveryRowGivesTheSameBits) {
   expect_same_bits(rows());
 }

@@ -29,7 +29,8 @@ void adapter(const Json& value, Draft& draft) {
     draft.done = true;
   } else if (!is_off(value)) {
     draft.missing(
-        "train.method has full, lora, qlora, ia3, norms, prefix and prompt; all weights are trained");
+        "train.method has full, lora, qlora, ia3, norms, prefix, prompt and ptuning; all weights are "
+        "trained");
   }
 }
 

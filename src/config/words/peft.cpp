@@ -18,6 +18,14 @@ constexpr Word kPeft[] = {
     to("rank_pattern*", "lora.ranks", How::kTargets),
     to("alpha_pattern*", "lora.alphas", How::kTargets),
     to("use_dora", "lora.dora"),
+    to("num_virtual_tokens", "prompt.length"),
+    to("encoder_hidden_size", "prompt.hidden", How::kValue, "with train.method = \"ptuning\""),
+    missing(
+        "encoder_reparameterization_type",
+        "the encoder of train.method = \"ptuning\" is an MLP, peft's default; an LSTM is not there: leave "
+        "it out"),
+    missing("encoder_num_layers", "an MLP has three layers, as in peft"),
+    missing("encoder_dropout", "an MLP has none, as in peft"),
     missing("use_qalora", why::kLora),
     to("modules_to_save", "lora.also", How::kTargets),
     to("trainable_token_indices", "lora.tokens", How::kTargets),
