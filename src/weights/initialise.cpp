@@ -60,6 +60,9 @@ double normal(Numbers& first, Numbers& second, uint64_t index) {
 float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
   switch (parameter.role) {
     case TrainableRole::kLoraA:
+      // peft begins the embedding's with N(0, 1).
+      if (parameter.kind == ParameterKind::kEmbedding)
+        return static_cast<float>(normal(first, second, index));
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:
     case TrainableRole::kMagnitude:  // load_store sets it to the lengths of the base's rows
