@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "config/config_text.h"
 #include "launcher/model_place.h"
 #include "launcher/score_model.h"
 #include "launcher/token_ids.h"
@@ -14,6 +15,7 @@
 #include "plan/base_encoding.h"
 #include "plan/parameter_groups.h"
 #include "plan/trained_tensors.h"
+#include "spec/adapter_sites.h"
 #include "spec/dropouts.h"
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
@@ -29,14 +31,30 @@ Error tokens_error(std::string what, const std::string& place, std::string next)
                                .kept = "nothing was started or written"});
 }
 
+// A row that nothing trains stays what it began with.
+void require_new_rows_trained(const std::vector<NewToken>& added, const AdapterSpec& adapter) {
+  for (const NewToken& token : added) {
+    if (std::ranges::find(adapter.tokens, token.id) != adapter.tokens.end()) continue;
+    throw Error(Exit::kConfig,
+                {.area = "CONF-20",
+                 .what = "model.add_tokens: the row of " + value_text(token.text) +
+                         " would stay as it begins, since adapters leave the embedding alone",
+                 .place = "",
+                 .next = "name it in lora.tokens, or set lora.also = [\"embed_tokens\", \"lm_head\"]",
+                 .kept = "nothing was started or written"});
+  }
+}
+
 // Sets the tokens of an adapter, which has its own if it is continued.
-void set_tokens(const Config& config, const ModelSpec& model, const std::string& directory,
-                AdapterSpec& adapter) {
+void set_tokens(const Config& config, const PlannedModel& planned, AdapterSpec& adapter) {
+  const ModelSpec& model = planned.spec;
+  const std::vector<NewToken> added = planned.grown ? planned.grown->tokens : std::vector<NewToken>();
   const LoraConfig& lora = config.lora;
   const bool written = std::ranges::find(lora.written, "tokens") != lora.written.end();
   const bool continued = !lora.init.empty();
   if (!lora.tokens.empty() || (written && continued)) {
-    const std::vector<int64_t> asked = token_ids(lora.tokens, model, directory);
+    const std::vector<int64_t> asked =
+        token_ids(lora.tokens, model, tokenizer_of(planned.grown, planned.directory), added);
     if (continued && asked != adapter.tokens)
       throw tokens_error(fmt::format("the adapter of lora.init is continued as it is: these are not the {} "
                                      "tokens whose rows it has",
@@ -45,17 +63,23 @@ void set_tokens(const Config& config, const ModelSpec& model, const std::string&
     adapter.tokens = asked;
   }
   const bool whole = std::ranges::find(adapter.also, model.names.embedding) != adapter.also.end();
+  const bool pairs = adapter.kind == AdapterKind::kLora && adapter.adapts(kNoLayer, model.names.embedding);
+  if (pairs && !adapter.tokens.empty())
+    throw tokens_error("lora.targets has the embedding, and lora.tokens trains rows of it", "",
+                       "leave lora.tokens out, or \"embed_tokens\" out of lora.targets");
   if (whole && !adapter.tokens.empty())
     throw tokens_error("lora.also trains the whole embedding, and these rows of it", "",
                        "leave lora.tokens out, or \"embed_tokens\" out of lora.also");
+  if (!continued && !whole && !pairs) require_new_rows_trained(added, adapter);
 }
 
-AdapterSpec make_adapter(const ModelSpec& model, const Config& config, const std::string& directory) {
+AdapterSpec make_adapter(const PlannedModel& planned, const Config& config) {
+  const ModelSpec& model = planned.spec;
   const std::string& init = config.lora.init;
   AdapterSpec out = init.empty()
                         ? configured_adapter(model, config)
                         : continued_adapter(model, config, read_adapter_config(init, &model).spec, init);
-  set_tokens(config, model, directory, out);
+  set_tokens(config, planned, out);
   return out;
 }
 
@@ -163,6 +187,12 @@ void require_trainable(const Config& config, const PlannedModel& model) {
        .kept = "nothing was started or written"});
 }
 
+void stand_in(const Config& config, const Environment& environment, PlannedModel& model) {
+  if (!model.grown) return;
+  model.named_directory = model.directory;
+  model.directory = grown_directory(*model.grown, config, model.named_directory, environment);
+}
+
 bool model_is_known(const std::string& path, std::span<const ModelShape> known) {
   return find_shape(path, known) != nullptr;
 }
@@ -178,9 +208,10 @@ PlannedModel open_model(const Config& config, const Environment& environment,
     out.spec = read_model_spec(out.directory);
   }
   require_positions(config, out.spec);
+  out.grown = grow_vocabulary(config, out.directory, out.spec);
   settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
-  if (trains_adapter(config)) out.adapter = make_adapter(out.spec, config, out.directory);
+  if (trains_adapter(config)) out.adapter = make_adapter(out, config);
   const DType dtype = storage_type(config.model.dtype);
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "launcher/environment.h"
+#include "launcher/grown_model.h"
 #include "plan/plan.h"
 
 namespace lm {
@@ -22,7 +23,11 @@ struct PlannedModel {
   ModelSpec spec;
   std::optional<AdapterSpec> adapter;  // of any train.method but "full"
   ModelLayout layout;
+  std::optional<GrownVocabulary> grown;  // the spec has more tokens than the model's files
+  std::string named_directory = {};      // the model's own where `directory` stands for it (stand_in)
 
+  // Of the files that model.path names.
+  const std::string& origin() const { return named_directory.empty() ? directory : named_directory; }
   int64_t virtual_tokens() const { return adapter ? adapter->virtual_tokens : 0; }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
   // Borrows both.
@@ -45,6 +50,10 @@ void note_dropouts(const PlannedModel& model);
 // Throws Error(10) for an adapter, the one of lora.init, that can be used and not trained further. Before a
 // plan of training, and before a run.
 void require_trainable(const Config& config, const PlannedModel& model);
+
+// The model's directory becomes one that has the tokens of `grown`. Before anything reads its files or its
+// tokenizer; a plan needs neither. Throws as grown_directory does.
+void stand_in(const Config& config, const Environment& environment, PlannedModel& model);
 
 // Whether a plan for that name needs no file of the model.
 bool model_is_known(const std::string& path, std::span<const ModelShape> known);

@@ -10,8 +10,14 @@
 
 namespace lm {
 
-// In the order of `names`. `directory`: the model's; "": it is not here, and only numbers are known.
+struct NewToken {
+  std::string text;
+  int64_t id = 0;
+};
+
+// In the order of `names`. `directory`: of the tokenizer; "": it is not here, and only numbers are known.
+// `added`: tokens that it is given beside its own.
 std::vector<int64_t> token_ids(const std::vector<TokenName>& names, const ModelSpec& model,
-                               const std::string& directory);
+                               const std::string& directory, const std::vector<NewToken>& added);
 
 }  // namespace lm

@@ -197,6 +197,8 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
   Found out;
   together(at.ranks.group(), "opening the model", [&] {
     out.model = open_model(at.config, at.environment);
+    stand_in(at.config, at.environment, out.model);
+    if (out.model.grown && at.ranks.leads()) log_line(describe(*out.model.grown, out.model.spec));
     if (at.trains()) require_trainable(at.config, out.model);
     check_disks(at.config, at.purpose);
     if (at.device == DeviceType::kCuda) out.gpus.push_back(select_gpu());

@@ -76,7 +76,7 @@ void RunFiles::write_plan(const Job& job) {
 }
 
 void RunFiles::record_base(const Job& job, bool fresh) {
-  const auto hub = name_of_snapshot(job.model.directory);
+  const auto hub = name_of_snapshot(job.model.origin());
   if (hub) log_line("model: " + hub->repository() + ", revision " + hub->revision);
   if (!fresh) return;
   std::error_code ignored;
@@ -213,8 +213,10 @@ BaseModel base_of_adapter(const std::string& path, const std::string& directory,
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    const BaseModel base =
-        base_of_adapter(job.config.model.path, job.model.directory, job.model.spec, job.chat_template);
+    BaseModel base =
+        base_of_adapter(job.config.model.path, job.model.origin(), job.model.spec, job.chat_template);
+    base.directory = job.model.directory;
+    base.grown = job.model.grown.has_value() && job.config.model.init != ModelInit::kRandom;
     const AdapterForm form{.replace = request.replace, .patterns = request.patterns};
     if (job.model.adapter->encoder > 0) {
       const ComputedPrompt prompt(job.model.spec, *job.model.adapter, job.model.layout, source);

@@ -109,6 +109,9 @@ int64_t model_bytes(const Job& job) {
   const ModelSpec& spec = job.model.spec;
   if (lora && spec.tied && job.model.adapter->trains_whole(spec.names.embedding + std::string(".weight")))
     bytes += spec.vocab * spec.hidden * static_cast<int64_t>(sizeof(float));
+  // Copies of matrices with new tokens (export/export_adapter.h).
+  if (lora && job.model.grown)
+    bytes += (spec.tied ? 1 : 2) * spec.vocab * spec.hidden * static_cast<int64_t>(sizeof(float));
   return bytes;
 }
 

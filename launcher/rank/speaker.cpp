@@ -1,8 +1,10 @@
 #include "launcher/rank/speaker.h"
 
 #include <filesystem>
+#include <optional>
 
 #include "base/process.h"
+#include "launcher/grown_model.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/recorded.h"
@@ -32,9 +34,12 @@ Speaker::Speaker(const CommandLine& line)
   }
   const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
+  const std::optional<GrownVocabulary> grown = grow_vocabulary(subject_.config, model, spec_);
+  const std::string whole =
+      grown ? grown_directory(*grown, subject_.config, model, environment) : model;  // with their tokenizer
   if (trains_scores(subject_.config)) settle_scores(subject_.config, model, spec_);
   refuse_scores(spec_, is_of_scores(subject_), line.positional[0]);
-  text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_),
+  text_ = std::make_unique<TextSession>(text_tools(environment, whole, own_template(subject_),
                                                    recorded_date(subject_.run), subject_.config.data.render));
 }
 

@@ -72,7 +72,7 @@ VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& 
   return result;
 }
 
-std::optional<ModelSpec> find_base(const std::string& name) {
+std::optional<ModelSpec> find_base(const std::string& adapter, const std::string& name) {
   std::string directory;
   try {
     directory = resolve_model(name, read_environment());
@@ -81,7 +81,9 @@ std::optional<ModelSpec> find_base(const std::string& name) {
              "the adapter is not compared with its base model, which was not found: \"" + name + "\"");
     return std::nullopt;
   }
-  return read_model_spec(directory);
+  ModelSpec spec = read_model_spec(directory);
+  grow_by_adapter(adapter, directory, spec);
+  return spec;
 }
 
 }  // namespace
@@ -98,7 +100,9 @@ Exit verify_command(const CommandLine& line) {
                               : run_of(what).empty() ? resolve_model(what, read_environment())
                                                      : open_subject(what).trained;
   const VerifyResult result =
-      has(subject, kManifestName) ? verify_checkpoint(subject, line) : verify_model(subject, find_base);
+      has(subject, kManifestName)
+          ? verify_checkpoint(subject, line)
+          : verify_model(subject, [&](const std::string& name) { return find_base(subject, name); });
   if (line.has("--json")) {
     nlohmann::ordered_json json = {
         {"ok", result.ok}, {"weights_hash", result.weights_hash}, {"files", result.files}};

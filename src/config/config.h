@@ -137,6 +137,13 @@ struct ModelConfig {
   Quantize quantize = Quantize::kNone;
   bool double_quantize =
       true;  // quantizes scales of 4-bit codes to 8 bits: 4.1 bits per weight instead of 4.5
+  // Texts that become tokens, where the tokenizer has no such token: rows of the embedding and the head
+  // without a token are taken first, then the matrices get more. Every method; beside adapters they must be
+  // trained (lora.tokens or lora.also).
+  std::vector<std::string> add_tokens;
+  // What their rows begin with: "mean", of the rows of the tokenizer's tokens, or the text of a token whose
+  // row is copied.
+  std::string new_rows = "mean";
 };
 
 inline bool quantises_to_four_bits(const ModelConfig& model) {

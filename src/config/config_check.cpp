@@ -47,6 +47,7 @@ class Checks {
     prompt();
     adapter_start();
     quantisation();
+    new_tokens();
     types();
     offload();
     checkpoint();
@@ -335,6 +336,23 @@ class Checks {
     require(model.quantize == Quantize::kNone || trains_adapter(config_), "model.quantize", "train.method",
             "model.quantize = " + value_text(model.quantize) +
                 " freezes the model, and train.method = \"full\" trains it: set train.method = \"qlora\"");
+  }
+
+  void new_tokens() {
+    const ModelConfig& model = config_.model;
+    const std::string key = "model.add_tokens";
+    for (auto one = model.add_tokens.begin(); one != model.add_tokens.end(); ++one) {
+      require(!one->empty(), key, key, key + " has an empty text: give each token a text");
+      require(std::find(model.add_tokens.begin(), one, *one) == one, key, key,
+              key + " names " + value_text(*one) + " twice: name it once");
+    }
+    const Method method = config_.train.method;
+    const bool pairs = method == Method::kLora || method == Method::kQlora;
+    require(model.add_tokens.empty() || method == Method::kFull || pairs, key, "train.method",
+            key + " needs rows that are trained, and train.method = " + value_text(method) +
+                " trains none: set train.method = \"lora\" and lora.tokens");
+    require(model.new_rows == ModelConfig().new_rows || !model.add_tokens.empty(), "model.new_rows", key,
+            "model.new_rows is for tokens of " + key + ", which is empty: leave it out");
   }
 
   void types() {

@@ -56,6 +56,14 @@ void visit_model(ModelT& model, V& v) {
          "quantize the blocks' frozen linear layers to 4 or 8 bits; only with train.method = \"lora\""});
   v.key("model", "double_quantize", model.double_quantize,
         {kNumerics, "also quantize the scales of 4-bit weights: 4.1 bits per weight instead of 4.5"});
+  v.key("model", "add_tokens", model.add_tokens,
+        {kState,
+         "texts that become tokens of the tokenizer if it does not have them; the embedding and the head get "
+         "rows for them"});
+  v.key("model", "new_rows", model.new_rows,
+        {kNumerics,
+         "initial rows of these tokens: mean, of all tokens' rows, or the text of a token whose row is "
+         "copied"});
 }
 
 template <class DataT, class V>

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "export/export_model.h"
 #include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
+#include "weights/model_files.h"
 #include "weights/saved_modules.h"
 
 namespace lm {
@@ -87,20 +89,23 @@ Json target_modules(const AdapterSpec& spec, const BaseModel& base) {
   std::vector<std::string> targets = spec.targets;
   std::ranges::sort(targets);
   if (!base.wrapped) return targets;
-  // The head is beside the text model.
+  // The head is beside the text model, and the embedding no layer's.
   const std::string head = base.spec == nullptr ? "" : base.spec->names.head;
+  const std::string table = base.spec == nullptr ? "" : base.spec->names.embedding;
   const bool adapts_head = std::erase(targets, head) > 0;
+  const bool adapts_table = std::erase(targets, table.substr(table.rfind('.') + 1)) > 0;
   const auto is_path = [&](const std::string& name) { return wrapped_name(name) != name; };
   if (std::ranges::all_of(targets, is_path)) {
     for (std::string& name : targets) name = wrapped_name(name);
     if (adapts_head) targets.push_back(head);
+    if (adapts_table) targets.push_back(wrapped_name(table));
     return targets;
   }
   const std::string layers = spec.layers.empty() ? "" : one_of(spec.layers, [](int64_t layer) {
                                                           return std::to_string(layer);
                                                         }) + "\\..*\\.";
   return R"(.*\blanguage_model\..*\.)" + layers + one_of(targets, escaped) +
-         (adapts_head ? "|" + escaped(head) : "");
+         (adapts_head ? "|" + escaped(head) : "") + (adapts_table ? "|" + escaped(wrapped_name(table)) : "");
 }
 
 template <class T>
@@ -149,7 +154,8 @@ class OneForm {
       return out;
     }
     const std::string name = canonical_name(tensor.name).text;
-    const std::string module = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kB.size());
+    const size_t end = name.size() - (name.ends_with(kB) ? kB : kEmbeddingB).size();
+    const std::string module = name.substr(kPrefix.size(), end - kPrefix.size());
     const auto rank = static_cast<size_t>(from_.rank_of(module)), all = static_cast<size_t>(to_.r);
     const auto factor = static_cast<float>(to_.scale() == 0 ? 0 : from_.scale_of(module) / to_.scale());
     for (size_t i = 0; i < values.size(); ++i) out[i / rank * all + i % rank] = values[i] * factor;
@@ -157,10 +163,13 @@ class OneForm {
   }
 
  private:
-  static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight";
-  static bool is_a(const std::string& name) { return name.ends_with(kA); }
+  static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight",
+                                    kEmbeddingA = ".lora_embedding_A", kEmbeddingB = ".lora_embedding_B";
+  static bool is_a(const std::string& name) { return name.ends_with(kA) || name.ends_with(kEmbeddingA); }
   // A magnitude, or what is trained whole, has no rank, and stays.
-  static bool of_pair(const std::string& name) { return is_a(name) || name.ends_with(kB); }
+  static bool of_pair(const std::string& name) {
+    return is_a(name) || name.ends_with(kB) || name.ends_with(kEmbeddingB);
+  }
 
   // The largest rank and the largest scale, so that B becomes no larger.
   void find_common(const ModelLayout& layout) {
@@ -306,6 +315,52 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
   return config;
 }
 
+// A matrix of the base in the adapter's file.
+struct CopiedMatrix {
+  std::string name;  // of the adapter's tensor
+  ModelFiles::Tensor tensor;
+};
+
+// What PEFT calls the base's matrix in a file: layers of its own are around it where something of it is
+// trained.
+std::string name_of_copy(const std::string& path, const ModelLayout& layout) {
+  std::string end = ".weight";
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Trainable& entry : block.trainables) {
+      if (block.tensors[entry.tensor].parameter.owner != path + ".weight") continue;
+      if (entry.role == TrainableRole::kTokenRows) end = ".token_adapter.base_layer.weight";
+      if (entry.role == TrainableRole::kLoraA) end = ".base_layer.weight";
+    }
+  }
+  return std::string(kAdapterPrefix) + path + end;
+}
+
+// Those that are not trained whole, of a base with new tokens.
+std::vector<CopiedMatrix> copied_matrices(const AdapterSpec& spec, const BaseModel& base,
+                                          const ModelLayout& layout, const ModelFiles& files) {
+  std::vector<CopiedMatrix> out;
+  const ModelSpec& model = *base.spec;
+  for (const char* const path : {model.names.embedding, model.names.head}) {
+    const std::string weight = path + std::string(".weight");
+    const bool shared = path == model.names.head && (model.tied || model.scores());
+    const auto tensor = files.find(weight);
+    if (shared || spec.trains_whole(weight) || !tensor) continue;
+    out.push_back({name_of_copy(path, layout), *tensor});
+  }
+  return out;
+}
+
+void copy_tensor(const CopiedMatrix& matrix, const TensorInfo& info, SafetensorsWriter& writer) {
+  constexpr int64_t kAtOnce = int64_t{4} << 20;
+  const int64_t bytes = matrix.tensor.entry->bytes();
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(kAtOnce, bytes)));
+  for (int64_t offset = 0; offset < bytes; offset += kAtOnce) {
+    const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(kAtOnce, bytes - offset)));
+    matrix.tensor.file->read(*matrix.tensor.entry, offset, piece);
+    writer.write(info.name, piece);
+  }
+}
+
 }  // namespace
 
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
@@ -323,6 +378,11 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
     infos.push_back(*std::ranges::find(infos, of_embedding, &TensorInfo::name));
     infos.back().name = of_head;
   }
+  const auto files = base.grown ? std::make_unique<ModelFiles>(base.directory) : nullptr;
+  const std::vector<CopiedMatrix> copies =
+      files ? copied_matrices(spec, base, layout, *files) : std::vector<CopiedMatrix>();
+  for (const CopiedMatrix& copy : copies)
+    infos.push_back({copy.name, copy.tensor.entry->dtype, copy.tensor.entry->shape});
   for (TensorInfo& info : infos) {
     as.resize(info);
     if (base.wrapped) info.name = wrapped_name(info.name);
@@ -332,6 +392,11 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
     const bool changes = as.changes(tensor);
     std::vector<float> values;  // of a tensor that is written otherwise than it is
     const std::string name = canonical_name(tensor.name).text;
+    const auto copy = std::ranges::find(copies, name, &CopiedMatrix::name);
+    if (copy != copies.end()) {
+      copy_tensor(*copy, tensor, writer);
+      continue;
+    }
     tensors.fill(name == of_head ? of_embedding : name, [&](std::span<const std::byte> bytes) {
       if (!changes) return writer.write(tensor.name, bytes);
       const auto* const begin = reinterpret_cast<const float*>(bytes.data());

@@ -18,7 +18,10 @@ struct BaseModel {
   std::string revision = {};        // the commit of a hub model
   bool scores = false;              // it has a head of scores, which is trained beside the adapter
   bool wrapped = false;             // the base is a text model inside another one (ModelSpec::wrapper)
-  const ModelSpec* spec = nullptr;  // needed for virtual tokens and modules trained whole; borrowed
+  const ModelSpec* spec = nullptr;  // needed for virtual tokens, modules trained whole and `grown`; borrowed
+  // `directory` has more tokens than the model that `name` names: the adapter gets copies of the matrices of
+  // the vocabulary, as PEFT writes them.
+  bool grown = false;
 };
 
 struct AdapterForm {

@@ -2,6 +2,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 
@@ -11,6 +12,25 @@
 
 namespace lm {
 namespace {
+
+// out = addend_scale addend + scale left right. On a GPU an addend elsewhere is copied to `out`, as LibTorch
+// would copy it, and one of a single row or column, which LibTorch takes for a bias and gives to cuBLASLt, is
+// added by a batch of one product: a sum like the others.
+void add_product(at::Tensor out, const at::Tensor& left, const at::Tensor& right, const Gemm& g,
+                 StreamView stream) {
+  const bool widens = g.out.dtype != g.a.dtype, elsewhere = g.addend.data != g.out.data;
+  at::Tensor addend = elsewhere ? tensor_of(g.addend, stream.device) : out;
+  if (out.is_cuda() && elsewhere) addend = out.copy_(addend);
+  if (out.is_cuda() && (out.size(0) == 1 || out.size(1) == 1)) {
+    at::Tensor batch = out.unsqueeze(0);
+    const at::Tensor a = left.unsqueeze(0), b = right.unsqueeze(0);
+    widens ? at::baddbmm_out(batch, batch, a, b, out.scalar_type(), g.addend_scale, g.scale)
+           : at::baddbmm_out(batch, batch, a, b, g.addend_scale, g.scale);
+    return;
+  }
+  widens ? at::addmm_out(out, addend, left, right, out.scalar_type(), g.addend_scale, g.scale)
+         : at::addmm_out(out, addend, left, right, g.addend_scale, g.scale);
+}
 
 void gemm(const Gemm& g, StreamView stream) {
   // Of fp16 LibTorch has plain loops on most processors.
@@ -31,9 +51,7 @@ void gemm(const Gemm& g, StreamView stream) {
     widens ? at::mm_out(out, left, right, out.scalar_type()) : at::mm_out(out, left, right);
     return;
   }
-  const at::Tensor addend = g.addend.data == g.out.data ? out : tensor_of(g.addend, stream.device);
-  widens ? at::addmm_out(out, addend, left, right, out.scalar_type(), g.addend_scale, g.scale)
-         : at::addmm_out(out, addend, left, right, g.addend_scale, g.scale);
+  add_product(out, left, right, g, stream);
 }
 
 void copy_rows(const CopyRows& c, StreamView stream) {

@@ -137,6 +137,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       input_table_(find(layout.blocks.front(), "inputs.table")),
       input_projection_(find(layout.blocks.front(), "inputs.projection")),
       head_(find(layout.blocks.back(), "head")),
+      table_a_(find(layout.blocks.front(), "embed.lora_A")),
+      table_b_(find(layout.blocks.front(), "embed.lora_B")),
       head_a_(find(layout.blocks.back(), "head.lora_A")),
       head_b_(find(layout.blocks.back(), "head.lora_B")),
       norm_{find(layout.blocks.back(), "norm"), find(layout.blocks.back(), "norm_bias")},
@@ -172,6 +174,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
     }
   }
   if (adapter != nullptr) runs_ = row_runs(adapter->tokens);
+  if (table_a_.rows > 0) table_scale_ = static_cast<float>(adapter->scale_of(spec.names.embedding));
   if (head_a_.rows > 0) head_scale_ = static_cast<float>(adapter->scale_of(spec.names.head));
   if (adapter != nullptr) dropout_ = static_cast<float>(adapter->dropout);
 }
@@ -244,7 +247,8 @@ Embedding ModelBinding::embedding(const BlockMemory& memory, const BindOptions& 
           embedding_dropout(options),
           bind(prompt_, memory, options),
           {bind(tokens_, memory, options), runs_},
-          encoder};
+          encoder,
+          {bind(table_a_, memory, options), bind(table_b_, memory, options), table_scale_}};
 }
 
 DropoutMask ModelBinding::embedding_dropout(const BindOptions& options) const {

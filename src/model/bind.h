@@ -107,8 +107,8 @@ class ModelBinding {
   double embedding_dropout_ = 0;
   NormSpec final_norm_, input_norm_spec_;
   Place embedding_, tokens_, positions_, prompt_, input_table_, input_projection_, head_;
-  Place head_a_, head_b_;  // of an adapter of the head
-  float head_scale_ = 1;
+  Place table_a_, table_b_, head_a_, head_b_;  // of adapters of the embedding and of the head
+  float table_scale_ = 1, head_scale_ = 1;
   std::array<LinearPlace, 3> encoder_;  // of the prompt
   std::vector<RowRun> runs_;            // of tokens_
   NormPlace norm_, input_norm_;

@@ -32,6 +32,32 @@ void put_prompt(const Context& context, const Embedding& embedding, const Device
   put_virtual_rows(context, {made, {}}, batch, x, scale);
 }
 
+// factor B[token] [T, r]; surplus rows are zero.
+View table_rows(const Context& context, const TableAdapter& adapter, const DeviceBatch& batch, int64_t rows) {
+  const Param& b = adapter.b;
+  const View out = context.tensor(rows, b.weight.columns);
+  context.kernels.gather_rows(
+      {.table = b.weight.data,
+       .index = batch.token,
+       .out = out.data,
+       .rows = batch.tokens,
+       .width = out.columns,
+       .scale = adapter.scale * embedding_scale(context.spec.embedding, context.dtype),
+       .dtype = context.dtype},
+      context.stream);
+  zero_surplus(context, out, batch.tokens);
+  return out;
+}
+
+void add_table_adapter(const Context& context, const TableAdapter& adapter, const DeviceBatch& batch,
+                       const View& x) {
+  if (!adapter.defined()) return;
+  const ArenaFrame frame(context.arena);
+  context.kernels.gemm(
+      {.a = table_rows(context, adapter, batch, x.rows), .b = adapter.a.weight, .out = x, .addend = x},
+      context.stream);
+}
+
 }  // namespace
 
 void prompt_backward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
@@ -56,6 +82,8 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
                                .dtype = context.dtype},
                               context.stream);
   put_prompt(context, embedding, batch, x);
+  zero_surplus(context, x, batch.tokens);
+  add_table_adapter(context, embedding.adapter, batch, x);
   if (embedding.positions.weight.defined()) {
     context.kernels.gather_rows({.table = embedding.positions.weight.data,
                                  .index = batch.position,
@@ -66,20 +94,30 @@ void embedding_forward(const Context& context, const Embedding& embedding, const
                                  .dtype = context.dtype},
                                 context.stream);
   }
-  zero_surplus(context, x, batch.tokens);
   if (embedding.dropout.on()) drop(context, embedding.dropout, batch, x, x);
+}
+
+View table_adapter_backward(const Context& context, const TableAdapter& adapter, const DeviceBatch& batch,
+                            const View& dx, bool first) {
+  const View out = context.tensor(dx.rows, adapter.b.weight.columns);
+  context.kernels.gemm({.a = dx, .b = adapter.a.weight, .out = out, .transpose_b = true}, context.stream);
+  const ArenaFrame frame(context.arena);
+  add_weight_gradient(context, adapter.a.gradient, table_rows(context, adapter, batch, dx.rows), dx, first);
+  return out;
 }
 
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length) {
   const int64_t tokens = std::min(spec.vocab, step_tokens);
   return {.tokens = tokens,
           .positions = std::min(spec.embedding.positions, max_length),
-          .inputs = spec.embedding.inputs.width > 0 ? tokens : 0};
+          .inputs = spec.embedding.inputs.width > 0 ? tokens : 0,
+          .pairs = tokens};
 }
 
 UpdatedRows trained_rows(UpdatedRows rows, const BlockLayout& embedding) {
   const TensorPlace* const chosen = embedding.find("embed.tokens");
   rows.chosen = chosen == nullptr ? 0 : std::min(rows.tokens, chosen->parameter.rows);
+  if (!embedding.trains("embed.lora_B")) rows.pairs = 0;
   if (!embedding.trains("embed")) rows.tokens = 0;
   if (!embedding.trains("positions")) rows.positions = 0;
   if (!embedding.trains("inputs.table")) rows.inputs = 0;
@@ -168,7 +206,7 @@ void RowGradient::finish(const Context& context, const View& gradient, float sca
 }
 
 EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens,
-                                     DeviceType device, std::span<const int64_t> chosen) {
+                                     DeviceType device, std::span<const int64_t> chosen, int64_t rank) {
   using Table = RowGradient::Table;
   const InputsSpec& inputs = spec.embedding.inputs;
   if (most.tokens > 0) {
@@ -185,6 +223,9 @@ EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& m
                           .places = std::move(places)},
                     most.chosen, max_tokens, device);
   }
+  if (most.pairs > 0 && rank > 0)
+    pairs_.emplace(Table{.rows = spec.vocab, .columns = rank, .ignored = spec.pad_token}, most.pairs,
+                   max_tokens, device);
   if (most.positions > 0) {
     positions_.emplace(
         Table{.rows = spec.embedding.positions, .columns = spec.hidden, .index = &Batch::position},
@@ -201,19 +242,22 @@ void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& 
   if (chosen_) chosen_->begin(context, micro_batches);
   if (positions_) positions_->begin(context, micro_batches);
   if (inputs_) inputs_->begin(context, micro_batches);
+  if (pairs_) pairs_->begin(context, micro_batches);
 }
 
-void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx, const View& inputs) {
-  if (tokens_) tokens_->add(context, micro, dx);
-  if (chosen_) chosen_->add(context, micro, dx);
-  if (positions_) positions_->add(context, micro, dx);
-  if (inputs_) inputs_->add(context, micro, inputs);
+void EmbeddingGradient::add(const Context& context, size_t micro, const RowGradients& of) {
+  if (tokens_) tokens_->add(context, micro, of.dx);
+  if (chosen_) chosen_->add(context, micro, of.dx);
+  if (positions_) positions_->add(context, micro, of.dx);
+  if (inputs_) inputs_->add(context, micro, of.inputs);
+  if (pairs_) pairs_->add(context, micro, of.pairs);
 }
 
 void EmbeddingGradient::finish(const Context& context, const Embedding& embedding) {
   const float scale = embedding_scale(context.spec.embedding, context.dtype);
   if (tokens_) tokens_->finish(context, embedding.table.gradient, scale);
   if (chosen_) chosen_->finish(context, embedding.tokens.rows.gradient, scale);
+  if (pairs_) pairs_->finish(context, embedding.adapter.b.gradient, embedding.adapter.scale * scale);
   if (positions_) positions_->finish(context, embedding.positions.gradient, 1);
   if (inputs_) {
     inputs_->finish(context, embedding.inputs.table.gradient,

@@ -16,6 +16,13 @@
 
 namespace lm {
 
+// LoRA of the table: its rows become table + scale B A.
+struct TableAdapter {
+  Param a, b;  // [r, H], [V, r]; undefined: there is none
+  float scale = 1;
+  bool defined() const { return a.weight.defined(); }
+};
+
 struct Embedding {
   Param table;                 // [V, H]
   Param positions;             // [P, H]; undefined where positions are not learned
@@ -24,6 +31,7 @@ struct Embedding {
   Param prompt = {};           // [n, H], of the virtual tokens; undefined without prompt tuning
   TokenRows tokens = {};       // rows in place of the table's own
   PromptEncoder encoder = {};  // what makes the virtual tokens' embeddings of `prompt` (P-tuning)
+  TableAdapter adapter = {};
 };
 
 // What multiplies a token's row, as the model's type has it.
@@ -37,6 +45,10 @@ float prompt_scale(const Context& context);
 void embedding_forward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
                        const View& x);
 
+// The backward pass of an adapter, from dx [T, H] of the sum: A's gradient is added, and the gradient of B's
+// rows, [T, r], is returned in memory of the arena, for EmbeddingGradient::add. `first`: A's is overwritten.
+View table_adapter_backward(const Context& context, const TableAdapter& adapter, const DeviceBatch& batch,
+                            const View& dx, bool first);
 // From the gradient of x to that of the prompt and of its encoder; the prompt's rows of dx become zero.
 // `first`: the gradients' memory has no value yet.
 void prompt_backward(const Context& context, const Embedding& embedding, const DeviceBatch& batch,
@@ -47,6 +59,7 @@ struct UpdatedRows {
   int64_t tokens = 0, positions = 0;
   int64_t chosen = 0;  // tokens whose rows alone are trained (lora.tokens)
   int64_t inputs = 0;  // of the table of layers' inputs, as wide as these
+  int64_t pairs = 0;   // of an adapter's B
   int64_t all() const { return tokens + positions + chosen; }
 };
 UpdatedRows updated_rows(const ModelSpec& spec, int64_t step_tokens, int64_t max_length);
@@ -93,23 +106,30 @@ class RowGradient {
   Memory index_;  // on a GPU: order, start and rows of the call in flight
 };
 
+// Gradients of the rows that a micro-batch's tokens have taken.
+struct RowGradients {
+  View dx = {};      // [T, H]
+  View inputs = {};  // of the table of layers' inputs, where there is one
+  View pairs = {};   // [T, r] of an adapter's B
+};
+
 class EmbeddingGradient {
  public:
   // Of the tables that have rows in `most`; `chosen`: the tokens of its chosen rows.
+  // `rank`: of an adapter.
   EmbeddingGradient(const ModelSpec& spec, const UpdatedRows& most, int64_t max_tokens, DeviceType device,
-                    std::span<const int64_t> chosen = {});
+                    std::span<const int64_t> chosen = {}, int64_t rank = 0);
 
   // A backward of the step begins: numbers the distinct rows of its micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
-  // Adds dx [T, H] of micro-batch `micro`, in the order of positions, and where layers have inputs the
-  // gradient of their table's rows. Micro-batches come in ascending order.
-  void add(const Context& context, size_t micro, const View& dx, const View& inputs = {});
+  // Adds those of micro-batch `micro`, in the order of positions. Micro-batches come in ascending order.
+  void add(const Context& context, size_t micro, const RowGradients& of);
   // gradient[row] += sum, once per backward, of all tables; the tokens' and that of layers' inputs with the
   // factor that their rows have. The caller has zeroed the gradients before, but a tied head's.
   void finish(const Context& context, const Embedding& embedding);
 
  private:
-  std::optional<RowGradient> tokens_, chosen_, positions_, inputs_;
+  std::optional<RowGradient> tokens_, chosen_, positions_, inputs_, pairs_;
 };
 
 }  // namespace lm

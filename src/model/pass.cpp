@@ -62,6 +62,7 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
       first_trained_(model.layout.first_trained()),
       norm_trained_(trains_norm(model.layout.blocks.back())),
       prompt_trained_(model.layout.blocks.front().trains("prompt")),
+      table_adapted_(model.layout.blocks.front().trains("embed.lora_A")),
       group_(static_cast<size_t>(step.group)),
       mark_(model.layout.blocks.size()) {
   if (step.table_last) take_gradient_slot(model.layout);
@@ -383,7 +384,14 @@ void Pass::embedding_backward(int64_t micro) {
     const Embedding tables = embedding(memory_.borrow(0, true), true);
     return prompt_backward(context_, tables, m.device, m.dx, micro == 0);
   }
-  memory_.add_embedding_gradient(micro, m.dx, inputs);
+  const ArenaFrame frame(context_.arena);
+  View pairs;
+  if (table_adapted_) {
+    if (micro == 0 && !inputs.defined()) memory_.begin_gradient(0);
+    const Embedding tables = embedding(memory_.borrow(0, true), true);
+    pairs = table_adapter_backward(context_, tables.adapter, m.device, m.dx, micro == 0);
+  }
+  memory_.add_embedding_gradient(micro, {m.dx, inputs, pairs});
 }
 
 ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch, bool training)

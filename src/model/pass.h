@@ -23,9 +23,8 @@ class PassMemory {
   virtual BlockMemory borrow(int64_t unit, bool gradient) = 0;
   // The step's first addition to the unit's gradient comes next.
   virtual void begin_gradient(int64_t unit) = 0;
-  // dx [T, H] of the embedding's output, and `inputs` of the rows from which layers' inputs are made, where
-  // there are any; only called where the embedding is trained.
-  virtual void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) = 0;
+  // Only called where the embedding is trained.
+  virtual void add_embedding_gradient(int64_t micro, const RowGradients& of) = 0;
   // Replaces each row's nll [R] by its weight in the loss; only called with StepConfig::two_phases. Of a head
   // of scores: replaces the rows' scores [R, labels] by the gradient of the step's loss.
   virtual void weigh(int64_t micro, const View& rows) = 0;
@@ -109,7 +108,7 @@ class Pass {
   int64_t head_;           // the last block, and its unit
   int64_t first_trained_;  // block; nobody wants the gradient of its input
   bool norm_trained_;      // the final norm
-  const bool prompt_trained_;
+  const bool prompt_trained_, table_adapted_;
   // Of a tied table that is made last: what each micro-batch's head has kept for it, and behind that in the
   // arena the slot, at whose beginning it begins, too.
   std::vector<HeadRows> kept_heads_;

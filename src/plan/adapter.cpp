@@ -315,7 +315,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
   if (kind_of(config.train.method) != AdapterKind::kLora) return without_pairs(model, config);
   AdapterSpec out = configured_adapter(model, config.lora);
   require_type_of_model(model, config, out);
-  require_plain_head(model, out);
+  require_plain_vocabulary(model, out);
   require_biases(model, out, config.lora.bias);
   return out;
 }
@@ -330,7 +330,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
   if (given.kind == AdapterKind::kLora) {
     require_type_of_model(model, config, given);
     AdapterSpec out = continued_adapter(model, config.lora, given, directory);
-    require_plain_head(model, out);
+    require_plain_vocabulary(model, out);
     return out;
   }
   // One that an encoder has computed is refused as it is trained (launcher/planned_model.h).

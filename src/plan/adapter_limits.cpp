@@ -13,6 +13,27 @@ bool adapts_head(const ModelSpec& model, const AdapterSpec& adapter) {
   return !model.tied && !model.scores() && adapter.adapts(kNoLayer, model.names.head);
 }
 
+bool adapts_embedding(const ModelSpec& model, const AdapterSpec& adapter) {
+  return !model.tied && adapter.adapts(kNoLayer, model.names.embedding);
+}
+
+// `module` is called `name` in messages. `dropout`: it would have one.
+void require_plain(const char* module, const std::string& name, const AdapterSpec& adapter, bool dropout) {
+  const std::string beside = std::string("lora.targets has ") + module + ", " + value_text(name) + ", and ",
+                    out = std::string(module) + " out of lora.targets";
+  if (adapter.dora)
+    throw lora_error(beside + "lora.dora = true: its rows' lengths are not trained",
+                     "leave " + out + ", or lora.dora out");
+  if (dropout)
+    throw lora_error(beside + "lora.dropout: its adapter has none",
+                     "leave " + out + ", or set lora.dropout = 0");
+  if (adapter.pissa)
+    throw lora_error(beside + "lora.start = \"pissa\": " + module + " is not decomposed",
+                     "leave " + out + ", or lora.start out");
+  if (adapter.trains_whole(name + ".weight"))
+    throw lora_error(beside + "lora.also trains it whole", "leave it out of one of the two");
+}
+
 }  // namespace
 
 Error lora_error(std::string what, std::string next) {
@@ -36,30 +57,20 @@ void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias
 }
 
 void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter) {
-  const bool head = adapts_head(model, adapter);
+  const bool head = adapts_head(model, adapter), table = adapts_embedding(model, adapter);
   if (!has_fp32_adapters(config) || config.model.dtype == ModelDType::kF32) return;
-  if (adapter.also.empty() && !head) return;
-  throw lora_error(std::string(head ? "an adapter of the head is" : "lora.also trains modules of the model") +
+  if (adapter.also.empty() && !head && !table) return;
+  throw lora_error(std::string(head    ? "an adapter of the head is"
+                               : table ? "an adapter of the embedding is"
+                                       : "lora.also trains modules of the model") +
                        " in model.dtype = " + value_text(config.model.dtype) +
                        ", and lora.dtype = \"fp32\" is written",
                    "leave lora.dtype out: bf16 and fp16 weights have fp32 master weights");
 }
 
-void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter) {
-  if (!adapts_head(model, adapter)) return;
-  const std::string name = model.names.head,
-                    head = "lora.targets has the head, " + value_text(name) + ", and ";
-  if (adapter.dora)
-    throw lora_error(head + "lora.dora = true: its rows' lengths are not trained",
-                     "leave the head out of lora.targets, or lora.dora out");
-  if (adapter.dropout > 0)
-    throw lora_error(head + "lora.dropout: its adapter has none",
-                     "leave the head out of lora.targets, or set lora.dropout = 0");
-  if (adapter.pissa)
-    throw lora_error(head + "lora.start = \"pissa\": the head is not decomposed",
-                     "leave the head out of lora.targets, or lora.start out");
-  if (adapter.trains_whole(name + ".weight"))
-    throw lora_error(head + "lora.also trains it whole", "leave it out of one of the two");
+void require_plain_vocabulary(const ModelSpec& model, const AdapterSpec& adapter) {
+  if (adapts_head(model, adapter)) require_plain("the head", model.names.head, adapter, adapter.dropout > 0);
+  if (adapts_embedding(model, adapter)) require_plain("the embedding", model.names.embedding, adapter, false);
 }
 
 }  // namespace lm

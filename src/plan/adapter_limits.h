@@ -17,7 +17,8 @@ Error lora_error(std::string what, std::string next);
 void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked);
 // What is trained has one type, and the products of embedding and head are made in the model's.
 void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter);
-// An adapter of the head has neither magnitudes nor dropout nor a start from the base.
-void require_plain_head(const ModelSpec& model, const AdapterSpec& adapter);
+// An adapter of the head or the embedding has neither magnitudes nor a start from the base; the head's has no
+// dropout where others have it, and the embedding's none at all, as peft's.
+void require_plain_vocabulary(const ModelSpec& model, const AdapterSpec& adapter);
 
 }  // namespace lm

@@ -32,14 +32,15 @@ class RehearsedMemory : public PassMemory {
             range.first_frozen_byte};
   }
   void begin_gradient(int64_t) override {}
-  void add_embedding_gradient(int64_t, const View& dx, const View& inputs) override {
+  void add_embedding_gradient(int64_t, const RowGradients& of) override {
     const auto sum = [&](const View& rows) {
       context_.kernels.sum_rows({.slots = batch_.tokens, .width = rows.columns, .dtype = rows.dtype},
                                 context_.stream);
     };
-    sum(dx);
-    if (context_.spec.embedding.positions > 0) sum(dx);
-    if (inputs.defined()) sum(inputs);
+    sum(of.dx);
+    if (context_.spec.embedding.positions > 0) sum(of.dx);
+    if (of.inputs.defined()) sum(of.inputs);
+    if (of.pairs.defined()) sum(of.pairs);
   }
   void weigh(int64_t, const View&) override {}
   std::byte* make_input(int64_t block, int64_t, int64_t bytes) override {

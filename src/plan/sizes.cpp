@@ -66,6 +66,7 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t places = rows.chosen > 0 ? in.spec.vocab : 0;
   return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) + places +
                       order_numbers(rows.chosen, rows.chosen, step_tokens, micro_batches) +
+                      order_numbers(in.spec.vocab, rows.pairs, step_tokens, micro_batches) +
                       order_numbers(in.spec.embedding.positions, rows.positions, step_tokens, micro_batches) +
                       order_numbers(in.spec.embedding.inputs.vocab, rows.inputs, step_tokens, micro_batches));
 }
@@ -78,7 +79,8 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
       copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   const UpdatedRows updated = updated_rows(in);
   int64_t bytes = (in.trains() ? n.micro_batches : 1) * batch;
-  for (const int64_t rows : {updated.tokens, updated.chosen, updated.positions, updated.inputs}) {
+  for (const int64_t rows :
+       {updated.tokens, updated.chosen, updated.positions, updated.inputs, updated.pairs}) {
     if (rows > 0) bytes += n.micro_batches * copy(micro_tokens + rows + 1) + copy(rows);
   }
   return bytes;
@@ -284,7 +286,9 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   add_generation(in, plan, table);
   table.slots();
   const UpdatedRows rows = updated_rows(in);
-  const int64_t row_elements = rows.all() * in.spec.hidden + rows.inputs * in.spec.embedding.inputs.all();
+  const TensorPlace* const pairs = in.layout.blocks.front().find("embed.lora_A");
+  const int64_t row_elements = rows.all() * in.spec.hidden + rows.inputs * in.spec.embedding.inputs.all() +
+                               rows.pairs * (pairs == nullptr ? 0 : pairs->parameter.rows);
   table.device("embedding rows", row_elements * 4,
                in.spec.embedding.positions > 0 ? "fp32 sums of a step's distinct tokens and positions"
                                                : "fp32 sums of a step's distinct tokens");
@@ -380,7 +384,8 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .in_backward = p.in_backward(),
           .table_last = p.table_last,
           .layer_inputs = spec.embedding.inputs.width > 0,
-          .prompt = layout.blocks.front().trains("prompt"),
+          .embedding_adapted =
+              layout.blocks.front().trains("prompt") || layout.blocks.front().trains("embed.lora_A"),
           .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
                     p.through(Pool::kActivations), p.through(Pool::kWeightShards),
                     p.through(Pool::kGradientShards)},

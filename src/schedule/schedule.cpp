@@ -59,9 +59,10 @@ class Builder {
       if (final) finished(*unit);
     }
     if (step_.first_trained > 0) return;
-    // The embedding's backward sums rows, and needs its unit only for what it makes for the layers and for a
-    // prompt. It comes last, so that a tied matrix, whose gradient the head began, is complete only here.
-    if (step_.layer_inputs || step_.prompt) {
+    // The embedding's backward sums rows, and needs its unit only for what it makes for the layers, for a
+    // prompt and for an adapter. It comes last, so that a tied matrix, whose gradient the head began, is
+    // complete only here.
+    if (step_.layer_inputs || step_.embedding_adapted) {
       pass(OperationKind::kBackward, embedding_, first, end);
     } else {
       for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);

@@ -127,7 +127,8 @@ struct StepConfig {
 
   // The embedding makes inputs for the layers, and its backward pass needs its weights.
   bool layer_inputs = false;
-  bool prompt = false;  // a prompt is trained, whose rows the embedding's backward sums
+  // So does that of a prompt, whose rows it sums, and of an adapter of the embedding.
+  bool embedding_adapted = false;
   // The first block with a trained tensor (full fine-tuning): blocks before it have no backward, keep nothing
   // for one, and their inputs end with their forward.
   int64_t first_trained = 0;

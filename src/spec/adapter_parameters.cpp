@@ -62,6 +62,25 @@ std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& a
   return out;
 }
 
+// LoRA's of the embedding, as if its table were a linear layer's matrix [V, H]: B [V, r] is peft's
+// lora_embedding_A, and A [r, H] its lora_embedding_B, both transposed in its files. B begins with zeros, as
+// that does.
+std::vector<Parameter> table_adapters(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const std::string path = spec.names.embedding, prefix = std::string(kAdapterPrefix) + path;
+  if (spec.tied || adapter.kind != AdapterKind::kLora || !adapter.adapts(kNoLayer, path)) return {};
+  const int64_t rank = adapter.rank_of(path);
+  std::vector<Parameter> out = {
+      single("embed.lora_A", ParameterKind::kEmbedding, prefix + ".lora_embedding_B", rank, spec.hidden),
+      single("embed.lora_B", ParameterKind::kEmbedding, prefix + ".lora_embedding_A", spec.vocab, rank)};
+  out[0].role = TrainableRole::kLoraA;
+  out[1].role = TrainableRole::kLoraB;
+  for (Parameter& one : out) {
+    one.owner = path + ".weight";
+    one.parts.front().transposed = true;
+  }
+  return out;
+}
+
 // Copies of the biases among layer `i`'s parameters that are trained beside pairs; `i` < 0: of other blocks.
 // Their names in the files are peft's, where a layer with pairs stands around the base's.
 std::vector<Parameter> bias_copies(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i,
@@ -201,7 +220,9 @@ std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSp
     prompt.role = TrainableRole::kPrompt;
     return {prompt};
   }
-  if (adapter == nullptr || adapter->tokens.empty()) return {};
+  if (adapter == nullptr) return {};
+  std::vector<Parameter> pairs = table_adapters(spec, *adapter);
+  if (!pairs.empty() || adapter->tokens.empty()) return pairs;
   Parameter rows =
       single("embed.tokens", ParameterKind::kEmbedding,
              std::string(kAdapterPrefix) + spec.names.embedding + ".token_adapter.trainable_tokens_delta",

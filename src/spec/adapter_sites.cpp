@@ -156,9 +156,11 @@ std::vector<AdapterModule> adapter_modules(const ModelSpec& spec) {
 
 std::vector<AdapterModule> lora_modules(const ModelSpec& spec) {
   std::vector<AdapterModule> out = adapter_modules(spec);
-  if (spec.tied || spec.scores()) return out;
-  const std::string head = spec.names.head;
-  out.push_back({kNoLayer, head.substr(head.rfind('.') + 1), head});
+  const auto add = [&](const std::string& path) {
+    out.push_back({kNoLayer, path.substr(path.rfind('.') + 1), path});
+  };
+  if (!spec.tied) add(spec.names.embedding);
+  if (!spec.tied && !spec.scores()) add(spec.names.head);
   return out;
 }
 

@@ -16,14 +16,14 @@ namespace lm {
 inline constexpr int64_t kNoLayer = -1;
 
 struct AdapterModule {
-  int64_t layer = 0;         // kNoLayer: the head
+  int64_t layer = 0;         // kNoLayer: the embedding, the head
   std::string name;          // LinearModule::name: "q_proj"
   std::string path;          // "model.layers.3.self_attn.q_proj"
   bool feedforward = false;  // as LinearModule has it
 };
 // Those that adapters may target, layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
-// Those that LoRA may adapt: these, and an untied head.
+// Those that LoRA may adapt: these, and of an untied model the embedding and the head.
 std::vector<AdapterModule> lora_modules(const ModelSpec& spec);
 // The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
 // name is the end of its path.

@@ -197,7 +197,8 @@ struct BlockParameters {
 // encoder.4.weight [H, E], then their biases.
 // Beside each of the others a head of scores stays trained, and so do the tensors of the modules in
 // AdapterSpec::also: vectors behind the adapter's. Of AdapterSpec::tokens block 0 has embed.tokens [tokens,
-// H]. Of an adapted head the last block has head.lora_A [r, H] and head.lora_B [V, r].
+// H]. Of an adapted head the last block has head.lora_A [r, H] and head.lora_B [V, r]; of an adapted
+// embedding block 0 has embed.lora_A and embed.lora_B of these shapes.
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // "all-linear" and suffixes -> the family's module names (LinearModule::name) in block order, of those that

@@ -141,8 +141,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       const UpdatedRows all = updated_rows(setup.spec, setup.tokens_per_step, setup.max_length);
       std::span<const int64_t> chosen;
       if (setup.adapter != nullptr) chosen = setup.adapter->tokens;
+      const TensorPlace* const pairs = embedding.find("embed.lora_A");
       embedding_gradient_ = std::make_unique<EmbeddingGradient>(
-          setup.spec, trained_rows(all, embedding), setup.plan.micro_tokens, stream.device, chosen);
+          setup.spec, trained_rows(all, embedding), setup.plan.micro_tokens, stream.device, chosen,
+          pairs == nullptr ? 0 : pairs->parameter.rows);
     }
   }
   make_step();

@@ -228,17 +228,18 @@ DeviceBatch TrainStep::place(int64_t micro) {
   return out;
 }
 
-void TrainStep::add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) {
+void TrainStep::add_embedding_gradient(int64_t micro, const RowGradients& of) {
   if (micro == 0) embedding_gradient_->begin(context_, batches_->micro);
-  embedding_gradient_->add(context_, static_cast<size_t>(micro), dx, inputs);
+  embedding_gradient_->add(context_, static_cast<size_t>(micro), of);
 }
 
 void TrainStep::add_rows() {
   if (weights_.units().front().elements == 0) return;
   if (layout_.blocks.front().trains("prompt")) return;  // complete, and beside it every table is frozen
   // A tied embedding's gradient, or its chosen rows', is begun by the head; others consist of the step's rows
-  // alone. What projects layers' inputs has its gradient already.
-  const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs;
+  // alone. What projects layers' inputs, and A of an adapter, have their gradients already.
+  const bool adapted = layout_.blocks.front().trains("embed.lora_A");
+  const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs && !adapted;
   if (rows_alone) gradients_->zero(0);  // first: it takes the slot for the embedding's
   const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
@@ -246,6 +247,7 @@ void TrainStep::add_rows() {
     if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
   };
   if (!tied) zero(embedding.table.gradient), zero(embedding.tokens.rows.gradient);
+  zero(embedding.adapter.b.gradient);
   zero(embedding.positions.gradient);
   zero(embedding.inputs.table.gradient);
   embedding_gradient_->finish(context_, embedding);

@@ -156,7 +156,7 @@ class TrainStep : private PassMemory {
   DeviceBatch place(int64_t micro) override;
   BlockMemory borrow(int64_t unit, bool gradient) override;
   void begin_gradient(int64_t unit) override { gradients_->begin(unit); }
-  void add_embedding_gradient(int64_t micro, const View& dx, const View& inputs) override;
+  void add_embedding_gradient(int64_t micro, const RowGradients& of) override;
   void weigh(int64_t micro, const View& rows) override;
   void score(const Batch& batch, const View& rows);
   std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;

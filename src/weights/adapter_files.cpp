@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kMostLabels = 1 << 16;
 // P-tuning: its file has the prompt, and not the encoder that has made it.
 constexpr const char* kEncodedPrompt = "P_TUNING";
-const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight";
+const std::string kPrefix(kAdapterPrefix), kEnd = ".lora_A.weight", kEmbeddingEnd = ".lora_embedding_A";
 
 [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
   refuse_adapter(key, what, place);
@@ -82,16 +82,22 @@ bool flag(const Json& config, const char* key, const std::string& place) {
   return it->get<bool>();
 }
 
+// What the file calls A of a module.
+std::string name_in_file(const AdapterModule& module, const ModelSpec& base) {
+  return kPrefix + module.path + (module.path == base.names.embedding ? kEmbeddingEnd : kEnd);
+}
+
 // The paths of the base's modules in the class that the adapter was trained in, by its tensors: a text model
 // or its wrapper. `files` null: they do not matter.
 std::vector<std::string> paths_in_file(const std::vector<AdapterModule>& modules, const ModelFiles* files,
-                                       bool wrapped) {
+                                       const ModelSpec& base) {
   std::vector<std::string> out;
   for (const AdapterModule& module : modules) {
-    std::string name = kPrefix + module.path + kEnd;
+    std::string name = name_in_file(module, base);
+    const size_t end = name.size() - kPrefix.size() - module.path.size();
     const auto tensor = files == nullptr ? std::nullopt : files->find(name);
-    name = tensor ? tensor->entry->name : wrapped ? wrapped_name(name) : name;
-    out.push_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kEnd.size()));
+    name = tensor ? tensor->entry->name : base.wrapper.empty() ? name : wrapped_name(name);
+    out.push_back(name.substr(kPrefix.size(), name.size() - kPrefix.size() - end));
   }
   return out;
 }
@@ -99,12 +105,12 @@ std::vector<std::string> paths_in_file(const std::vector<AdapterModule>& modules
 // The modules that PEFT would adapt. Where target_modules is one expression they are those of the file, and
 // the expression, if it can be read here, must choose the same.
 std::vector<AdapterSite> find_sites(const PeftChoice& choice, const PeftModules& of, const ModelFiles* files,
-                                    const AdapterSpec& other) {
+                                    const ModelSpec& base, const AdapterSpec& other) {
   std::vector<AdapterSite> out;
   for (size_t m = 0; m < of.modules.size(); ++m) {
     const std::string& path = of.modules[m].path;
     const std::optional<bool> chosen = choice.chooses(of, m);
-    const bool there = choice.by_pattern() && files->find(kPrefix + path + kEnd).has_value();
+    const bool there = choice.by_pattern() && files->find(name_in_file(of.modules[m], base)).has_value();
     if (choice.by_pattern() && chosen && *chosen != there)
       fail("target_modules",
            "and the adapter's tensors disagree about " + path + (there ? ", which has" : ", which has no") +
@@ -123,7 +129,7 @@ void read_modules(const Json& config, const std::string& directory, const std::s
   if (choice.needs_paths()) files.emplace(directory, kAdapterWeights);
   const ModelFiles* const from = files ? &*files : nullptr;
   PeftModules of{.modules = lora_modules(base), .paths = {}};
-  of.paths = paths_in_file(of.modules, from, !base.wrapper.empty());
+  of.paths = paths_in_file(of.modules, from, base);
   try {
     choice.require_known(of, base.names);
   } catch (const Error& error) {
@@ -132,7 +138,7 @@ void read_modules(const Json& config, const std::string& directory, const std::s
     message.next = "use the base model that the adapter was trained on";
     throw Error(Exit::kInput, message);
   }
-  const std::vector<AdapterSite> sites = find_sites(choice, of, from, out);
+  const std::vector<AdapterSite> sites = find_sites(choice, of, from, base, out);
   if (sites.empty()) fail("target_modules", "and the keys beside it choose no module of the model", place);
   set_sites(of.modules, sites, out);
 }

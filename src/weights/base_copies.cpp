@@ -14,7 +14,12 @@ namespace lm {
 namespace {
 
 constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
-constexpr const char* kEnds[] = {".weight", ".base_layer.weight"};
+// What the base's matrix is called where PEFT has put a layer around it, or nothing; and of a module that is
+// trained whole the trained matrix beside it.
+constexpr const char* kEnds[] = {".token_adapter.base_layer.weight", ".base_layer.weight",
+                                 ".original_module.weight", ".weight"};
+constexpr const char* kTrained = ".modules_to_save.weight";
+constexpr const char* kTokenRows = ".token_adapter.trainable_tokens_delta";
 
 [[noreturn]] void fail(const ModelFiles& adapter, const std::string& what) {
   throw Error(Exit::kInput, {.area = "FILE-23",
@@ -56,21 +61,36 @@ bool equal(const ModelFiles& a, const std::string& copy, const ModelFiles& b, co
 
 }  // namespace
 
+std::vector<std::string> names_of_copies(const std::string& path) {
+  std::vector<std::string> out;
+  for (const char* const end : kEnds) out.push_back(std::string(kAdapterPrefix) + path + end);
+  return out;
+}
+
 std::vector<BaseCopy> base_copies(const ModelFiles& adapter, const ModelSpec& base,
                                   const std::function<bool(const std::string& name)>& own) {
   const std::string prefix(kAdapterPrefix), embedding = base.names.embedding, head = base.names.head;
   const std::string trained = prefix + embedding + ".weight";
   std::vector<BaseCopy> out;
-  const auto add = [&](const std::string& path, const std::string& of_adapter, const std::string& of_base) {
-    for (const char* const end : kEnds) {
-      const std::string name = prefix + path + end;
-      if (adapter.find(name) && !own(name)) out.push_back({name, of_adapter, of_base + ".weight"});
-    }
+  const auto add = [&](const std::string& name, const std::string& of_adapter, const std::string& of_base) {
+    if (adapter.find(name) && !own(name)) out.push_back({name, of_adapter, of_base + ".weight"});
   };
-  if (!own(trained)) add(embedding, "", embedding);
+  // `whole`: the trained tensor of a module that is trained whole; "": it is not.
+  const auto add_module = [&](const std::string& path, const std::string& whole, const std::string& of_base) {
+    for (const std::string& name : names_of_copies(path))
+      add(name, name == prefix + path + ".weight" ? whole : "", of_base);
+    if (!whole.empty()) add(prefix + path + kTrained, whole, of_base);
+  };
+  add_module(embedding, own(trained) ? trained : "", embedding);
   if (base.scores()) return out;
-  const bool tied_to_trained = base.tied && own(trained);
-  add(head, tied_to_trained ? trained : "", base.tied ? embedding : head);
+  if (!base.tied) {
+    const std::string of_head = prefix + head + ".weight";
+    add_module(head, own(of_head) ? of_head : "", head);
+    return out;
+  }
+  add_module(head, own(trained) ? trained : "", embedding);
+  const std::string rows = prefix + embedding + kTokenRows;
+  if (own(rows)) add(prefix + head + kTokenRows, rows, embedding);
   return out;
 }
 

@@ -20,6 +20,9 @@ struct BaseCopy {
 std::vector<BaseCopy> base_copies(const ModelFiles& adapter, const ModelSpec& base,
                                   const std::function<bool(const std::string& name)>& own);
 
+// The names under which an adapter's file may have the base's matrix of that module.
+std::vector<std::string> names_of_copies(const std::string& path);
+
 // Throws unless all values are equal, in the copy's type. With `directory` "" the base is not compared.
 void require_equal(const ModelFiles& adapter, const std::vector<BaseCopy>& copies,
                    const std::string& directory);

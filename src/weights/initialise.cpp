@@ -60,6 +60,10 @@ double normal(Numbers& first, Numbers& second, uint64_t index) {
 float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
   switch (parameter.role) {
     case TrainableRole::kLoraA:
+      // peft begins the embedding's with N(0, 1).
+      if (parameter.kind == ParameterKind::kEmbedding)
+        return static_cast<float>(normal(first, second, index));
+      [[fallthrough]];
     case TrainableRole::kEncoder:  // torch's nn.Linear
       return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
     case TrainableRole::kLoraB:

@@ -1,6 +1,7 @@
 #include "weights/model_files.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -56,6 +57,7 @@ ModelFiles::ModelFiles(const std::string& directory, const std::string& single) 
              (pickled ? "; pickled weights (pytorch_model.bin) are not read: they can run code" : ""),
          directory, pickled ? "convert the model to safetensors" : "give the directory of a complete model");
   }
+  if (single.empty() && exists(directory + "/" + kAddedRows)) read_added_rows(directory + "/" + kAddedRows);
   for (const auto& file : files_) {
     for (const SafetensorsEntry& entry : file->entries()) {
       CanonicalName name = canonical_name(entry.name);
@@ -124,6 +126,24 @@ void ModelFiles::read_index(const std::string& path) {
              file->path(), kAgain);
       }
     }
+  }
+}
+
+void ModelFiles::read_added_rows(const std::string& path) {
+  added_ = std::make_unique<SafetensorsFile>(path);
+  names_.push_back(kAddedRows);
+  const auto rows = added_->metadata().find("rows");
+  int64_t count = 0;
+  if (rows != added_->metadata().end())
+    std::from_chars(rows->second.data(), rows->second.data() + rows->second.size(), count);
+  for (const SafetensorsEntry& entry : added_->entries()) {
+    const auto file = std::ranges::find_if(files_, [&](const std::unique_ptr<SafetensorsFile>& one) {
+      return one->find(entry.name) != nullptr;
+    });
+    if (file == files_.end())
+      fail("FILE-22", "\"" + short_text(entry.name) + "\" is no tensor of the model", path,
+           "remove its directory from the cache, and start again");
+    (*file)->continue_tensor(entry.name, *added_, count);
   }
 }
 

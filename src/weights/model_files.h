@@ -2,6 +2,10 @@
 // model.safetensors.index.json names. Every name inside a file is data, never a path: parts are plain names
 // of regular files in the directory itself (links as in the hub's cache are fine). Owns the open files;
 // reading is safe from many threads. Errors are Error(11), "FILE-22" for an invalid index.
+//
+// A directory of a model with more tokens than its files have (launcher/grown_model.h) has
+// added_rows.safetensors beside links to these: for each matrix of the vocabulary, under its name, the last
+// rows that it has there. Whoever reads such a tensor reads it whole.
 #pragma once
 
 #include <functional>
@@ -15,6 +19,8 @@
 #include "weights/tensor_names.h"
 
 namespace lm {
+
+inline constexpr const char* kAddedRows = "added_rows.safetensors";
 
 class ModelFiles {
  public:
@@ -37,10 +43,12 @@ class ModelFiles {
 
  private:
   void read_index(const std::string& path);
+  void read_added_rows(const std::string& path);
 
   std::string directory_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::unique_ptr<SafetensorsFile> added_;  // null: the files have all rows
   std::vector<Tensor> tensors_;
 };
 

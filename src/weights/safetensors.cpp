@@ -54,7 +54,35 @@ const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
 void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> bytes) const {
   LM_CHECK(offset >= 0 && offset + static_cast<int64_t>(bytes.size()) <= entry.bytes(),
            entry.name + " in " + path());
-  file_.read_at(data_start_ + entry.begin + offset, bytes);
+  const auto more = std::ranges::find(continued_, &entry, &Continued::entry);
+  if (more == continued_.end()) return file_.read_at(data_start_ + entry.begin + offset, bytes);
+  const auto own =
+      static_cast<size_t>(std::clamp<int64_t>(more->split - offset, 0, static_cast<int64_t>(bytes.size())));
+  if (own > 0) file_.read_at(data_start_ + entry.begin + offset, bytes.first(own));
+  if (own == bytes.size()) return;
+  more->file->read(*more->rest, std::max<int64_t>(offset - more->split, 0), bytes.subspan(own));
+}
+
+void SafetensorsFile::continue_tensor(const std::string& name, const SafetensorsFile& more, int64_t rows) {
+  const auto mine = std::ranges::find(header_.entries, name, &SafetensorsEntry::name);
+  const SafetensorsEntry* const rest = more.find(name);
+  LM_CHECK(mine != header_.entries.end() && rest != nullptr, name);
+  const bool matrices = mine->shape.size() == 2 && rest->shape.size() == 2;
+  const bool fit = matrices && mine->dtype == rest->dtype && mine->shape[1] == rest->shape[1] &&
+                   rest->shape[0] <= rows && rows - rest->shape[0] <= mine->shape[0] &&
+                   rows >= mine->shape[0];
+  if (!fit)
+    throw Error(Exit::kInput,
+                {.area = "FILE-22",
+                 .what = fmt::format("\"{}\" {} does not continue the tensor of {}, {}, to {} rows",
+                                     name.substr(0, 200), shape_text(rest->shape), path(),
+                                     shape_text(mine->shape), rows),
+                 .place = more.path(),
+                 .next = "remove its directory from the cache, and start again"});
+  const int64_t row = mine->shape[0] == 0 ? 0 : mine->bytes() / mine->shape[0];
+  continued_.push_back({&*mine, (rows - rest->shape[0]) * row, &more, rest});
+  mine->shape[0] = rows;
+  mine->end = mine->begin + rows * row;
 }
 
 int64_t TensorInfo::bytes() const {

@@ -23,6 +23,11 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(const std::string& name) const;  // null when absent
 
+  // Tensor `name` [n, H] keeps its rows before those of the tensor of that name in `more` [m, H], and
+  // continues with these: it has `rows` in all afterwards. Throws Error(11) if the two do not fit. `more` is
+  // borrowed.
+  void continue_tensor(const std::string& name, const SafetensorsFile& more, int64_t rows);
+
   // Part of a tensor, from byte `offset` of it; inside it (checked).
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> bytes) const;
 
@@ -30,6 +35,14 @@ class SafetensorsFile {
   File file_;
   SafetensorsHeader header_;
   int64_t data_start_ = 0;
+  // Tensors that continue in another file, from byte `split` of theirs on.
+  struct Continued {
+    const SafetensorsEntry* entry = nullptr;
+    int64_t split = 0;
+    const SafetensorsFile* file = nullptr;
+    const SafetensorsEntry* rest = nullptr;
+  };
+  std::vector<Continued> continued_;
 };
 
 struct TensorInfo {

@@ -23,6 +23,7 @@ BIN = Path(os.environ.get("LM_BIN", ROOT / "build" / "bin"))
 TWIN = BIN.parent / "twin"
 STEPS = 5
 H100 = "NVIDIA H100 80GB HBM3"
+SHORT = ["--gpus", "1", "train.recompute=block", "train.steps=2"]
 EVERYTHING = [f"offload.{name}=host" for name in ("optimizer", "weights", "gradients", "activations")]
 long = pytest.mark.long
 
@@ -153,6 +154,41 @@ def test_adapters_that_begin_with_the_principal_parts_learn_as_on_the_cpu(work):
     expect_same_curve(*train_on_both(work, "pissa", *LORA, "lora.start=pissa"))
 
 
+PAIRS = ["train.method=lora", "lora.r=4", "lora.alpha=8", "optimizer.lr=1e-2"]
+TIED, UNTIED = "llama_three_heads_per_key_tied_with_pad_token", "llama_every_head_its_own_keys_odd_sizes"
+CHOSEN = f"lora.tokens={[*range(10, 60), 3]}"
+# What is trained beside pairs, or in their place: (family, settings)
+BESIDE = {
+    "rows_tied": (TIED, [*PAIRS, CHOSEN]),
+    "rows_untied": (UNTIED, [*PAIRS, CHOSEN, 'lora.also=["lm_head"]']),
+    "whole_tied": (TIED, [*PAIRS, 'lora.also=["embed_tokens", "norms"]']),
+    "whole_untied": (UNTIED, [*PAIRS, 'lora.also=["embed_tokens", "lm_head"]']),
+    "pairs_of_both_matrices": (UNTIED, [*PAIRS, 'lora.targets=["q_proj", "embed_tokens", "lm_head"]']),
+    "dora": (UNTIED, [*LORA, "lora.dora=true"]),
+    "dora_and_rows": (TIED, [*LORA, "lora.dora=true", CHOSEN]),
+    "prefix": (TIED, ["train.method=prefix", "prompt.length=5", "optimizer.lr=1e-2"]),
+    "prompt": (TIED, ["train.method=prompt", "prompt.length=5", "optimizer.lr=1e-2"]),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_trained_beside_pairs_or_in_their_place_learns_as_on_the_cpu(works, name):
+    family, changes = BESIDE[name]
+    expect_same_curve(*train_on_both(works(family), name, *changes))
+
+
+@pytest.mark.parametrize("name", ["rows_untied", "pairs_of_both_matrices", "rows_tied"])
+def test_rows_of_an_embedding_that_the_gpu_reads_in_place_are_trained_with_the_same_bits(works, name):
+    """An untied table is in host memory then; a trained row is written where it lies there."""
+    family, changes = BESIDE[name]
+    work = works(family)
+    for place, more in (("here", []), ("there", EVERYTHING)):
+        lmlaunch("c.toml", *SHORT, f"run.dir=runs/{name}_{place}", *changes, *more, cwd=work)
+    assert numbers(work, f"{name}_there") == numbers(work, f"{name}_here")
+    results = [json.loads(lmlaunch("verify", f"runs/{name}_{place}/model", "--json", cwd=work, on="cpu")[0])["weights_hash"] for place in ("here", "there")]
+    assert results[0] == results[1]
+
+
 def test_what_a_run_made_is_the_same_for_every_command(work):
     """Trained on the twin; evaluated, verified and exported on both."""
     lmlaunch("c.toml", "--gpus", "1", "run.dir=runs/made", *LORA, 'data.eval=["eval.jsonl"]', cwd=work)
@@ -179,8 +215,6 @@ def test_a_stop_signal_finishes_the_step_and_exits_75(work):
     assert "reason=signal:SIGINT" in err.rstrip().splitlines()[-1]
     assert json.loads(status.read_text())["state"] == "stopped"
 
-
-SHORT = ["--gpus", "1", "train.recompute=block", "train.steps=2"]
 
 
 @pytest.fixture(scope="session")

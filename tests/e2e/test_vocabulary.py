@@ -29,6 +29,8 @@ CASES = {
     "scaled_tokens": ("scaled", dict(trainable_token_indices=TOKENS, modules_to_save=["norm"])),
 }
 CASES["untied_head"] = ("untied", dict(target_modules=["q_proj", "lm_head"]))
+CASES["untied_embedding"] = ("untied", dict(target_modules=["q_proj", "embed_tokens"]))
+CASES["both_matrices"] = ("untied", dict(target_modules=["q_proj", "embed_tokens", "lm_head"], rank_pattern={"embed_tokens": 6}, use_rslora=True))
 LORA = dict(train__method="lora", lora__r=4, lora__alpha=8, lora__targets=TARGETS)
 
 
@@ -113,7 +115,8 @@ def test_pefts_adapter_is_trained_further_as_by_peft_and_given_back(work, case):
     assert [row["loss"] for row in steps] == pytest.approx(found, rel=1e-4)
     reference.eval().save_pretrained(work / f"{case}_theirs")
     ours, theirs = (load_file(path / "adapter_model.safetensors") for path in (work / f"runs/{case}_run/model", work / f"{case}_theirs"))
-    theirs.pop("base_model.model.lm_head.base_layer.weight", None)  # the base's
+    for module in ("lm_head", "model.embed_tokens"):
+        theirs.pop(f"base_model.model.{module}.base_layer.weight", None)  # the base's
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         assert (ours[key] - value).norm() <= 1e-4 * value.norm(), key
@@ -154,6 +157,18 @@ def test_fresh_adapters_begin_as_the_base_and_train_what_is_named(work):
             assert (moved > 0)[-1] == (name == "rows")  # an untied pad token is looked up without a gradient
 
 
+def test_an_adapter_of_the_embedding_begins_as_the_base_and_as_pefts(work):
+    """A of PEFT's is 0, and B normal: the other way about than in linear layers."""
+    keys = {**LORA, "lora__targets": ["embed_tokens"], "lora__r": 16}
+    lmlaunch(config(work, "fresh_table", **settings("untied", optimizer__lr=1e-4, **keys)), cwd=work)
+    before = next(row["eval_loss"] for row in rows(work, "fresh_table") if "eval_loss" in row)
+    assert before == pytest.approx(loss_by_transformers(base(work, "untied"), work), rel=1e-5)
+    tensors = load_file(work / "runs/fresh_table/model/adapter_model.safetensors")
+    a, b = (tensors[f"base_model.model.model.embed_tokens.lora_embedding_{name}"] for name in "AB")
+    assert a.shape == (16, VOCAB) and b.shape == (32, 16)
+    assert 0 < a.abs().max() <= 2e-3 and b.std().item() == pytest.approx(1, abs=0.1) and abs(b.mean().item()) < 0.15
+
+
 def test_a_tied_embedding_of_another_name_is_two_equal_copies_for_peft(work):
     """peft shares an embedding with its head where it is called embed_tokens alone."""
     torch.manual_seed(4)
@@ -188,7 +203,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("model, keys", [("tied", dict(lora__also=["embed_tokens", "norms"])), ("untied", dict(lora__also=["embed_tokens", "lm_head"])),
-                                         ("untied", dict(lora__targets=["q_proj", "lm_head"])), ("tied", dict(lora__tokens=TOKENS)), ("untied", dict(lora__tokens=TOKENS[:3], lora__also=["norms"]))])
+                                         ("untied", dict(lora__targets=["q_proj", "lm_head"])), ("untied", dict(lora__targets=["q_proj", "embed_tokens"])), ("tied", dict(lora__tokens=TOKENS)), ("untied", dict(lora__tokens=TOKENS[:3], lora__also=["norms"]))])
 def test_where_state_lives_does_not_change_a_bit_and_ranks_agree(work, model, keys):
     (work / "swap").mkdir(exist_ok=True)
     name = f"place_{model}_{'_'.join(keys)}"
@@ -241,13 +256,13 @@ def test_what_does_not_fit_is_refused_by_name(work):
     again = lambda name, *keys: ("refusals.toml", f"run.dir=runs/{name}", *keys)
     for arguments, exit_code, text in [
             (again("r1", 'lora.also=["q_proj"]'), 10, "is no embedding, head or norm of the model"),
-            (again("r2", 'lora.tokens=["<thinking>"]'), 10, 'the tokenizer has no token "<thinking>"'),
+            (again("r2", 'lora.tokens=["<thinking>"]'), 10, 'or add this one: model.add_tokens = ["<thinking>"]'),
             (again("r3", 'lora.tokens=["w5", 5]'), 10, "which is named twice"),
             (again("r4", f"lora.tokens=[{VOCAB}]"), 10, f"the model's embedding has {VOCAB} rows"),
             (again("r5", 'lora.also=["embed_tokens"]', "lora.tokens=[5]"), 10, "trains the whole embedding, and these rows of it"),
             (again("r6", 'lora.also=["norms"]', "model.dtype=bf16", "lora.dtype=fp32"), 10, "leave lora.dtype out"),
             (again("r7", 'lora.also=["norms"]', "train.method=ia3"), 10, "lora.also is LoRA's"),
-            (again("r10", "model.path=tied", 'lora.targets=["lm_head"]'), 10, "a head that is tied to it"),
+            (again("r10", "model.path=tied", 'lora.targets=["lm_head"]'), 10, "a head that is tied to it get no adapter"),
             (again("r11", 'lora.targets=["lm_head"]', "lora.dropout=0.1"), 10, "its adapter has none"),
             (again("r12", 'lora.targets=["lm_head"]', "lora.dora=true"), 10, "its rows' lengths are not trained"),
             (again("r13", 'lora.targets=["lm_head"]', 'lora.also=["lm_head"]'), 10, "lora.also trains it whole"),

@@ -59,7 +59,7 @@ struct Fixture {
   // The rows' gradients of a step, added to what is there.
   void step(EmbeddingGradient& gradient, const at::Tensor& dtable, const at::Tensor& dpositions) const {
     gradient.begin(context, batches);
-    for (size_t m = 0; m < batches.size(); ++m) gradient.add(context, m, view(dx[m]));
+    for (size_t m = 0; m < batches.size(); ++m) gradient.add(context, m, {.dx = view(dx[m])});
     gradient.finish(context, tables(dtable, dpositions));
   }
 
@@ -169,7 +169,7 @@ TEST(Embedding, ChosenRowsHaveTheTablesGradientAndReplaceItsRows) {
       chosen(f.spec, {.chosen = 3}, 16, DeviceType::kCpu, tokens);
   f.step(table, whole, {});
   chosen.begin(f.context, f.batches);
-  for (size_t m = 0; m < f.dx.size(); ++m) chosen.add(f.context, m, Fixture::view(f.dx[m]));
+  for (size_t m = 0; m < f.dx.size(); ++m) chosen.add(f.context, m, {.dx = Fixture::view(f.dx[m])});
   Embedding tables = f.tables({}, {});
   const at::Tensor fresh = at::randn({3, kHidden}, at::kFloat);
   tables.tokens = {{Fixture::view(fresh), Fixture::view(rows)}, runs};
@@ -183,6 +183,48 @@ TEST(Embedding, ChosenRowsHaveTheTablesGradientAndReplaceItsRows) {
     own[tokens[i]].copy_(fresh[static_cast<int64_t>(i)]);
   }
   EXPECT_TRUE(at::equal(f.table, own)) << "other rows stay";
+}
+
+// LoRA of the table: rows table + s B A, and both gradients; a pad token's row of B gets none.
+TEST(Embedding, AnAdapterOfTheTableIsThatOfAutograd) {
+  constexpr int64_t kRank = 3;
+  for (const EmbeddingSpec& embedding :
+       {EmbeddingSpec{}, EmbeddingSpec{.scale = 6.25, .positions = kPositions}}) {
+    Fixture f(embedding);
+    const at::Tensor a = at::randn({kRank, kHidden}, at::kFloat), b = at::randn({kVocab, kRank}, at::kFloat),
+                     da = at::zeros_like(a), db = at::zeros_like(b);
+    Embedding tables = f.tables({}, {});
+    tables.adapter = {{Fixture::view(a), Fixture::view(da)}, {Fixture::view(b), Fixture::view(db)}, 0.5F};
+    EmbeddingGradient gradient(f.spec, {.pairs = kVocab}, 16, DeviceType::kCpu, {}, kRank);
+    gradient.begin(f.context, f.batches);
+    std::vector<at::Tensor> outs;
+    for (size_t m = 0; m < f.batches.size(); ++m) {
+      const ArenaFrame frame(f.arena);
+      const DeviceBatch batch = place_batch(f.context, f.batches[m]);
+      outs.push_back(at::empty({f.batches[m].tokens(), kHidden}, at::kFloat));
+      embedding_forward(f.context, tables, batch, Fixture::view(outs.back()));
+      gradient.add(f.context, m,
+                   {.pairs = table_adapter_backward(f.context, tables.adapter, batch, Fixture::view(f.dx[m]),
+                                                    m == 0)});
+    }
+    gradient.finish(f.context, tables);
+    const c10::InferenceMode with_autograd(false);
+    const at::Tensor a64 = a.to(at::kDouble).requires_grad_(), b64 = b.to(at::kDouble).requires_grad_();
+    const Reference plain(f);
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (size_t m = 0; m < f.dx.size(); ++m) {
+      const at::Tensor token = indices(f.batches[m].token);
+      at::Tensor rows = b64.index_select(0, token);
+      rows = at::where(token.eq(kPad).unsqueeze(1), rows.detach(), rows);
+      const at::Tensor x = plain.x[m].detach() + 0.5 * embedding.scale * rows.matmul(a64);
+      EXPECT_LE(apart(outs[m], x.detach()), 1e-6);
+      sum = sum + x.mul(f.dx[m].to(at::kDouble)).sum();
+    }
+    sum.backward();
+    EXPECT_LE(apart(da, a64.grad()), 1e-6) << embedding.scale;
+    EXPECT_LE(apart(db, b64.grad()), 1e-6) << embedding.scale;
+    EXPECT_EQ(db[kPad].abs().sum().item<double>(), 0);
+  }
 }
 
 // The next step's rows are its own.

@@ -50,6 +50,14 @@ HEADS = {
                                           modules_to_save=["embed_tokens"])),
 }
 
+# The embedding, looked up with a scale and without; a pad token's row of B stays as it is.
+TABLES = {
+    "alone": ("qwen3_untied", dict(target_modules=["embed_tokens"])),
+    "beside_layers_and_head": ("llama_every_head_its_own_keys_odd_sizes", dict(target_modules=[*LINEAR, "embed_tokens", "lm_head"], use_rslora=True)),
+    "its_own_rank": ("qwen2_untied", dict(target_modules=[*LINEAR, "embed_tokens"], rank_pattern={"embed_tokens": 6}, alpha_pattern={"embed_tokens": 3},
+                                          modules_to_save=["lm_head"])),
+}
+
 
 def file_name(parameter):
     """The name that peft gives a parameter of the adapter "default" in its files."""
@@ -68,7 +76,7 @@ def randomise(model):
         if not parameter.requires_grad:
             continue
         noise = torch.randn(parameter.shape, generator=generator)
-        if "lora_A" in name or "lora_B" in name:
+        if "lora_A" in name or "lora_B" in name or "lora_embedding" in name:
             parameter.data.copy_(0.1 * noise)
         elif "magnitude" in name:
             parameter.data.mul_(1 + 0.2 * noise)
@@ -155,8 +163,20 @@ def test_an_adapter_of_the_head_trains_as_with_peft(tmp_path, name, dtype, micro
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tied_head_gets_no_adapter(tmp_path):
-    adapted("gemma", tmp_path / "tied", dict(target_modules=["q_proj", "lm_head"]))
+@pytest.mark.parametrize("name,dtype,micro_batches", [("alone", "fp32", 1), ("beside_layers_and_head", "fp32", 2), ("its_own_rank", "fp32", 1), ("beside_layers_and_head", "bf16", 2)])
+def test_an_adapter_of_the_embedding_trains_as_with_peft(tmp_path, name, dtype, micro_batches):
+    base, arguments = TABLES[name]
+    ours, theirs = trained(base, tmp_path, arguments, dtype=dtype, micro_batches=micro_batches)
+    saved = set(load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    assert all("base_layer" in tensor for tensor in saved - set(ours["gradients"])) and set(ours["gradients"]) <= saved
+    assert sum("lora_embedding" in tensor for tensor in ours["gradients"]) == 2
+    check_run(ours, theirs, dtype)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+def test_a_tied_head_gets_no_adapter(tmp_path, module):
+    adapted("gemma", tmp_path / "tied", dict(target_modules=["q_proj", module]))
     with pytest.raises(AssertionError, match="a head that is tied to it"):
         tool.run(tmp_path / "tied/base", reference.random_documents(128), tmp_path / "run", adapter=tmp_path / "tied/adapter")
 

@@ -227,6 +227,24 @@ TEST(Adapters, AnUntiedHeadIsATargetByItsNameAlone) {
   EXPECT_THROW(configured_adapter(tied, lora("targets = [\"lm_head\"]")), Error);
 }
 
+TEST(Adapters, TheEmbeddingOfAnUntiedModelIsATargetByItsNameAlone) {
+  const std::string table = "model.embed_tokens";
+  EXPECT_FALSE(chosen("").adapts(kNoLayer, table));
+  const AdapterSpec some = chosen("targets = [\"q_proj\", \"embed_tokens\"]\nranks = {embed_tokens = 2}");
+  EXPECT_TRUE(some.adapts(kNoLayer, table));
+  EXPECT_EQ(some.rank_of(table), 2);
+  const std::vector<Parameter> pair = list_parameters(model(), &some).front().trainable;
+  ASSERT_EQ(pair.size(), 2U);
+  const std::string prefix = "base_model.model.model.embed_tokens.lora_embedding_";
+  EXPECT_EQ(pair[0].parts[0].name, prefix + "B");
+  EXPECT_EQ(pair[0].shape(pair[0].parts[0]), (std::vector<int64_t>{model().hidden, 2}));
+  EXPECT_EQ(pair[1].parts[0].name, prefix + "A");
+  EXPECT_EQ(pair[1].shape(pair[1].parts[0]), (std::vector<int64_t>{2, model().vocab}));
+  ModelSpec tied = model();
+  tied.tied = true;
+  EXPECT_THROW(configured_adapter(tied, lora("targets = [\"embed_tokens\"]")), Error);
+}
+
 TEST(Adapters, ModulesTrainedWholeHaveTheModelsType) {
   Config config = parse_config(
       "model.path = \"m\"\nmodel.dtype = \"bf16\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = "

@@ -257,6 +257,18 @@ TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {
   }
 }
 
+TEST_F(Arenas, AreFilledAsPlannedByAdaptersOfTheVocabularysMatrices) {
+  AdapterSpec lora = adapter_r16();
+  lora.targets.insert(lora.targets.end(), {"embed_tokens", "lm_head"});
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+    Case c = small_case(false);
+    c.config.train.method = Method::kLora;
+    c.config.train.recompute = recompute;
+    const Tried tried = run_step(c, &lora);
+    EXPECT_EQ(tried.used, tried.planned) << static_cast<int>(recompute);
+  }
+}
+
 TEST_F(Arenas, AreFilledAsPlannedByUpdatesInsideBackward) {
   const AdapterSpec lora = adapter_r16();
   int turn = 0;

@@ -51,6 +51,28 @@ TEST(WholeModulesPlan, RowsOfTokensCostTheirOwnState) {
   EXPECT_LT(plan.peak.host, plain.plan().peak.host + 4 * kMiB);
 }
 
+TEST(WholeModulesPlan, AnAdapterOfTheEmbeddingSumsItsRowsAlone) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  c.config.train.method = Method::kLora;
+  const Plan plain = c.plan();
+  c.lora.targets.emplace_back("embed_tokens");
+  const ModelLayout layout = c.layout(&c.lora);
+  const TensorPlace *const a = layout.blocks.front().find("embed.lora_A"), *const b =
+                                                                               layout.blocks.front().find(
+                                                                                   "embed.lora_B");
+  ASSERT_TRUE(a != nullptr && b != nullptr);
+  EXPECT_EQ(a->parameter.rows, c.lora.r);
+  EXPECT_EQ(b->parameter.elements(), 128256 * c.lora.r);
+  const TensorPlace& table = *layout.blocks.front().find("embed");
+  EXPECT_TRUE(table.frozen);
+  EXPECT_EQ(layout.blocks.front().beside(table, 0, TrainableRole::kLoraB), b);
+  const Plan plan = c.plan();
+  const int64_t tokens = std::min<int64_t>(128256, c.config.train.global_batch * c.config.data.max_length);
+  EXPECT_EQ(class_bytes(plan, "embedding rows"), tokens * c.lora.r * 4);
+  EXPECT_EQ(class_bytes(plain, "embedding rows"), 0);
+  EXPECT_TRUE(plan.fits);
+}
+
 TEST(WholeModulesPlan, AnAdapterOfTheHeadKeepsItWhole) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
   c.config.train.method = Method::kLora;

@@ -67,6 +67,48 @@ TEST(WholeModules, ModulesThatAreTrainedWholeAreReadAgain) {
   }
 }
 
+TEST(WholeModules, AnAdapterOfTheEmbeddingIsWrittenAndReadAgain) {
+  const TemporaryDirectory directory;
+  const ModelSpec base = tiny_spec(false);
+  AdapterSpec adapter = tiny_adapter();
+  adapter.targets = {"q_proj", "embed_tokens"};
+  adapter.ranks = {{"embed_tokens", 2}};
+  adapter.alphas = {{"embed_tokens", 5}};
+  write_adapter_of(directory / "out", base, adapter);  // with one rank for all
+  const ModelFiles file(directory / "out", kAdapterWeights);
+  const std::string prefix = "base_model.model.model.embed_tokens.lora_embedding_";
+  EXPECT_EQ(file.find(prefix + "A")->entry->shape, (std::vector<int64_t>{3, base.vocab}));
+  EXPECT_EQ(file.find(prefix + "B")->entry->shape, (std::vector<int64_t>{base.hidden, 3}));
+  const AdapterSpec again = read_adapter_config(directory / "out", &base).spec;
+  EXPECT_EQ(again.targets, adapter.targets);
+  check_adapter(directory / "out", base);
+  // Its product stays: s B A of the table.
+  const ModelLayout layout = make_layout(base, &again, DType::kF32);
+  std::map<std::string, std::vector<float>> values;
+  load_adapter(directory / "out", layout,
+               [&](size_t, const TensorPlace& place) {
+                 auto& to = values[place.parameter.name];
+                 to.resize(static_cast<size_t>(place.parameter.elements()));
+                 return LoadTarget{reinterpret_cast<std::byte*>(to.data()), DType::kF32};
+               },
+               {});
+  const ModelLayout before = make_layout(base, &adapter, DType::kF32);
+  const std::vector<float> a = values_of(before.blocks.front().find("embed.lora_A")->parameter),
+                           b = values_of(before.blocks.front().find("embed.lora_B")->parameter);
+  for (int64_t row = 0; row < base.vocab; ++row) {
+    for (int64_t column = 0; column < base.hidden; ++column) {
+      double was = 0, is = 0;
+      for (int64_t k = 0; k < 2; ++k)
+        was += double{b[static_cast<size_t>(row * 2 + k)]} * a[static_cast<size_t>(k * base.hidden + column)];
+      for (int64_t k = 0; k < 3; ++k)
+        is += double{values["embed.lora_B"][static_cast<size_t>(row * 3 + k)]} *
+              values["embed.lora_A"][static_cast<size_t>(k * base.hidden + column)];
+      EXPECT_NEAR(is * again.scale_of("model.embed_tokens"), was * adapter.scale_of("model.embed_tokens"),
+                  1e-4);
+    }
+  }
+}
+
 TEST(WholeModules, PeftsEntriesAreEndsOfPathsWithoutAPoint) {
   const TemporaryDirectory directory;
   const ModelSpec base = tiny_spec(false);

@@ -119,10 +119,18 @@ void tokens(const Word& word, const Json& value, Draft& draft) {
   layers(word, value, draft);
 }
 
+// Texts, which may have any characters.
+void new_tokens(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  const std::vector<std::string> names = names_of(value);
+  if (!names.empty()) draft.set(std::string(word.ours), value_text(names));
+}
+
 void modules(const Word& word, const Json& value, Draft& draft) {
   if (word.ours == "lora.layers") return layers(word, value, draft);
   if (word.ours == "lora.also") return also(value, draft);
   if (word.ours == "lora.tokens") return tokens(word, value, draft);
+  if (word.ours == "model.add_tokens") return new_tokens(word, value, draft);
   const bool values = word.ours == "lora.ranks" || word.ours == "lora.alphas";
   values ? module_values(word, value, draft) : targets(word, value, draft);
 }
