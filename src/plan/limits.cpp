@@ -36,17 +36,6 @@ void refuse_products(Products products, DeviceType device, const Machine& machin
                .kept = "nothing was started or written"});
 }
 
-void refuse_experts(const ModelSpec& spec, DeviceType device) {
-  const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "a mixture of experts (" + spec.model_type + ") is not supported on a GPU yet",
-               .place = "run.device",
-               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without experts",
-               .kept = "nothing was started or written"});
-}
-
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {
   constexpr int64_t kMost = 1 << 16;
   if (n.micro_batches <= kMost) return;
