@@ -7,7 +7,9 @@
 namespace lm::gpu {
 namespace {
 
-constexpr int kWarps = kThreads / 32, kSortThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+// Warps of a block that lists rows, at most, and slots that each of fewer has.
+constexpr int kMostSorters = 32, kSlotsEach = 256;
 
 // What a lane would choose of the experts lane, lane + 32, ... that are not taken, and the first of them: of
 // NaNs only the first expert that is left can be chosen, as on the CPU.
@@ -86,11 +88,11 @@ __global__ void route(RouteTokens a) {
 // are this expert's, and of earlier experts; then each slot's row. Of E experts that is 8 E T k bytes out of
 // the L2 cache, and nobody waits for another block.
 __global__ void list_rows(RouteTokens a) {
-  constexpr int kSortWarps = kSortThreads / 32;
-  __shared__ int mine[kSortWarps], earlier[kSortWarps];
+  __shared__ int mine[kMostSorters], earlier[kMostSorters];
   const Routing r = a.routing;
   const int e = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t slots = a.tokens * a.chosen, each = (slots + kSortThreads - 1) / kSortThreads * 32;
+  const int warps = blockDim.x / 32;
+  const int64_t slots = a.tokens * a.chosen, each = (slots + blockDim.x - 1) / blockDim.x * 32;
   const int64_t begin = min(slots, warp * each), end = min(slots, begin + each);
   int equal = 0, less = 0;
   for (int64_t s = begin + lane; s < end; s += 32) equal += r.expert[s] == e, less += r.expert[s] < e;
@@ -101,7 +103,7 @@ __global__ void list_rows(RouteTokens a) {
   if (lane == 0) mine[warp] = equal, earlier[warp] = less;
   __syncthreads();
   int row = 0;
-  for (int w = 0; w < kSortWarps; ++w) row += earlier[w] + (w < warp ? mine[w] : 0);
+  for (int w = 0; w < warps; ++w) row += earlier[w] + (w < warp ? mine[w] : 0);
   if (threadIdx.x == 0) r.start[e] = row;
   if (threadIdx.x == 0 && e == 0) r.start[gridDim.x] = static_cast<int32_t>(slots);
   for (int64_t first = begin; first < end; first += 32) {
@@ -125,7 +127,9 @@ void route_tokens(const RouteTokens& a, StreamView stream) {
   LM_CHECK(!a.pad, "rows of experts are padded on the CPU alone");
   with_dtype(a.logits.dtype,
              [&](auto t) { launch(route<decltype(t)>, blocks_of(a.tokens, kWarps), kThreads, stream, a); });
-  launch(list_rows, static_cast<unsigned>(a.logits.columns), kSortThreads, stream, a);
+  const int filled = static_cast<int>(blocks_of(a.tokens * a.chosen, kSlotsEach));
+  const int sorters = max(1, min(kMostSorters, filled));
+  launch(list_rows, static_cast<unsigned>(a.logits.columns), 32 * sorters, stream, a);
 }
 
 }  // namespace lm::gpu
