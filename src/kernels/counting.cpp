@@ -240,6 +240,27 @@ void count_routes(const CountRoutes& a, StreamView stream) {
 void balance_routes(const BalanceRoutes& a, StreamView stream) {
   pass(stream, 3 * product(a.tokens, a.dlogits.columns), DType::kF32);
 }
+// Products of sorted rows. Each tile of such a kernel reads its factors by itself, and what the library's
+// products reach it does not: all of these bytes cost time. (Not measured yet on a GPU.)
+void expert_products(const View& x, int64_t columns, int64_t experts, double written, StreamView stream) {
+  const double rows = product(x.rows, 1), flops = 2 * rows * product(x.columns, columns);
+  Cost& cost = counted(stream);
+  cost.gemm_flops += flops;
+  if (x.dtype == DType::kF32) cost.fp32_gemm_flops += flops;
+  const double read = flops / 2 * (1.0 / kExpertTileRows + 1.0 / kExpertTileColumns) * size(x.dtype);
+  // Of few rows each expert's weights are still read, or their gradients written.
+  const double once = product(std::min(experts, x.rows), x.columns, columns) * size(x.dtype);
+  cost.bytes += std::max(read, once) + written;
+}
+void multiply_experts(const MultiplyExperts& a, StreamView stream) {
+  expert_products(a.x, a.out.columns, a.count, product(a.out.rows, a.out.columns) * size(a.out.dtype),
+                  stream);
+}
+void expert_gradients(const ExpertGradients& a, StreamView stream) {
+  const double written =
+      product(a.count, a.x.columns, a.dy.columns) * size(a.gradient_dtype) * (a.overwrite ? 1 : 2);
+  expert_products(a.x, a.dy.columns, a.count, written, stream);
+}
 void copy_rows(const CopyRows& c, StreamView stream) {
   move(stream, static_cast<double>(c.from.bytes() + c.to.bytes()));
 }
@@ -267,6 +288,7 @@ Kernels table(DeviceType device) {
   return {
 #define LM_KERNEL(name, Args) .name = name,
 #define LM_CPU_KERNEL(name, Args) .name = cpu ? name : nullptr,
+#define LM_GPU_KERNEL(name, Args) .name = cpu ? nullptr : name,
 #define LM_LIBRARY_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
       .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,

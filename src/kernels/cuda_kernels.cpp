@@ -7,6 +7,7 @@ namespace {
 
 constexpr Kernels kCudaKernels = {
 #define LM_KERNEL(name, Args) .name = gpu::name,
+#define LM_GPU_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
     .chunk_sums = gpu::chunk_sums,
 };

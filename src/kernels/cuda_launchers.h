@@ -6,6 +6,7 @@
 namespace lm::gpu {
 
 #define LM_KERNEL(name, Args) void name(const Args&, StreamView);
+#define LM_GPU_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
 void chunk_sums(const ChunkSums&, StreamView);
 

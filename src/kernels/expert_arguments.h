@@ -7,6 +7,10 @@
 //
 // Weights are summed and applied in fp32; a token's slots are added in their order. So results depend neither
 // on threads nor on how the tokens of a micro-batch spread over experts.
+//
+// On a GPU how many rows an expert has is known there alone: the host enqueues work for T k rows and waits
+// for nothing. Rows are not padded, and one launch multiplies those of many experts. It has blocks for as
+// many tiles of rows as there can be, and each finds its expert by `start`.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +18,11 @@
 #include "base/view.h"
 
 namespace lm {
+
+// Experts of one launch: their addresses are its arguments, 1 KiB of the 4 KiB that a kernel may have.
+inline constexpr int64_t kExpertsAtOnce = 128;
+// What a block of a launch makes of its product, and how much of each factor it holds at a time.
+inline constexpr int kExpertTileRows = 64, kExpertTileColumns = 128, kExpertTileDepth = 32;
 
 // Where the tokens go. int32 arrays, the caller's.
 struct Routing {
@@ -24,6 +33,13 @@ struct Routing {
   int32_t* token = nullptr;   // [rows] of each row
   int32_t* start = nullptr;   // [E + 1]: rows [start[e], start[e + 1]) are expert e's
 };
+
+// How many tiles the rows of `experts` can have: tile first(e) + i has rows [start[e] + i kExpertTileRows,
+// ...) of expert e, first(e) = (start[e] - start[0]) / kExpertTileRows + e. Between first(e) and first(e + 1)
+// are as many tiles as e's rows need, or one more, which is empty.
+constexpr int64_t expert_tiles(int64_t rows, int64_t experts) {
+  return rows / kExpertTileRows + experts;
+}
 
 // How many rows there are at most: rounded_rows adds at most 31 rows, or an eighth.
 constexpr int64_t routed_rows(int64_t slots, int64_t experts, bool pad) {
@@ -38,7 +54,8 @@ struct RouteTokens {
   float* probability = nullptr;  // [T, E]
   Routing routing;
   int64_t tokens = 0, chosen = 0;
-  bool renormalise = false, round = false, pad = false;
+  bool renormalise = false, round = false;
+  bool pad = false;  // the CPU's alone
 };
 
 // The gradient of the logits from that of the slots' weights g; the choice itself has none. With the chosen
@@ -72,6 +89,29 @@ struct CombineRows {
   Routing routing;
   bool weighted = false;
   int64_t tokens = 0, chosen = 0;
+};
+
+// out[r] = x[r] W_eᵀ of the rows of each expert e of `count`, or x[r] W_e with `columns`: sums in fp32 in the
+// order of W's columns (rows), rounded once. bf16 and fp16 on tensor cores, fp32 without TF32.
+struct MultiplyExperts {
+  View x;                                   // [rows, in], with `columns` [rows, out]: of all experts
+  View out;                                 // [rows, out], with `columns` [rows, in], contiguous
+  const int32_t* start = nullptr;           // [count + 1], of the first of these experts
+  const void* weight[kExpertsAtOnce] = {};  // each [out, in], contiguous
+  int64_t count = 0;
+  bool columns = false;  // the input's gradient from the output's
+};
+
+// gradient of W_e (+)= dyᵀ x over the rows of each expert e of `count`, in their order, in fp32, rounded
+// once; of one without rows 0, or what it is.
+struct ExpertGradients {
+  View dy;                              // [rows, out]: of all experts
+  View x;                               // [rows, in]
+  const int32_t* start = nullptr;       // [count + 1], of the first of these experts
+  void* gradient[kExpertsAtOnce] = {};  // each [out, in], contiguous; null: not trained
+  int64_t count = 0;
+  bool overwrite = false;  // not added to what is there
+  DType gradient_dtype = DType::kF32;
 };
 
 }  // namespace lm

@@ -462,6 +462,7 @@ void quantise_scales(std::span<const float> scales, uint8_t* codes, float* neste
 struct Kernels {
 #define LM_KERNEL(name, Args) void (*name)(const Args&, StreamView) = nullptr;
 #define LM_CPU_KERNEL LM_KERNEL
+#define LM_GPU_KERNEL LM_KERNEL
 #define LM_LIBRARY_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
   ChunkSumsKernel chunk_sums = nullptr;  // null in the counting table

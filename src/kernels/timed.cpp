@@ -45,7 +45,7 @@ void time_call(const char* name, void (*kernel)(const Args&, StreamView), const 
   void name(const Args& args, StreamView stream) {      \
     time_call(#name, timing.inner->name, args, stream); \
   }
-#define LM_CPU_KERNEL(name, Args)
+#define LM_GPU_KERNEL LM_KERNEL
 #define LM_LIBRARY_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
 
@@ -55,7 +55,7 @@ TimedKernels::TimedKernels(const Kernels& inner, DeviceClock& clock) : table_(in
   LM_CHECK(timing.inner == nullptr, "kernels of this thread are timed already");
   timing = {&inner, &clock};
 #define LM_KERNEL(name, Args) table_.name = inner.name == nullptr ? nullptr : name;
-#define LM_CPU_KERNEL(name, Args)
+#define LM_GPU_KERNEL LM_KERNEL
 #define LM_LIBRARY_KERNEL LM_KERNEL
 #include "kernels/kernels.inc"
 }

@@ -459,6 +459,10 @@ void linear_save(const Context& context, const Linear& linear, const DeviceBatch
         : forward_scaled(context, linear, batch, {.x = x, .y = {}}, saved);
 }
 
+void materialise_matrix(const Context& context, const Param& param, const View& out) {
+  materialise_columns(context, param, out, 0);
+}
+
 void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,
                          bool first) {
   // On the CPU a product of bf16 has that type: it goes to scratch, and is added in the gradient's.

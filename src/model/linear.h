@@ -135,6 +135,9 @@ void add_trained_gradients(const Context& context, const Linear& linear, const D
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved);
 
+// A quantized matrix as its elements, in `out`, which is contiguous and of its shape.
+void materialise_matrix(const Context& context, const Param& param, const View& out);
+
 // gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
 // goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.
 void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,

@@ -36,17 +36,6 @@ void refuse_products(Products products, DeviceType device, const Machine& machin
                .kept = "nothing was started or written"});
 }
 
-void refuse_experts(const ModelSpec& spec, DeviceType device) {
-  const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "a mixture of experts (" + spec.model_type + ") is not supported on a GPU yet",
-               .place = "run.device",
-               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without experts",
-               .kept = "nothing was started or written"});
-}
-
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec) {
   return train.router_aux_loss.value_or(spec.scores() ? 0 : spec.router_aux_loss);
 }

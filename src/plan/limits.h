@@ -21,13 +21,11 @@ inline constexpr int64_t kMostTiles = 1 << 15;
 void refuse_many_threads(const char* key, std::optional<int64_t> threads, const Machine& machine);
 // What only some GPUs multiply.
 void refuse_products(Products products, DeviceType device, const Machine& machine);
-// Experts' kernels are the CPU's alone.
-void refuse_experts(const ModelSpec& spec, DeviceType device);
 // The coefficient of the loss that balances experts.
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec);
 // That loss of a model without experts, or on a GPU.
 void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device);
-// What stands beside experts is the CPU's alone, too.
+// What stands beside experts is the CPU's alone.
 void refuse_shared_experts(const ModelSpec& spec, DeviceType device);
 // A step's list has some operations for each micro-batch and layer.
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n);

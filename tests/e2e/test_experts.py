@@ -213,10 +213,13 @@ def test_several_texts_are_continued_at_once_as_transformers_continues_each(work
         assert [token for token in ours if token != 2] == (theirs[:theirs.index(2)] if 2 in theirs else theirs)
 
 
+def test_a_gpu_is_planned_for(work):
+    done = lmlaunch("plan", config(work, "gpu", model__path="qwen3_moe", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB", cwd=work)
+    assert "2 of 8 for each token" in done.stdout
+
+
 def test_what_is_not_there_yet_is_refused_by_name(work, plain):
     for arguments, code, text in [
-            (("plan", config(work, "gpu", model__path="qwen3_moe", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10,
-             "a mixture of experts (qwen3_moe) is not supported on a GPU yet"),
             ((config(work, "gate", model__path="mixtral", train__method="lora", lora__targets=["gate"]),), 10, "only the attention, and the expert"),
             ((config(work, "w1", model__path="mixtral", train__method="lora", lora__targets=["w1"]),), 10, "only the attention, and the expert"),
             (("export", "runs/plain", "--gguf", "f16", "-o", "plain.gguf"), 11, "is not written as GGUF yet")]:

@@ -118,9 +118,10 @@ def usable_transformers():
 
 def pairs(names=()):
     """(name, dtype) of each model of `names` in both types; without them of Llama's relatives, and the other families' kernels in one type
-    by turns."""
+    by turns; mixtures of experts in fp32."""
     import tiny_models
     others = [] if names else [(name, list(DTYPES)[i % 2]) for i, name in enumerate(tiny_models.KERNELS)]
+    others += [] if names else [(name, "fp32") for name in tiny_models.ROUTED]
     return [(name, dtype) for name in names or tiny_models.MODELS for dtype in DTYPES] + others
 
 

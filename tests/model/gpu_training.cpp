@@ -356,6 +356,9 @@ ModelSpec small_model(const std::string& family) {
   }
   if (family == "cohere") like_cohere(spec);
   if (family == "granite") like_granite(spec);
+  if (family == "experts") like_qwen3_moe(spec);
+  if (family == "all experts") like_qwen3_moe(spec, 3, 3);
+  if (family == "many experts") like_qwen3_moe(spec, kExpertsAtOnce + 3);
   return spec;
 }
 

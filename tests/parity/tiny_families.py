@@ -193,3 +193,5 @@ FAMILIES = {
 # One for each kernel, or way through one, that Llama and its near relatives do not have.
 KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
            "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2", "gemma4_text_inputs_and_borrowed_keys"]
+# On a GPU in fp32 alone: what bf16 rounds otherwise chooses other experts. Of sizes that are read 16 bytes at a time, and odd ones.
+ROUTED = ["qwen3_moe_one_dense_layer", "qwen3_moe_odd_without_renormalisation"]

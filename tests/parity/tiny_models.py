@@ -8,7 +8,7 @@ import reference
 import torch
 import transformers
 from expert_files import all_in_files
-from tiny_families import FAMILIES, KERNELS  # noqa: F401
+from tiny_families import FAMILIES, KERNELS, ROUTED  # noqa: F401
 
 LAYERS = 3
 MATRIX_STD = 0.1  # larger: gradients so steep that two bf16 runs of anything disagree; smaller: uniform attention

@@ -1,5 +1,5 @@
-// Plans of mixtures of experts: all experts take memory, those that a token meets take time, and GPUs are
-// refused.
+// Plans of mixtures of experts: all experts take memory, and those that a token meets take time, on a GPU in
+// a few launches.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -106,17 +106,25 @@ TEST(ExpertsPlan, ASharedExpertIsTheCpusAlone) {
   EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCpu));
 }
 
-TEST(ExpertsPlan, AGpuIsRefused) {
-  Case c = experts_case();
-  c.machine = gpu_machine("H100");
-  c.device = DeviceType::kCuda;
-  try {
-    c.draft();
-    ADD_FAILURE() << "planned";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kConfig);
-    EXPECT_NE(error.report().find("not supported on a GPU yet"), std::string::npos) << error.report();
-  }
+// As many FLOP whatever the number of experts, but for the router's, and as many calls: no expert has a
+// product of its own.
+TEST(ExpertsPlan, AGpuMultipliesThoseOfManyExpertsTogether) {
+  const auto plan_of = [](int64_t experts) {
+    Case c = experts_case();
+    for (LayerSpec& layer : c.spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).experts = experts;
+    c.machine = gpu_machine("H100");
+    c.device = DeviceType::kCuda;
+    c.config.train.recompute = Recompute::kNone;
+    return c.plan();
+  };
+  const Plan few = plan_of(16), many = plan_of(64);
+  EXPECT_TRUE(many.fits);
+  EXPECT_EQ(few.prediction.cost.gemm_calls, many.prediction.cost.gemm_calls);
+  const double router = 6.0 * (64 - 16) * 256 * 4 * few.step_tokens;
+  const double flops = few.prediction.cost.gemm_flops;
+  EXPECT_NEAR(many.prediction.cost.gemm_flops, flops + router, 1e-6 * flops);
+  // Their weights are read, and their gradients written.
+  EXPECT_GT(many.prediction.cost.bytes, few.prediction.cost.bytes + 4.0 * 48 * 3 * kFfn * 256);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "spec/families/experts.h"
 #include "spec/model_spec.h"
 
 namespace lm {
@@ -98,6 +99,14 @@ inline void like_granite(ModelSpec& spec) {
   }
   spec.embedding.scale = 12;
   spec.head.logit_scale = 0.125;
+}
+
+// Experts in place of the MLP, of which a token goes through `chosen`.
+inline void like_qwen3_moe(ModelSpec& spec, int64_t experts = 5, int64_t chosen = 2) {
+  for (LayerSpec& layer : spec.layers)
+    layer.sublayers[1].mixer =
+        ExpertsSpec{.experts = experts, .chosen = chosen, .ffn = 24, .renormalise = true};
+  spec.names = families::expert_names();
 }
 
 }  // namespace lm

@@ -202,6 +202,23 @@ TEST_F(Offload, BiasesNormsOfHeadsAndWindowsGiveTheSameBits) {
   }
 }
 
+// All weights, with gradients in either type, and adapters beside quantized experts.
+TEST_F(Offload, MixturesOfExpertsGiveTheSameBits) {
+  for (const int kind : {0, 1, 2}) {
+    Variant resident;
+    resident.family = Family::kExperts, resident.lora = kind == 2, resident.micro_batches = 2;
+    resident.group = 2, resident.steps = 4;
+    if (kind == 1) resident.gradient_dtype = DType::kBF16;
+    if (kind == 2) resident.base = EncodingKind::kNf4;
+    const std::vector<Variant> runs = everywhere(resident);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (!test::full_counts() && i % 3 != static_cast<size_t>(kind)) continue;
+      SCOPED_TRACE(runs[i].text());
+      expect_same(runs[i], Training(runs[i]).run());
+    }
+  }
+}
+
 // Learned positions, norms with biases, a layer's scalar, which is frozen in a full run too, mixers beside
 // each other, and what a layer gives to later ones.
 TEST_F(Offload, ShapesOfOtherFamiliesGiveTheSameBits) {

@@ -35,6 +35,7 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kCohere) like_cohere(spec);
   if (run.family == Family::kGranite) like_granite(spec);
   if (run.family == Family::kGemma4) like_gemma4(spec);
+  if (run.family == Family::kExperts) like_qwen3_moe(spec);
   return spec;
 }
 

@@ -32,6 +32,7 @@ enum class Family {
   kCohere,
   kGranite,
   kGemma4,
+  kExperts,
 };
 
 // A run of the matrix. The first twenty decide the numbers, the rest must not.

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "kernels/runtime.h"
+#include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/twin/twin.h"
 #include "train/rank.h"
@@ -34,6 +35,7 @@ struct Subject {
   std::optional<bool> update_on_host = {};
   UpdateTime update = UpdateTime::kAfter;
   double dropout = 0.1;  // of adapters
+  int64_t experts = 0;   // 0: an MLP
 };
 
 struct Counted {
@@ -72,6 +74,7 @@ StepBatches batches_of(const Subject& subject, int64_t vocab) {
 ModelSpec model_of(const Subject& subject) {
   ModelSpec spec = llama_spec({.layers = subject.layers});
   spec.max_positions = 512;
+  if (subject.experts > 0) like_qwen3_moe(spec, subject.experts);
   return spec;
 }
 
@@ -174,10 +177,11 @@ Counted count(const Subject& subject, int64_t steps = 1) {
 // A step waits neither for itself nor for the one before, which is over here: it only asks whether it is.
 TEST(Counters, AResidentStepNeverWaitsAndAllocatesNothing) {
   for (const bool lora : {false, true}) {
-    for (const bool recompute : {false, true}) {
-      SCOPED_TRACE(std::string(lora ? "LoRA" : "full") + (recompute ? ", recomputed" : ""));
+    for (const int kind : {0, 1, 2, 3}) {
       Subject subject;
-      subject.lora = lora, subject.recompute = recompute;
+      subject.lora = lora, subject.recompute = kind % 2 == 1, subject.experts = kind < 2 ? 0 : 5;
+      SCOPED_TRACE(std::string(lora ? "LoRA" : "full") + (subject.recompute ? ", recomputed" : "") +
+                   (subject.experts > 0 ? ", experts" : ""));
       const Counted counted = count(subject);
       EXPECT_TRUE(counted.ahead);
       EXPECT_EQ(counted.step.host_waits, 0);
@@ -207,6 +211,32 @@ TEST(Counters, TheLinkCarriesThePlansBytes) {
       {"LoRA, weights on the host", true, 3, 2, false, kNear, kNear, kHost, kNear, {}},
       {"in backward, optimizer on host", false, 3, 2, false, kHost, kNear, kNear, kNear, {}, kInside},
       {"in backward, weights on host", false, 3, 2, false, kNear, kNear, kHost, kNear, {}, kInside},
+      {"experts, everything on the host",
+       false,
+       3,
+       2,
+       true,
+       kHost,
+       kHost,
+       kHost,
+       kHost,
+       {},
+       UpdateTime::kAfter,
+       0.1,
+       5},
+      {"experts, LoRA, weights on the host",
+       true,
+       3,
+       2,
+       false,
+       kNear,
+       kNear,
+       kHost,
+       kNear,
+       {},
+       UpdateTime::kAfter,
+       0.1,
+       5},
   };
   for (const Subject& subject : subjects) {
     SCOPED_TRACE(subject.name);
@@ -235,12 +265,13 @@ struct Row {
 };
 using Rows = std::map<std::string, std::pair<Row, Row>>;  // times, bytes
 
-Rows table_of(bool lora, double dropout = 0.1) {
+Rows table_of(bool lora, double dropout = 0.1, int64_t experts = 0) {
   Counted counted[2][2];  // [more layers][more micro-batches]
   for (int l : {0, 1}) {
     for (int m : {0, 1}) {
       Subject subject;
       subject.lora = lora, subject.dropout = dropout, subject.layers = 2 + l, subject.micro_batches = 2 + m;
+      subject.experts = experts;
       counted[l][m] = count(subject);
       // As an operation of its own: memory that ATen takes for itself.
       counted[l][m].step.by_name["temporaries of ATen"].times = counted[l][m].aten_temporaries;
@@ -337,6 +368,34 @@ TEST(Counters, LoraTakesTheFewestProductsOfALayer) {
   // Before: 731648, of which 82944 were scales and a second activation. A's copies and gradients are small.
   std::printf("a layer's elementwise bytes: %ld\n", elementwise);
   EXPECT_LT(elementwise, 731648 - 82944 + 30000);
+}
+
+// A layer of experts is as many launches as it has products, whatever the number of experts.
+TEST(Counters, AllExpertsOfALayerAreAFewLaunches) {
+  const std::pair<const char*, int64_t> launches[] = {{"route.cu route", 1},
+                                                      {"route.cu list_rows", 1},
+                                                      {"expert_products.cu multiply", 4},
+                                                      {"expert_products.cu weight_gradient", 2},
+                                                      {"rows.cu gather", 3},
+                                                      {"experts.cu combine", 2},
+                                                      {"experts.cu weigh", 2},
+                                                      {"experts.cu router_gradient", 1}};
+  int64_t gemms = 0;
+  for (const int64_t experts : {5, 9}) {
+    const Rows rows = table_of(false, 0, experts);
+    for (const auto& [prefix, times] : launches) {
+      int64_t found = 0;
+      for (const auto& [name, row] : rows)
+        if (name.starts_with(prefix)) found += row.first.both;
+      EXPECT_EQ(found, times) << prefix << ", " << experts << " experts";
+    }
+    const int64_t all = rows.at("gemm").first.both;
+    if (experts == 9) {
+      EXPECT_EQ(all, gemms);
+    }
+    gemms = all;
+  }
+  EXPECT_EQ(gemms, 9) << "of q, k and v together, of the attention's output and of the router";
 }
 
 TEST(Counters, LaunchesAndBytesAreThoseOfTheTable) {

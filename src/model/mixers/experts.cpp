@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/mixers/activated.h"
+#include "model/mixers/expert_products.h"
 #include "model/routers.h"
 
 namespace lm {
@@ -10,6 +11,11 @@ namespace {
 
 int32_t* numbers(const Context& context, int64_t count) {
   return reinterpret_cast<int32_t*>(context.arena.allocate(count * 4));
+}
+
+// Rows are padded for a library, which multiplies those of one expert at a time.
+bool pads(const Context& context) {
+  return context.round_rows && !multiplies_together(context);
 }
 
 // How many rows expert `e` has, of those of T k slots. In a dry run nothing is routed: the busiest expert has
@@ -37,16 +43,19 @@ struct Rows {
         mixer(experts),
         routing(routed),
         slots(tokens.tokens * experts.spec.chosen) {
+    if (multiplies_together(context)) {
+      count = slots;  // whose is which only the device knows
+      return;
+    }
     each([this](const Experts::Expert&, int64_t, int64_t rows) { count += rows; });
   }
 
   // Memory for as many rows as there can be, and of that what is in use.
   View tensor(int64_t columns) const {
-    return context.tensor(routed_rows(slots, mixer.spec.experts, context.round_rows), columns)
-        .row_range(0, count);
+    return context.tensor(routed_rows(slots, mixer.spec.experts, pads(context)), columns).row_range(0, count);
   }
 
-  // Calls body(expert, its first row, how many).
+  // Calls body(expert, its first row, how many), where the host knows.
   template <class Body>
   void each(const Body& body) const {
     int64_t first = 0;
@@ -72,17 +81,50 @@ View gather(const Rows& rows, const View& x) {
   return out;
 }
 
-// An expert's rows through one of its layers.
-void multiply(const Rows& rows, const Linear& linear, const View& x, const View& y) {
-  LinearSaved none;
-  if (x.rows > 0) linear_forward(rows.context, linear, rows.batch, {.x = x, .y = y}, none);
+using Layer = Linear Experts::Expert::*;
+
+GroupedProducts together(const Rows& rows, Layer layer) {
+  return {rows.context, rows.mixer.experts, layer, rows.routing.start};
 }
 
-// linear_backward of an expert's rows, of which there may be none.
-void multiply_backward(const Rows& rows, const Linear& linear, const LinearBackward& pass, bool first) {
-  if (pass.x.rows > 0) return linear_backward(rows.context, linear, rows.batch, pass, {}, first);
-  if (first && linear.weight.gradient.defined())
-    rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
+// Every expert's rows through one of its layers.
+void multiply(const Rows& rows, Layer layer, const View& x, const View& y) {
+  if (multiplies_together(rows.context)) return together(rows, layer).forward(x, y);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    LinearSaved none;
+    if (count > 0)
+      linear_forward(rows.context, expert.*layer, rows.batch,
+                     {.x = x.row_range(row, count), .y = y.row_range(row, count)}, none);
+  });
+}
+
+// linear_input_gradient of every expert's rows.
+void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, const View& dx) {
+  if (multiplies_together(rows.context)) return together(rows, layer).input_gradient(dy, dx);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    if (count > 0)
+      linear_input_gradient(rows.context, expert.*layer, dy.row_range(row, count), dx.row_range(row, count));
+  });
+}
+
+// linear_backward of every expert's rows, of which there may be none. dx may be undefined.
+void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass, bool first) {
+  const auto& [x, dy, dx] = pass;
+  if (multiplies_together(rows.context)) {
+    together(rows, layer).weight_gradients(dy, x, first);
+    if (dx.defined()) together(rows, layer).input_gradient(dy, dx);
+    return;
+  }
+  rows.each([&, &x = x, &dy = dy, &dx = dx](const Experts::Expert& expert, int64_t row, int64_t count) {
+    const Linear& linear = expert.*layer;
+    if (count > 0) {
+      LinearBackward part{.x = x.row_range(row, count), .dy = dy.row_range(row, count)};
+      if (dx.defined()) part.dx = dx.row_range(row, count);
+      return linear_backward(rows.context, linear, rows.batch, part, {}, first);
+    }
+    if (first && linear.weight.gradient.defined())
+      rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
+  });
 }
 
 void route(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x,
@@ -98,7 +140,7 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
                                 .chosen = mixer.spec.chosen,
                                 .renormalise = mixer.spec.renormalise,
                                 .round = mixer.spec.round_weights,
-                                .pad = context.round_rows},
+                                .pad = pads(context)},
                                context.stream);
   if (batch.routers != nullptr)
     batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
@@ -113,10 +155,7 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
   const ArenaFrame frame(context.arena);
   const View dout = gather(rows, dy);
   const View dh = rows.tensor(rows.mixer.spec.ffn);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    if (count > 0)
-      linear_input_gradient(context, expert.down, dout.row_range(row, count), dh.row_range(row, count));
-  });
+  multiply_input_gradient(rows, &Experts::Expert::down, dout, dh);
   const View h = rows.tensor(rows.mixer.spec.ffn);
   gated_forward(context, activation, gate_up, h);
   context.kernels.weigh_rows({.x = dh, .other = h, .dot = dweight.floats(), .routing = rows.routing},
@@ -128,10 +167,7 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
       }))
     return;
   context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    multiply_backward(rows, expert.down, {.x = dh.row_range(row, count), .dy = dout.row_range(row, count)},
-                      first);
-  });
+  multiply_backward(rows, &Experts::Expert::down, {.x = dh, .dy = dout}, first);
 }
 
 // The gradients of `gate_up` of all experts from its output's, and dx += that of x. dx may be undefined.
@@ -140,11 +176,7 @@ void input_backward(const Rows& rows, const View& dgate_up, const View& x, const
   const ArenaFrame frame(context.arena);
   const View gathered = gather(rows, x);
   const View dgathered = dx.defined() ? rows.tensor(x.columns) : View();
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    LinearBackward pass{.x = gathered.row_range(row, count), .dy = dgate_up.row_range(row, count)};
-    if (dx.defined()) pass.dx = dgathered.row_range(row, count);
-    multiply_backward(rows, expert.gate_up, pass, first);
-  });
+  multiply_backward(rows, &Experts::Expert::gate_up, {.x = gathered, .dy = dgate_up, .dx = dgathered}, first);
   if (!dx.defined()) return;
   context.kernels.combine_rows({.x = dgathered,
                                 .addend = dx,
@@ -158,7 +190,7 @@ void input_backward(const Rows& rows, const View& dgate_up, const View& x, const
 }  // namespace
 
 Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
-  const int64_t slots = rows * spec.chosen, most = routed_rows(slots, spec.experts, context.round_rows);
+  const int64_t slots = rows * spec.chosen, most = routed_rows(slots, spec.experts, pads(context));
   Saved saved;
   saved.routing = {.expert = numbers(context, slots),
                    .weight = context.tensor(slots, 1, DType::kF32).floats(),
@@ -179,16 +211,12 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
   const ArenaFrame frame(context.arena);
   const View gate_up = saved.gate_up.row_range(0, rows.count);
   const View gathered = gather(rows, x);
-  rows.each([&](const Expert& expert, int64_t row, int64_t count) {
-    multiply(rows, expert.gate_up, gathered.row_range(row, count), gate_up.row_range(row, count));
-  });
+  multiply(rows, &Expert::gate_up, gathered, gate_up);
   if (output.kind == MixerOutput::Kind::kNone) return {};
   const View h = rows.tensor(spec.ffn);
   gated_forward(context, spec.activation, gate_up, h);
   // What the experts have read is not needed any more, and what they write is of that size.
-  rows.each([&](const Expert& expert, int64_t row, int64_t count) {
-    multiply(rows, expert.down, h.row_range(row, count), gathered.row_range(row, count));
-  });
+  multiply(rows, &Expert::down, h, gathered);
   context.kernels.combine_rows({.x = gathered,
                                 .addend = output.kind == MixerOutput::Kind::kAdded ? output.residual : View(),
                                 .out = out,

@@ -108,6 +108,9 @@ inline uint32_t __ballot_sync(uint32_t mask, int predicate, TWIN_CALLER) {
       twin::simt::warp_call(twin::simt::Warp::kBallot, mask, predicate != 0, 0, 32, file, line));
 }
 #undef TWIN_CALLER
+inline int __popc(uint32_t x) {
+  return __builtin_popcount(x);
+}
 
 using std::max;
 using std::min;

@@ -1,0 +1,36 @@
+// The products of all experts with their rows in a few launches, where the device has kernels for that
+// (multiply_experts, expert_gradients): only the device knows which rows are whose. Frozen matrices that are
+// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h). Experts have
+// neither biases nor adapters.
+#pragma once
+
+#include "model/mixers/experts.h"
+
+namespace lm {
+
+// Whether the device does; else each expert's rows are a product of their own, and known to the host.
+inline bool multiplies_together(const Context& context) {
+  return context.kernels.multiply_experts != nullptr;
+}
+
+// A matrix of each expert, with the rows that they are multiplied with.
+struct GroupedProducts {
+  const Context& context;
+  const std::vector<Experts::Expert>& experts;
+  Linear Experts::Expert::*matrix;  // gate_up or down
+  const int32_t* start;             // Routing::start
+
+  // y = x Wᵀ of each expert's rows.
+  void forward(const View& x, const View& y) const;
+  // dx = dy W.
+  void input_gradient(const View& dy, const View& dx) const;
+  // The gradients of those that are trained (+)= dyᵀ x; `first`: overwritten.
+  void weight_gradients(const View& dy, const View& x, bool first) const;
+
+ private:
+  const Linear& linear(int64_t expert) const { return experts[static_cast<size_t>(expert)].*matrix; }
+  void multiply(const View& x, const View& out, bool columns) const;
+  int64_t place_weights(int64_t first, MultiplyExperts& product) const;
+};
+
+}  // namespace lm
