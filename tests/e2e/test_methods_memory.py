@@ -34,6 +34,7 @@ METHODS = {
     "classify": dict(train__objective="classify", train__labels=NAMES, data__train=["labelled.jsonl"]),
     "prompt": dict(train__method="prompt", prompt__length=16),
     "reward": dict(**LORA, train__objective="reward", data__train=["pairs.jsonl"]),
+    "ptuning": dict(train__method="ptuning", prompt__length=16),
 }
 COMMON = dict(data__train=["rows.jsonl"], data__eval=[], data__max_length=LENGTH, train__global_batch=4, train__micro_batch=4, train__recompute="none")
 
