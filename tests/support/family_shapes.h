@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "spec/families/experts.h"
 #include "spec/model_spec.h"
 
 namespace lm {
@@ -106,7 +105,10 @@ inline void like_qwen3_moe(ModelSpec& spec, int64_t experts = 5, int64_t chosen 
   for (LayerSpec& layer : spec.layers)
     layer.sublayers[1].mixer =
         ExpertsSpec{.experts = experts, .chosen = chosen, .ffn = 24, .renormalise = true};
-  spec.names = families::expert_names();
+  spec.names.modules.insert(spec.names.modules.end(), {{"mlp.gate", "experts.router"},
+                                                       {"mlp.experts.*.gate_proj", "experts.gate"},
+                                                       {"mlp.experts.*.up_proj", "experts.up"},
+                                                       {"mlp.experts.*.down_proj", "experts.down"}});
 }
 
 }  // namespace lm
