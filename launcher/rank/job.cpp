@@ -31,6 +31,7 @@
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
+#include "plan/limits.h"
 #include "train/metrics.h"
 #include "weights/adapter_files.h"
 #include "weights/file_types.h"
