@@ -1,6 +1,8 @@
 """The tensors of a mixture of experts by the names of its files: transformers 5 holds those of all experts as one, and writes each
 expert's by itself; Granite's files have them together, too."""
 
+import re
+
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 GRANITE = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 
@@ -8,7 +10,7 @@ GRANITE = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 def of_granite(name, tensor, together):
     path, last = name.rsplit(".", 1)
     if not path.endswith(".block_sparse_moe.experts"):
-        return [(name.replace(".block_sparse_moe.router.", ".block_sparse_moe.router.layer."), tensor)]
+        return [(re.sub(r"(?<=\.block_sparse_moe\.router\.)(?!layer\.)", "layer.", name), tensor)]  # or a file's name already
     path = path.replace(".experts", f".{GRANITE[last]}")
     return [(f"{path}.weight", tensor)] if together else [(f"{path}.{e}.weight", one) for e, one in enumerate(tensor)]
 
