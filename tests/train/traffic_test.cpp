@@ -177,6 +177,7 @@ TEST(Traffic, OfMachinesShardsIsThePlans) {
         run.stage = stage, run.nodes = nodes, run.lora = lora;
         run.among = ZeroGroup::kMachine;
         run.gradient_dtype = stage == 2 ? DType::kBF16 : DType::kF32;
+        run.weights = lora && stage == 3;  // the base in shards
         run.micro_batches = 6;
         run.steps = 4;
         const std::string text = std::to_string(nodes) + " machines " + run.text();
@@ -187,13 +188,16 @@ TEST(Traffic, OfMachinesShardsIsThePlans) {
           counted += static_cast<double>(sent.counted);
           between += static_cast<double>(sent.between);
         }
-        EXPECT_NEAR(all.front().planned * 6 / counted, 1, 0.01) << text;
+        // The sum does not count that shards off the device are gathered for each use; the list does.
+        if (!run.weights) {
+          EXPECT_NEAR(all.front().planned * 6 / counted, 1, 0.01) << text;
+        }
         EXPECT_NEAR(all.front().planned_between * 6 / between, 1, 0.01) << text;
         run.among = ZeroGroup::kAll;
         double of_all = 0;
         for (const Sent& sent : sent_by_all(run, 6)) of_all += static_cast<double>(sent.between);
         // The base crosses twice or more where it is in shards among all.
-        if (lora && stage == 3 && nodes < 6) {
+        if (run.weights && nodes < 6) {
           EXPECT_LT(2 * between, of_all) << text;
         }
       }
