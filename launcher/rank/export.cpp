@@ -188,10 +188,8 @@ Exit export_command(const CommandLine& line) {
       checkpoint ? checkpoint->source() : [&files](size_t block, const TensorPlace& place, int64_t row) {
         return files->view(block, place, row);
       };
-  if (merge && model.adapter->pissa) {
-    const PrincipalPairs pairs = principal_pairs(*job, dtype);
-    plain.emplace(model.spec, *model.adapter, model.layout, view, computed_starts(model.layout, pairs));
-  }
+  if (merge && model.adapter->pissa)
+    plain.emplace(model.spec, *model.adapter, model.layout, view, principal_pairs(*job, dtype));
   if (gguf) {
     write_gguf(*job, view, *output, *gguf);
   } else {

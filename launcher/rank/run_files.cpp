@@ -180,7 +180,7 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
     };
   }
   const DType dtype = job.plan.numerics.dtype;
-  StoreSource source(rank.weights(), dtype, job.stream, masters);
+  StoreSource source(rank.weights(), job.plan.numerics.trained_dtype(), job.stream, masters);
   write_export(job,
                [&source](size_t block, const TensorPlace& place, int64_t row) {
                  return source.view(block, place, row);
@@ -189,9 +189,7 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
                 .dtype = dtype,
                 .adapter = job.model.adapter.has_value(),
                 .replace = replace,
-                .patterns = true,  // a run's own files are read again as they are
-                // Of frozen weights in shards each rank has a part, and one rank alone writes.
-                .kept_starts = job.plan.placement.pool(Pool::kWeights).shards <= 1});
+                .patterns = true});  // a run's own files are read again as they are
 }
 
 BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
@@ -224,11 +222,8 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
     }
     if (!job.model.adapter->pissa)
       return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, form);
-    const ModelLayout& layout = job.model.layout;
-    const PrincipalPairs pairs = principal_pairs(job, request.dtype);
-    const PlainAdapter plain(
-        job.model.spec, *job.model.adapter, layout, source,
-        request.kept_starts ? kept_starts(layout, source) : computed_starts(layout, pairs));
+    const PlainAdapter plain(job.model.spec, *job.model.adapter, job.model.layout, source,
+                             principal_pairs(job, request.dtype));
     return write_adapter(request.output, plain.spec(), base, plain.layout(), plain.source(), form);
   }
   ExportOptions options;

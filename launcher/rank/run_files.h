@@ -79,8 +79,7 @@ struct ExportRequest {
   DType dtype = DType::kBF16;  // of a model; an adapter is always fp32
   bool adapter = false;        // a PEFT adapter, not a model
   bool replace = false;
-  bool patterns = false;     // AdapterForm's
-  bool kept_starts = false;  // the source has the frozen pairs of PiSSA's adapters
+  bool patterns = false;  // AdapterForm's
 };
 // The same from any source.
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request);

@@ -36,17 +36,16 @@ bool has_adapter(const ModelLayout& layout) {
 WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
   const auto b = static_cast<int64_t>(block);
   const Unit& unit = open(b, place, row);
-  const DType dtype = place.frozen ? frozen_ : store_.dtype();
   if (exports_masters(place.parameter.role) && masters_) {
     floats_.resize(static_cast<size_t>(place.parameter.elements()));
     masters_(b, place, open_->trainable(), floats_.data(), staging_);
-    if (dtype == DType::kBF16) settle_ties(floats_);  // loading it in bf16 gives the trained weights
+    if (dtype_ == DType::kBF16) settle_ties(floats_);  // loading it in bf16 gives the trained weights
     return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
   }
   const std::byte* const home = open_->tensor(place);
-  WeightView view{home, dtype, unit.first_row, unit.rows};
+  WeightView view{home, dtype_, unit.first_row, unit.rows};
   if (!staging_.used()) return view;
-  const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype));
+  const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype_));
   const int64_t end = view.first_row + (unit.segment() ? unit.rows : place.parameter.rows);
   view.first_row = row;
   view.rows = std::min(end - row, std::max<int64_t>(staging_.piece_bytes() / row_bytes, 1));

@@ -29,9 +29,8 @@ constexpr bool exports_masters(TrainableRole role) {
 // A rank's weights as host memory.
 class StoreSource {
  public:
-  // `frozen`: the type of plain frozen tensors.
-  StoreSource(WeightStore& store, DType frozen, StreamView stream, MasterReader masters = {})
-      : store_(store), frozen_(frozen), staging_(stream), masters_(std::move(masters)) {}
+  StoreSource(WeightStore& store, DType dtype, StreamView stream, MasterReader masters = {})
+      : store_(store), dtype_(dtype), staging_(stream), masters_(std::move(masters)) {}
   WeightView view(size_t block, const TensorPlace& place, int64_t row);
 
  private:
@@ -39,7 +38,7 @@ class StoreSource {
   const Unit& open(int64_t block, const TensorPlace& place, int64_t row);
 
   WeightStore& store_;
-  DType frozen_;
+  DType dtype_;
   Staging staging_;
   MasterReader masters_;
   std::optional<OpenUnit> open_;

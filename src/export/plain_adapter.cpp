@@ -45,24 +45,8 @@ void put_side_by_side(const std::vector<float>& left, const std::vector<float>& 
 
 }  // namespace
 
-StartPairs computed_starts(const ModelLayout& layout, const PrincipalPairs& pairs) {
-  return [&](size_t block, const Trainable& a) { return pairs.pair(layout.blocks[block], a); };
-}
-
-StartPairs kept_starts(const ModelLayout& layout, const WeightSource& source) {
-  return [&](size_t b, const Trainable& a) {
-    const BlockLayout& block = layout.blocks[b];
-    const auto values = [&](TrainableRole role) {
-      return values_of(source, b, *block.beside(block.tensors[a.owner], a.part, role));
-    };
-    PrincipalPair out{values(TrainableRole::kStartA), values(TrainableRole::kStartB)};
-    for (float& value : out.b) value = -value;
-    return out;
-  };
-}
-
 PlainAdapter::PlainAdapter(const ModelSpec& model, const AdapterSpec& adapter, const ModelLayout& layout,
-                           const WeightSource& source, const StartPairs& starts)
+                           const WeightSource& source, const PrincipalPairs& starts)
     : spec_(with_starts(adapter)), layout_(make_layout(model, &spec_, DType::kF32)) {
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     const BlockLayout& from = layout.blocks[b];
@@ -80,7 +64,7 @@ PlainAdapter::PlainAdapter(const ModelSpec& model, const AdapterSpec& adapter, c
         std::ranges::copy(own, place(trained));
         continue;
       }
-      PrincipalPair start = starts(b, entry);
+      PrincipalPair start = starts.pair(from, entry);
       for (float& value : start.b) value = -value;
       std::ranges::copy(start.a, std::ranges::copy(own, place(trained)).out);
       const TensorPlace& lora_b = *from.beside(from.tensors[entry.owner], entry.part, TrainableRole::kLoraB);

@@ -3,7 +3,6 @@
 // trained beside the pairs stays as it is.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "export/weight_source.h"
@@ -11,17 +10,11 @@
 
 namespace lm {
 
-// The pair that the adapter's `a` began with, an entry of that block with the role kLoraA.
-using StartPairs = std::function<PrincipalPair(size_t block, const Trainable& a)>;
-// Computed from the base; and those that a run has beside its adapters, which `source` reads. Both borrow.
-StartPairs computed_starts(const ModelLayout& layout, const PrincipalPairs& pairs);
-StartPairs kept_starts(const ModelLayout& layout, const WeightSource& source);
-
 class PlainAdapter {
  public:
   // `adapter`, with the layout that it is trained in, and the source of its values.
   PlainAdapter(const ModelSpec& model, const AdapterSpec& adapter, const ModelLayout& layout,
-               const WeightSource& source, const StartPairs& starts);
+               const WeightSource& source, const PrincipalPairs& starts);
 
   const AdapterSpec& spec() const { return spec_; }
   const ModelLayout& layout() const { return layout_; }

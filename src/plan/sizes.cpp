@@ -225,11 +225,8 @@ void add_starts(const PlanInput& in, const Plan& plan, ClassTable& table) {
       table.host("start of adapters", more, "a matrix that was quantised, in fp32");
   }
   if (const int64_t pair = principal_pair_bytes(in.layout); pair > 0) {
-    // A run writes a plain adapter in the end (export/plain_adapter.h), beside its temporaries. Its own
-    // pairs are a part of that, where frozen weights in shards do not make rank 0 compute them again.
-    const bool again = plan.placement.pool(Pool::kWeights).shards > 1;
-    const int64_t written = in.layout.flat_elements * 2 * 4 + (again ? pair : 0);
-    const int64_t more = std::max(pair - of_arena, in.trains() ? written : 0);
+    // A run writes them in the end as a plain adapter (export/plain_adapter.h), beside its temporaries.
+    const int64_t more = in.trains() ? pair + in.layout.flat_elements * 2 * 4 : pair - of_arena;
     if (more > 0) table.host("principal parts", more, "the largest matrix in fp32, and adapters to write");
   }
 }

@@ -135,8 +135,7 @@ TEST(PlainAdapter, HasTheProductsOfBothPairs) {
       for (size_t i = 0; i < values.size(); ++i) values[i] += 0.01F * static_cast<float>(i % 7);
       return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
     };
-    const PlainAdapter plain(run.spec, run.adapter, run.layout, source,
-                             computed_starts(run.layout, run.pairs));
+    const PlainAdapter plain(run.spec, run.adapter, run.layout, source, run.pairs);
     EXPECT_FALSE(plain.spec().pissa);
     run.each_module([&](size_t b, const Trainable& entry) {
       const ParameterPart& part = run.layout.blocks[b].tensors[entry.owner].parameter.parts[entry.part];
@@ -171,36 +170,6 @@ TEST(PlainAdapter, HasTheProductsOfBothPairs) {
           ASSERT_EQ(joined_b[i * 2 * r + r + k], -b0[i * r + k]);
         }
       }
-    });
-  }
-}
-
-// What a run has beside its adapters is what it has subtracted, whatever the base's files have by then.
-TEST(PlainAdapter, OfARunHasThePairsThatItKeeps) {
-  for (const DType model : {DType::kF32, DType::kBF16}) {
-    Started run(model, DType::kF32);
-    std::vector<float> values;
-    const WeightSource source = [&](size_t b, const TensorPlace& place, int64_t) {
-      values = run.values(b, place);
-      for (float& value : values) value += is_start(place.parameter.role) ? 0.5F : 0;
-      return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
-    };
-    const PlainAdapter plain(run.spec, run.adapter, run.layout, source, kept_starts(run.layout, source));
-    run.each_module([&](size_t b, const Trainable& entry) {
-      const auto joined = [&](TrainableRole role) {
-        return reinterpret_cast<const float*>(
-            plain.block(b) +
-            plain.layout().blocks[b].find(run.beside(b, entry, role).parameter.name)->offset * 4);
-      };
-      const std::vector<float> a0 = run.values(b, run.beside(b, entry, TrainableRole::kStartA)),
-                               b0 = run.values(b, run.beside(b, entry, TrainableRole::kStartB));
-      const TensorPlace& a = run.beside(b, entry, TrainableRole::kLoraA);
-      const int64_t r = a.parameter.rows, columns = a.parameter.columns;
-      const float *const of_a = joined(TrainableRole::kLoraA), *const of_b = joined(TrainableRole::kLoraB);
-      for (size_t i = 0; i < a0.size(); ++i)
-        ASSERT_EQ(of_a[r * columns + static_cast<int64_t>(i)], a0[i] + 0.5F);
-      for (int64_t i = 0; i < std::ssize(b0); ++i)
-        ASSERT_EQ(of_b[i / r * 2 * r + r + i % r], b0[static_cast<size_t>(i)] + 0.5F);
     });
   }
 }
