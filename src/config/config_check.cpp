@@ -342,7 +342,6 @@ class Checks {
     const ModelConfig& model = config_.model;
     const std::string key = "model.add_tokens";
     for (auto one = model.add_tokens.begin(); one != model.add_tokens.end(); ++one) {
-      require(!one->empty(), key, key, key + " has an empty text: give each token a text");
       require(std::find(model.add_tokens.begin(), one, *one) == one, key, key,
               key + " names " + value_text(*one) + " twice: name it once");
     }

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tomllib
 import warnings
 
@@ -206,7 +207,7 @@ ELSEWHERE = {
                                          ("untied", dict(lora__targets=["q_proj", "lm_head"])), ("untied", dict(lora__targets=["q_proj", "embed_tokens"])), ("tied", dict(lora__tokens=TOKENS)), ("untied", dict(lora__tokens=TOKENS[:3], lora__also=["norms"]))])
 def test_where_state_lives_does_not_change_a_bit_and_ranks_agree(work, model, keys):
     (work / "swap").mkdir(exist_ok=True)
-    name = f"place_{model}_{'_'.join(keys)}"
+    name = f"place_{model}_" + re.sub(r"\W+", "_", str(keys))
     runs = {}
     for way, changes in {"here": {}, **ELSEWHERE}.items():
         lmlaunch(config(work, f"{name}_{way}", **settings(model, model__dtype="bf16", **{**LORA, **keys}, **changes)), cwd=work)

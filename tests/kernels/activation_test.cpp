@@ -135,7 +135,10 @@ TEST(Gated, RoundsTheActivationAndThenTheProduct) {
       }
       EXPECT_TRUE(h == want);
       EXPECT_TRUE(back[1] == want);
-      EXPECT_GT(seen, n / 20);
+      // What ReLU gives needs no rounding.
+      if (kind.name != kRelu.name) {
+        EXPECT_GT(seen, n / 20);
+      }
     }
   }
 }

@@ -200,6 +200,7 @@ TEST(Experts, TheBalanceOfTheirLoadHasTheGradientOfTheWholeStep) {
   routers.settle();
   layer.run();  // is not counted: it stands for a recomputation
   EXPECT_EQ(std::vector<double>(routers.sums().begin(), routers.sums().end()), sums);
+  const c10::InferenceMode with_autograd(false);
   const at::Tensor router = layer.find(layer.weights, "router").to(at::kDouble).clone().requires_grad_();
   const at::Tensor p = layer.x.to(at::kDouble).mm(router.t()).softmax(-1);
   const at::Tensor loads = at::zeros_like(p).scatter(1, std::get<1>(p.topk(kChosen, -1)), 1).mean(0).detach();

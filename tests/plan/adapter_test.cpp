@@ -107,7 +107,7 @@ TEST(Adapters, WhatMatchesNothingIsRefused) {
   for (const auto& [keys, words] : std::vector<std::pair<std::string, std::string>>{
            {"targets = [\"qproj\"]", "is not a linear layer of the model"},
            {"targets = [\"regex:Q_PROJ\"]", "lora.targets: \"regex:Q_PROJ\" matches no linear layer"},
-           {"exclude = [\"embed_tokens\"]", "lora.exclude: \"embed_tokens\" matches no linear layer"},
+           {"exclude = [\"embed_positions\"]", "lora.exclude: \"embed_positions\" matches no linear layer"},
            {"layers = [3]", "lora.layers: the model has no layer 3"},
            {"exclude = [\"all-linear\"]", "leave no module"},
            {"targets = [\"q_proj\"]\nranks = {up_proj = 2}",

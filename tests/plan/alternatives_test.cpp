@@ -43,8 +43,9 @@ std::vector<std::string> replaced(std::vector<std::string> overrides, const std:
 }
 
 struct Compared {
-  explicit Compared(int64_t gpu_gib, const std::vector<std::string>& overrides = {})
-      : c{.config = parse_config(kText, "test", overrides),
+  explicit Compared(int64_t gpu_gib, const std::vector<std::string>& overrides = {},
+                    const std::string& text = kText)
+      : c{.config = parse_config(text, "test", overrides),
           .spec = llama_1b(),
           .machine = gpu_machine("H100"),
           .device = DeviceType::kCuda} {
@@ -76,14 +77,14 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
       {"optimizer.name=adamw_bf16"}};
   for (const std::vector<std::string>& overrides :
        std::span(all).first(test::counts<size_t>(4, all.size()))) {
-    const Compared compared(12, overrides);
+    const Compared compared(12, overrides, text);
     std::set<std::vector<std::string>> seen;
     int as_it_is = 0;
     for (const Alternative& row : compared.rows) {
       EXPECT_TRUE(seen.insert(row.settings).second) << row.setting_text() << " twice";
       as_it_is += row.settings.empty() ? 1 : 0;
       Case one = compared.c;
-      one.config = parse_config(kText, "test", replaced(overrides, row.settings));
+      one.config = parse_config(text, "test", replaced(overrides, row.settings));
       const Plan plan = one.draft();
       EXPECT_EQ(plan.fits, row.plan.fits) << row.setting_text();
       EXPECT_EQ(plan.peak.device, row.plan.peak.device) << row.setting_text();
@@ -100,16 +101,17 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
 
 // Their keys are refused beside another method.
 TEST(Alternatives, OfVirtualTokensAreConfigurationsThatARunTakes) {
+  const std::string text(kText, std::string(kText).find("[lora]"));  // which is not theirs
   for (const char* const method : {"prefix", "prompt"}) {
     const std::vector<std::string> overrides = {
         std::string("train.method=") + method, "prompt.length=7",
         std::string("prompt.start=") + (method == std::string("prefix") ? "zero" : "vocabulary")};
-    const Compared compared(12, overrides);
+    const Compared compared(12, overrides, text);
     std::set<std::string> methods;
     for (const Alternative& row : compared.rows) {
       methods.insert(row.method);
       Config config;
-      EXPECT_NO_THROW(config = parse_config(kText, "test", replaced(overrides, row.settings)))
+      EXPECT_NO_THROW(config = parse_config(text, "test", replaced(overrides, row.settings)))
           << row.setting_text();
       EXPECT_EQ(config.prompt.length, row.method == method ? 7 : PromptConfig().length) << row.setting_text();
     }

@@ -177,7 +177,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
                                                 {"lora_alpha", "8"},
                                                 {"lora_dropout", 1.0},
                                                 {"use_rslora", 1},
-                                                {"target_modules", {"embed_tokens"}},
+                                                {"target_modules", {"input_layernorm"}},
                                                 {"target_modules", json::array()},
                                                 {"target_modules", nullptr}};
   for (const auto& [key, value] : kSets) {

@@ -74,7 +74,7 @@ ADAPTERS = {
     "linear_layers_to_save": (dict(target_modules=NAMES, modules_to_save=["up_proj"]), "modules_to_save"),
     "trainable_tokens": dict(target_modules=NAMES, trainable_token_indices=[1, 2, 7]),
     "trainable_tokens_of_a_head": (dict(target_modules=NAMES, trainable_token_indices={"lm_head": [1, 2]}), "trainable_token_indices"),
-    "embedding": (dict(target_modules=["embed_tokens", "q_proj"]), "target"),
+    "embedding": dict(target_modules=["embed_tokens", "q_proj"]),
     "head": dict(target_modules=["lm_head", "q_proj"]),
     "head_with_a_rank": dict(target_modules=["lm_head", "q_proj"], rank_pattern={"lm_head": 2}, alpha_pattern={"head": 3, "lm_head": 5}),
     "head_and_layers": dict(target_modules=["lm_head", "q_proj"], layers_to_transform=[0, 2]),
