@@ -45,7 +45,8 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
 RunStatus status_of_killed(const Control& control);
 
 // Other commands: passes signals on to the child, but for a terminal's Ctrl-C, which the child has itself;
-// returns our exit code. If such a signal killed the child, this process ends by the same one. `compares`: the command is one that may end with Exit::kDiffer.
+// returns our exit code. If such a signal killed the child, this process ends by the same one. `compares`:
+// the command is one that may end with Exit::kDiffer.
 int supervise_command(pid_t child, bool compares = false);
 
 }  // namespace lm
