@@ -77,7 +77,7 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
       {"optimizer.name=adamw_bf16"}};
   for (const std::vector<std::string>& overrides :
        std::span(all).first(test::counts<size_t>(4, all.size()))) {
-    const Compared compared(12, overrides, text);
+    const Compared compared(12, overrides);
     std::set<std::vector<std::string>> seen;
     int as_it_is = 0;
     for (const Alternative& row : compared.rows) {
