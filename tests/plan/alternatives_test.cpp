@@ -84,7 +84,7 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
       EXPECT_TRUE(seen.insert(row.settings).second) << row.setting_text() << " twice";
       as_it_is += row.settings.empty() ? 1 : 0;
       Case one = compared.c;
-      one.config = parse_config(text, "test", replaced(overrides, row.settings));
+      one.config = parse_config(kText, "test", replaced(overrides, row.settings));
       const Plan plan = one.draft();
       EXPECT_EQ(plan.fits, row.plan.fits) << row.setting_text();
       EXPECT_EQ(plan.peak.device, row.plan.peak.device) << row.setting_text();
