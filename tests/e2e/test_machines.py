@@ -56,19 +56,15 @@ def between(work, name):
     return planned, [row for row in rows(work, name) if "loss" in row][-1]["between_machines_bytes"]
 
 
-def test_no_weights_cross_between_machines_as_planned(work):
-    """Of LoRA the frozen base is gathered inside machines; of full fine-tuning sums of gradients go there and back."""
-    for method, most in (("lora", 0.5), ("full", 1.1)):
-        sent = {}
-        for group in ("all", "machine"):
-            base = {"offload__weights": "nvme", "offload__paths": ["."]} if method == "lora" else {}  # in shards
-            prepared(work, group, method, zero__stage=3, zero__group=group, **{**FEW, **base, "checkpoint__every": 0})
-            mpi.run(work, group, 4, machine_ranks=2)
-            sent[group] = between(work, group)
-        assert sent["machine"][1] < most * sent["all"][1], (method, sent)
-        if method == "full":  # adapters are of one granule or two, which not every rank has
-            assert sent["machine"][0] < most * sent["all"][0], sent
-            assert sent["machine"][0] <= sent["machine"][1] < 1.25 * sent["machine"][0], sent
+def test_gradients_cross_between_machines_as_planned(work):
+    """Sums go there and back. (That a base in shards does not cross: ../train/traffic_test.cpp.)"""
+    sent = {}
+    for group in ("all", "machine"):
+        prepared(work, group, "full", zero__stage=3, zero__group=group, **{**FEW, "checkpoint__every": 0})
+        mpi.run(work, group, 4, machine_ranks=2)
+        sent[group] = between(work, group)
+    assert sent["machine"][0] < 1.1 * sent["all"][0] and sent["machine"][1] < 1.1 * sent["all"][1], sent
+    assert sent["machine"][0] <= sent["machine"][1] < 1.25 * sent["machine"][0], sent
 
 
 def stopped(job, metrics, step):

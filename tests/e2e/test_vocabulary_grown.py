@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_refused_by_name_and_a_plan_writes_nothing(work):
             (again("model.new_rows=w1", "model.add_tokens=[]", "lora.tokens=[5]"), "which is empty"),
             (again("model.path=no_tokenizer"), "has no tokenizer.json"),
             (again("model.add_tokens=[]"), 'model.add_tokens = ["<a>"]'),
-            (again("lora.init=rows_tied", 'model.add_tokens=["<b>"]', "lora.tokens=[]"), 'was trained without a token "<b>"'),
+            (again("lora.init=rows_tied", 'model.add_tokens=["<a>", "</a>", "<b>"]', f"lora.tokens={[*IDS, 5]}"), 'was trained without a token "<b>"'),
             (again("model.add_tokens=[]", "lora.tokens=[5]", 'lora.targets=["embed_tokens"]'), "the two are one matrix"),
             (again("model.path=untied", 'lora.targets=["embed_tokens"]'), "and lora.tokens trains rows of it"),
             (again("model.path=untied", 'lora.targets=["embed_tokens"]', "lora.tokens=[]", "lora.dora=true", "model.add_tokens=[]"), "its rows' lengths are not trained"),
