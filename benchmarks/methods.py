@@ -1,8 +1,8 @@
 """What does each method of fine-tuning give, and what does it take: eval loss, accuracy, memory, speed and the size of its result?
 
 A Llama of 4 layers of 256 is trained on letters that ascend by equal steps ("b e h k n ..."), then fine-tuned by each method on letters that
-descend, of which it must choose the next one among four. 150 steps of 32 rows of 31 letters, bf16, the same rows and steps for all; LoRA and
-DoRA in turns, the median of each, for the time of a step. --smoke: 3 steps, one turn.
+descend, of which it must choose the next one among four. 150 steps of 32 rows of 31 letters, bf16, the same rows and steps for all; LoRA,
+DoRA and prefix in turns, the median of each, for the time of a step. --smoke: 3 steps, one turn.
 
 Usage: methods.py BIN_DIR [--turns 3] [--threads 2] [--smoke] [--impossible]
 """
@@ -46,7 +46,15 @@ METHODS = [
     Method("PiSSA", [*LORA[:-1], "optimizer.lr=1e-3", "lora.start=pissa"]),
     Method("QLoRA", QLORA),
     Method("QLoRA, LoftQ", [*QLORA, "lora.start=loftq"]),
+    Method("LoRA, embedding", [*LORA, 'lora.also=["embed_tokens"]']),
+    Method("LoRA, rows of tokens", [*LORA, f"lora.tokens={[*range(3, 29)]}"]),
+    Method("IA3", ["train.method=ia3", "optimizer.lr=3e-2"], 0.95),
+    Method("norms", ["train.method=norms", "optimizer.lr=3e-2"], 0.95),
+    Method("prefix", ["train.method=prefix", "prompt.length=8", "optimizer.lr=3e-2"], 0.95),
+    Method("prompt", ["train.method=prompt", "prompt.length=8", "optimizer.lr=3e-2"], 0.95),
+    Method("P-tuning", ["train.method=ptuning", "prompt.length=8", "optimizer.lr=3e-3"], 0.95),
 ]
+TIMED = {"DoRA": 1.25, "prefix": 1.1}  # of LoRA's step
 
 
 def letters(first, step, count):
@@ -139,7 +147,7 @@ def main():
     loss = {method.name: f"{method.name}: eval loss" for method in METHODS}
     figures = Figures(options, [*(Figure(loss[method.name], "x", "before the first step", at_most=method.most) for method in METHODS),
                                 Figure("LoRA: bytes of the result", "x", "all weights'", at_most=0.25),
-                                Figure("DoRA: time of a step", "x", "LoRA's", at_most=1.25)])
+                                *(Figure(f"{name}: time of a step", "x", "LoRA's", at_most=most) for name, most in TIMED.items())])
     with tempfile.TemporaryDirectory(prefix="lmlaunch-methods-") as directory:
         work = Path(directory)
         prepare(work)
@@ -152,13 +160,14 @@ def main():
             row = found[method.name]
             figures.set(loss[method.name], row["loss"] / row["before"], f"before the first step, {row['before']:.2f}")
         figures.set("LoRA: bytes of the result", found["LoRA"]["bytes"] / found["all weights"]["bytes"])
-        steps = {"LoRA": [found["LoRA"]["step"]], "DoRA": [found["DoRA"]["step"]]}
+        steps = {name: [found[name]["step"]] for name in ("LoRA", *TIMED)}
         for _ in range((options.turns or (1 if options.smoke else 3)) - 1):
             for method in METHODS:
                 if method.name in steps:
                     steps[method.name].append(runs.tune(method)["step"])
-        lora, dora = (statistics.median(steps[name]) for name in ("LoRA", "DoRA"))
-        figures.set("DoRA: time of a step", dora / lora, f"LoRA's, {lora:.0f} ms")
+        lora = statistics.median(steps["LoRA"])
+        for name in TIMED:
+            figures.set(f"{name}: time of a step", statistics.median(steps[name]) / lora, f"LoRA's, {lora:.0f} ms")
     figures.finish()
 
 

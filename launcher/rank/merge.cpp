@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "launcher/grown_model.h"
 #include "launcher/machine/survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/adapters.h"
@@ -61,6 +62,21 @@ std::string common_base(const std::vector<NamedAdapter>& adapters, const Command
   return first.config.model.path;
 }
 
+// Two adapters may have given one number to different tokens.
+void refuse_new_tokens(const std::vector<WeightedAdapter>& adapters, const std::string& directory,
+                       const ModelSpec& spec) {
+  for (const WeightedAdapter& adapter : adapters) {
+    ModelSpec grown = spec;
+    if (!grow_by_adapter(adapter.directory, directory, grown)) continue;
+    throw Error(Exit::kInput,
+                {.area = "FILE-27",
+                 .what = "this adapter has tokens that its base model has not, and others do not fit beside it",
+                 .place = adapter.directory,
+                 .next = "merge it into the model: `lmlaunch export " + adapter.directory + " --merge -o DIR`",
+                 .kept = "nothing was written"});
+  }
+}
+
 }  // namespace
 
 Exit merge_command(const CommandLine& line) {
@@ -74,6 +90,7 @@ Exit merge_command(const CommandLine& line) {
   }
   const std::string base = common_base(named, line), directory = resolve_model(base, read_environment());
   const ModelSpec spec = read_model_spec(directory);
+  refuse_new_tokens(adapters, directory, spec);
   const CombinedAdapter combined(spec, adapters, options);
   write_combined(output, combined,
                  base_of_adapter(base, directory, spec, own_template(named.front().subject)));

@@ -165,6 +165,9 @@ def test_rows_of_new_tokens_are_trained_beside_fresh_adapters(work, name):
     ids = torch.tensor([[5, *IDS, 7]])
     torch.testing.assert_close(merged(ids).logits, result(ids).logits, rtol=1e-4, atol=1e-5)
     expect_the_same_tokenizer(work / f"{run}_merged", work, name)
+    if name == "tied":
+        done = lmlaunch("merge", f"runs/{run}", f"{run}_copy", "-o", "both", cwd=work, check=False)
+        assert done.returncode == 11 and "has tokens that its base model has not" in done.stderr and not (work / "both").exists()
 
 
 ELSEWHERE = {
