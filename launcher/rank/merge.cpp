@@ -68,12 +68,13 @@ void refuse_new_tokens(const std::vector<WeightedAdapter>& adapters, const std::
   for (const WeightedAdapter& adapter : adapters) {
     ModelSpec grown = spec;
     if (!grow_by_adapter(adapter.directory, directory, grown)) continue;
-    throw Error(Exit::kInput,
-                {.area = "FILE-27",
-                 .what = "this adapter has tokens that its base model has not, and others do not fit beside it",
-                 .place = adapter.directory,
-                 .next = "merge it into the model: `lmlaunch export " + adapter.directory + " --merge -o DIR`",
-                 .kept = "nothing was written"});
+    throw Error(
+        Exit::kInput,
+        {.area = "FILE-27",
+         .what = "this adapter has tokens that its base model has not, and others do not fit beside it",
+         .place = adapter.directory,
+         .next = "merge it into the model: `lmlaunch export " + adapter.directory + " --merge -o DIR`",
+         .kept = "nothing was written"});
   }
 }
 
