@@ -71,7 +71,11 @@ def misfit(mistake, root=ROOT):
     count = path.read_text().count(mistake.old)
     if count != 1 or not mistake.old:
         return f"OLD stands {count} times in {mistake.file}"
-    return "" if mistake.old != mistake.new else "NEW is OLD"
+    if mistake.old == mistake.new:
+        return "NEW is OLD"
+    words = words_of(mistake.test)
+    there = (root / words.file()).is_file() if words.is_python() else words.program == "ctest" or words.program.endswith("_test")
+    return "" if there else f"{words.file() or words.program} is no test"
 
 
 # ------------------------------------------------------------------------------------------------------ the text of a test

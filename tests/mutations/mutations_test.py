@@ -34,6 +34,8 @@ def test_a_mistake_fits_where_its_text_stands_once(tmp_path):
         assert misfit(ONE, tmp_path).startswith(why and "OLD " + why)
     (tmp_path / "src" / "a.cpp").write_text("a + b")
     assert misfit(replace(ONE, new=ONE.old), tmp_path) == "NEW is OLD"
+    for test in ("e2e_router_loss", "pytest tests/none.py -k a"):
+        assert misfit(replace(ONE, test=test), tmp_path).endswith("is no test")
 
 
 def test_a_test_in_python_depends_on_what_it_imports_and_mentions():
