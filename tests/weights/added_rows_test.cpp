@@ -71,12 +71,14 @@ TEST(AddedRows, BeginWithTheMeanAndFollowTheModelsOwn) {
     EXPECT_EQ(row_of(after, kRows), mean_of(before, kRows));
     EXPECT_EQ(row_of(after, kRows + 1), mean_of(before, kRows));
   }
-  // A range across the border.
+  // Ranges across the border and behind it.
   const ModelFiles::Tensor tensor = grown.find(kTable).value();
-  std::vector<float> some(30);
-  tensor.file->read(*tensor.entry, (kRows * kColumns - 10) * 4, std::as_writable_bytes(std::span(some)));
   const std::vector<float> whole = matrix_of(grown, kTable);
-  EXPECT_TRUE(std::equal(some.begin(), some.end(), whole.begin() + kRows * kColumns - 10));
+  for (const int64_t first : {kRows * kColumns - 10, kRows * kColumns + 1}) {
+    std::vector<float> some(std::min<int64_t>(30, std::ssize(whole) - first));
+    tensor.file->read(*tensor.entry, first * 4, std::as_writable_bytes(std::span(some)));
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), whole.begin() + first)) << first;
+  }
   ModelSpec more = model.spec;
   more.vocab += 2;
   EXPECT_NO_THROW(check_model_files(grown, more));
