@@ -99,6 +99,9 @@ EncoderShape encoder_of(const std::vector<const SavedTensor*>& tensors) {
   const int64_t width = tokens[1], hidden = first[0];
   for (const int64_t size : {tokens[0], width, hidden})
     if (size < 1 || size > kMostSize) return {};
+  // Of all tokens at once. prompt.length and prompt.hidden are at most 65536; what a damaged manifest says
+  // beyond that is not allocated.
+  if (tokens[0] * std::max(width, hidden) > int64_t{1} << 32) return {};
   const bool fits =
       first == std::vector{hidden, width} && shape_of("mlp_head.2.weight") == std::vector{hidden, hidden} &&
       shape_of("mlp_head.4.weight") == std::vector{width, hidden} &&

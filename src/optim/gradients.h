@@ -59,9 +59,11 @@ class Gradients {
   void zero(int64_t u);
 
   // Reduces the unit's final gradients over all ranks (reduce_scatter), in fp32 and in the order of ranks;
-  // with `machine_ranks` > 1 first over so many at a time and then over these sums (comm/two_levels.h). The
-  // result is the rank's own shard if `sharded`, else the whole unit. With a group of GPUs it runs in the
-  // group's stream, as do the norms after it: a reader of either waits for that (Group::end_before).
+  // with `machine_ranks` > 1 first over so many at a time and then over these sums (comm/two_levels.h). A
+  // rank adds up its part; where there are copies of a shard, the ranks that have it share their parts. So
+  // the result is the rank's own shard, which with groups of one rank is the whole unit. With a group of GPUs
+  // it runs in the group's stream, as do the norms after it: a reader of either waits for that
+  // (Group::end_before).
   void exchange(int64_t u, Group& group, const Sharding& sharding, int machine_ranks);
   // Enqueues the granule norms of the unit's final gradient; with sharded gradients the ranks exchange theirs
   // by all_gather.

@@ -222,9 +222,19 @@ std::byte* TrainStep::input(int64_t block, int64_t micro) {
   return bytes;
 }
 
+namespace {
+
+// A micro-batch without a target fills up a rank that has fewer than another (data/batching.h): it is no part
+// of the step, and its tokens' choices are nobody's.
+void watch(Routers* routers, DeviceBatch& batch) {
+  if (batch.targets.count > 0) batch.routers = routers;
+}
+
+}  // namespace
+
 DeviceBatch TrainStep::place(int64_t micro) {
   DeviceBatch out = place_batch(context_, batches_->micro[static_cast<size_t>(micro)]);
-  if (routers_) out.routers = &*routers_;
+  if (routers_) watch(&*routers_, out);
   return out;
 }
 
@@ -325,7 +335,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
   flush();
   const ArenaFrame frame(context_.arena);
   DeviceBatch placed = place_batch(context_, batch, caches);
-  placed.routers = routers;
+  watch(routers, placed);
   ForwardPass pass(pass_, std::move(placed), routers != nullptr);
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(pulse_);

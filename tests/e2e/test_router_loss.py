@@ -64,7 +64,10 @@ def test_a_padded_batch_has_the_same_loss(work):
     ((), dict(train__micro_batch=2, train__update="in_backward")),
     ((), dict(train__micro_batch=1, offload__weights="nvme", offload__optimizer="nvme", offload__paths=["swap"])),
     (("--ranks", "2"), dict(train__micro_batch=1, zero__stage=3)),
-    (("--ranks", "2"), dict(train__micro_batch=2, zero__stage=1))], ids=["micro_batches", "recompute", "in_backward", "offload", "ranks", "one_each"])
+    (("--ranks", "2"), dict(train__micro_batch=2, zero__stage=1)),
+    (("--ranks", "3"), dict(train__micro_batch=1, zero__stage=3)),  # two ranks have a text fewer than the third
+    (("--ranks", "3"), dict(train__micro_batch=1, train__update="in_backward"))],
+    ids=["micro_batches", "recompute", "in_backward", "offload", "ranks", "one_each", "filled", "filled_in_backward"])
 def test_micro_batches_and_ranks_do_not_change_it(work, whole, arguments, changes, request):
     name = request.node.callspec.id
     lmlaunch(*arguments, config(work, name, **{**settings("qwen3_moe"), "train__router_aux_loss": COEFFICIENT, **changes}), cwd=work)

@@ -18,10 +18,8 @@ struct LayerInput {
     LinearSaved gate_adapters, out_adapters;
   };
   Saved allocate(const Context& context, int64_t rows) const;
-  // Of x [T, H].
   View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                const MixerOutput& output) const;
-  // From dy [T, H] to the parameters' gradients and the input's. `saved` is used up.
   void backward(const Context& context, const DeviceBatch& batch, MixerInput& input, const Saved& saved,
                 const View& dy, bool first) const;
 

@@ -1,10 +1,20 @@
 // What the mixers of a block share: where a mixer's output goes in the forward pass, and where its input
-// comes from in the backward pass. A mixer is a struct of bound parameters with
-//   Saved allocate(context, rows)   what backward needs of the forward pass, in the arena
-//   kKeptWithAttention   whether train.recompute = "attention" keeps that; false: backward begins with
-//   forward View forward(context, batch, x, saved, output) void backward(context, batch, input, saved, dy,
-//   first) static void visit(self, visitor)   calls visitor(name, part) for each of its linear layers
-//   (Linear), norms (Norm) and prefixes (Prefix)
+// comes from in the backward pass. A mixer is a struct of bound parameters (table.h lists them) with these
+// members, which each declares for itself, since a block calls it by its type:
+//
+// - `Saved allocate(context, rows)`: what backward needs of the forward pass, in the arena.
+//
+// - `kKeptWithAttention`: whether train.recompute = "attention" keeps that; false: backward begins with
+//   forward.
+//
+// - `View forward(context, batch, x, saved, output)`: of x [T, H]; returns the output, undefined where it
+//   goes nowhere.
+//
+// - `void backward(context, batch, input, saved, dy, first)`: from dy [T, H] to the parameters' gradients and
+//   the input's. `saved` is used up. `first`: the gradients are overwritten.
+//
+// - `static void visit(self, visitor)`: calls visitor(name, part) for each of its linear layers (Linear),
+//   norms (Norm) and prefixes (Prefix).
 #pragma once
 
 #include <optional>
