@@ -75,6 +75,16 @@ TEST(FileTypes, MostElementsDecideWhatIsCommon) {
   EXPECT_EQ(types.common, DType::kBF16);
   EXPECT_EQ(types.others.size(), 6u);  // two norms of two layers, the last one, and the head
   for (const auto& [name, type] : types.others) EXPECT_EQ(type, type_of(name)) << name;
+  // Eight tensors, which are larger, beside thirteen.
+  std::vector<TensorInfo> few = mixed_tensors(spec);
+  for (TensorInfo& info : few) {
+    const bool large = info.name.find("self_attn") == std::string::npos && !is_norm(info.name);
+    info.dtype = large ? DType::kBF16 : DType::kF32;
+  }
+  test::write_tensors(directory / "base/model.safetensors", few);
+  const FileTypes large = file_types(ModelFiles(directory / "base"), make_layout(spec, nullptr, DType::kBF16));
+  EXPECT_EQ(large.common, DType::kBF16);
+  EXPECT_EQ(large.others.size(), 13u);
   // One type: nothing is special. None of the tensors: nothing is common.
   test::write_tiny_model(directory / "plain", test::tiny_config(), DType::kF32);
   const FileTypes plain =
