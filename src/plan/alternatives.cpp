@@ -29,6 +29,7 @@ Setting no_virtual_tokens(const PromptConfig& now) {
   Setting out{.text = {}, .apply = [](Config& c) { c.prompt = {}; }};
   if (now.length != fresh.length) out.text.push_back(fmt::format("prompt.length={}", fresh.length));
   if (now.start != fresh.start) out.text.emplace_back("prompt.start=normal");
+  if (now.hidden != fresh.hidden) out.text.emplace_back("prompt.hidden=auto");
   return out;
 }
 

@@ -102,10 +102,10 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
 // Their keys are refused beside another method.
 TEST(Alternatives, OfVirtualTokensAreConfigurationsThatARunTakes) {
   const std::string text(kText, std::string(kText).find("[lora]"));  // which is not theirs
-  for (const char* const method : {"prefix", "prompt"}) {
-    const std::vector<std::string> overrides = {
-        std::string("train.method=") + method, "prompt.length=7",
-        std::string("prompt.start=") + (method == std::string("prefix") ? "zero" : "vocabulary")};
+  const std::pair<const char*, const char*> own[] = {
+      {"prefix", "prompt.start=zero"}, {"prompt", "prompt.start=vocabulary"}, {"ptuning", "prompt.hidden=48"}};
+  for (const auto& [method, key] : own) {
+    const std::vector<std::string> overrides = {std::string("train.method=") + method, "prompt.length=7", key};
     const Compared compared(12, overrides, text);
     std::set<std::string> methods;
     for (const Alternative& row : compared.rows) {
