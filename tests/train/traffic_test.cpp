@@ -37,7 +37,8 @@ Sent last_step(const Variant& run, Group& group) {
   for (const Operation& op : step.operations) {
     for (const Collective& call : traffic.of(op)) out.listed += sent_by(call, group.rank(), group.ranks());
   }
-  // Where state is off the device, a variant's slots replace those of which the plan has foretold the traffic.
+  // Where state is off the device, a variant's slots replace those of which the plan has foretold the
+  // traffic.
   const bool as_foretold = !run.weights && !run.gradients;
   const RankTraffic sum =
       as_foretold ? plan.traffic : traffic_of(traffic, step, plan.world, rank_links({}, device()));
