@@ -49,6 +49,7 @@ std::vector<Settings> methods(const PlanInput& in) {
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
   const Setting no_start = set(!full && now.lora.start == LoraStart::kPissa, "lora.start=zero",
                                [](Config& c) { c.lora.start = LoraStart::kZero; });
+  if (full && !may_train_adapters(now)) return {{}};
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
   const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
                            [](Config& c) { c.train.method = Method::kLora; });
