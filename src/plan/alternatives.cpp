@@ -29,6 +29,7 @@ Setting no_virtual_tokens(const PromptConfig& now) {
   Setting out{.text = {}, .apply = [](Config& c) { c.prompt = {}; }};
   if (now.length != fresh.length) out.text.push_back(fmt::format("prompt.length={}", fresh.length));
   if (now.start != fresh.start) out.text.emplace_back("prompt.start=normal");
+  if (now.hidden != fresh.hidden) out.text.emplace_back("prompt.hidden=auto");
   return out;
 }
 
@@ -48,6 +49,7 @@ std::vector<Settings> methods(const PlanInput& in) {
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
   const Setting no_start = set(!full && now.lora.start == LoraStart::kPissa, "lora.start=zero",
                                [](Config& c) { c.lora.start = LoraStart::kZero; });
+  if (full && !may_train_adapters(now)) return {{}};
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
   const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
                            [](Config& c) { c.train.method = Method::kLora; });

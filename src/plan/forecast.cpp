@@ -129,9 +129,8 @@ void predict_router_loss(const PlanInput& in, Plan& plan) {
     const double seconds = plan.prediction.by_kind[static_cast<size_t>(OperationKind::kForward)];
     plan.step_seconds += seconds;
     reason = fmt::format(
-        "a forward pass more, {:.3g} s of each step: what all micro-batches choose has to be known before "
-        "the "
-        "first backward pass",
+        "a forward pass more, {:.3g} s of each step: the first backward pass needs what all "
+        "micro-batches choose",
         seconds);
   }
   plan.choices.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient), reason});

@@ -61,8 +61,9 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
   add(n.fp32_adapters && n.dtype == DType::kBF16, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
       [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; });
   add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
-  add(full && all, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
-  add(all && in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
+  const bool adapters = all && (!full || may_train_adapters(in.config));
+  add(full && adapters, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
+  add(adapters && in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
       full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"", [](Config& c) {
         if (c.train.method == Method::kFull) c.train.method = Method::kLora;
         c.model.quantize = Quantize::kNf4;

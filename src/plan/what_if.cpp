@@ -80,6 +80,10 @@ std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Sett
   }
 }
 
+bool may_train_adapters(const Config& config) {
+  return config.model.add_tokens.empty() || !config.lora.tokens.empty() || !config.lora.also.empty();
+}
+
 bool may_use_disk(const OffloadConfig& o) {
   const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
   return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||

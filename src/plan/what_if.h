@@ -25,6 +25,10 @@ Config with_settings(Config config, const std::vector<Setting>& settings);
 std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
                                      Foretold foretold);
 
+// A run of all weights may train adapters in their place: with new tokens only where [lora] trains their
+// rows, too.
+bool may_train_adapters(const Config& config);
+
 // Some class may still be told to live on disk.
 bool may_use_disk(const OffloadConfig& offload);
 

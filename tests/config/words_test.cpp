@@ -249,6 +249,24 @@ TEST(Translate, ReadsWhichModulesAnAdapterIsOn) {
   EXPECT_HAS(why(done.missing, "alpha_pattern"), "lora.alphas takes names");
 }
 
+TEST(Translate, ReadsWhichMethodOfPeftsAFileIsOf) {
+  const std::pair<const char*, const char*> methods[] = {{"LORA", "lora"},
+                                                         {"IA3", "ia3"},
+                                                         {"LN_TUNING", "norms"},
+                                                         {"PREFIX_TUNING", "prefix"},
+                                                         {"PROMPT_TUNING", "prompt"},
+                                                         {"P_TUNING", "ptuning"}};
+  for (const auto& [theirs, ours] : methods) {
+    const Translated done = translated(std::string(R"({"peft_type": ")") + theirs +
+                                           R"(", "num_virtual_tokens": 7, "encoder_hidden_size": 48})",
+                                       "m", {"a.jsonl"});
+    const bool virtual_tokens = std::string(ours).starts_with("p"), encoder = std::string(ours) == "ptuning";
+    EXPECT_EQ(value_of(done, "train.method"), '"' + std::string(ours) + '"');
+    EXPECT_EQ(value_of(done, "prompt.length"), virtual_tokens ? "7" : "") << theirs;
+    EXPECT_EQ(value_of(done, "prompt.hidden"), encoder ? "48" : "") << theirs;
+  }
+}
+
 TEST(Translate, ReadsTheDataOfSeveralEntries) {
   const Translated one = translated(R"({"base_model": "m", "datasets": [
     {"path": "org/a", "type": "chat_template", "field_messages": "dialogue"}, {"path": "json", "data_files": ["b.json", "c.json"]}]})");

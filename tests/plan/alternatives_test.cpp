@@ -102,10 +102,12 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
 // Their keys are refused beside another method.
 TEST(Alternatives, OfVirtualTokensAreConfigurationsThatARunTakes) {
   const std::string text(kText, std::string(kText).find("[lora]"));  // which is not theirs
-  for (const char* const method : {"prefix", "prompt"}) {
-    const std::vector<std::string> overrides = {
-        std::string("train.method=") + method, "prompt.length=7",
-        std::string("prompt.start=") + (method == std::string("prefix") ? "zero" : "vocabulary")};
+  const std::pair<const char*, const char*> own[] = {{"prefix", "prompt.start=zero"},
+                                                     {"prompt", "prompt.start=vocabulary"},
+                                                     {"ptuning", "prompt.hidden=48"}};
+  for (const auto& [method, key] : own) {
+    const std::vector<std::string> overrides = {std::string("train.method=") + method, "prompt.length=7",
+                                                key};
     const Compared compared(12, overrides, text);
     std::set<std::string> methods;
     for (const Alternative& row : compared.rows) {
@@ -116,6 +118,19 @@ TEST(Alternatives, OfVirtualTokensAreConfigurationsThatARunTakes) {
       EXPECT_EQ(config.prompt.length, row.method == method ? 7 : PromptConfig().length) << row.setting_text();
     }
     EXPECT_EQ(methods, (std::set<std::string>{"full", method}));
+  }
+}
+
+// A run refuses adapters that leave the rows of new tokens as they begin.
+TEST(Alternatives, OfNewTokensAreAdaptersOnlyWhereTheseTrainTheirRows) {
+  for (const bool trained : {false, true}) {
+    std::vector<std::string> overrides = {"train.method=full", "model.add_tokens=[\"<think>\"]"};
+    if (trained) overrides.emplace_back("lora.tokens=[\"<think>\"]");
+    const Compared compared(12, overrides);
+    std::set<std::string> methods;
+    for (const Alternative& row : compared.rows) methods.insert(row.method);
+    EXPECT_EQ(methods,
+              trained ? (std::set<std::string>{"full", "lora", "qlora"}) : std::set<std::string>{"full"});
   }
 }
 

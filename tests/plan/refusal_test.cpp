@@ -148,6 +148,17 @@ TEST(Refusal, OfAGpuNamesItsMemory) {
   EXPECT_NE(refusal.text.next.find("train.method = \"lora\""), std::string::npos) << refusal.text.next;
 }
 
+TEST(Refusal, AdvisesAdaptersBesideNewTokensOnlyIfTheseTrainTheirRows) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  stay_near(c.config);
+  c.config.model.add_tokens = {"<think>"};
+  const std::string untrained = refuse(c).text.next;
+  EXPECT_EQ(untrained.find("lora"), std::string::npos) << untrained;
+  c.config.lora.also = {"embed_tokens", "lm_head"};
+  const std::string trained = refuse(c).text.next;
+  EXPECT_NE(trained.find("lora"), std::string::npos) << trained;
+}
+
 TEST(Refusal, CountsWhatOthersUseNow) {
   Case c;
   c.machine.host_available = 1LL << 30;

@@ -23,14 +23,20 @@ void every(const Word& word, const Json& value, Draft& draft) {
 
 void adapter(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  if (name == "full" || name == "lora" || name == "qlora" || name == "ia3") {
-    draft.method = name;
+  // The last four are peft's.
+  constexpr std::pair<std::string_view, std::string_view> kMethods[] = {
+      {"full", "full"},        {"lora", "lora"},           {"qlora", "qlora"},
+      {"ia3", "ia3"},          {"ln_tuning", "norms"},     {"prefix_tuning", "prefix"},
+      {"p_tuning", "ptuning"}, {"prompt_tuning", "prompt"}};
+  const auto* const found =
+      std::ranges::find(kMethods, name, &std::pair<std::string_view, std::string_view>::first);
+  if (found != std::end(kMethods)) {
+    // A file of adapters does not say whether another one has quantised the base.
+    if (draft.method != "qlora" || found->second != "lora") draft.method = found->second;
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
   } else if (!is_off(value)) {
-    draft.missing(
-        "train.method has full, lora, qlora, ia3, norms, prefix, prompt and ptuning; all weights are "
-        "trained");
+    draft.missing("train.method has full, lora, qlora, ia3, norms, prefix, prompt and ptuning");
   }
 }
 

@@ -33,8 +33,8 @@ struct Draft {
 
   // Numbers that several keys determine together.
   std::optional<double> micro, accumulation, processes, beta1, beta2, steps_per_epoch;
-  std::optional<std::string> method;  // full, lora, qlora or ia3; empty: by the other settings
-  std::vector<std::string> targets;   // of torchtune, beside lora.targets
+  std::optional<std::string> method;                   // as train.method; empty: by the other settings
+  std::vector<std::string> targets;                    // of torchtune, beside lora.targets
   std::map<std::string, std::vector<std::string>> of;  // key -> the foreign keys that made it
 
   void set(const std::string& key, const std::string& value);
