@@ -82,7 +82,8 @@ TEST(FileTypes, MostElementsDecideWhatIsCommon) {
     info.dtype = large ? DType::kBF16 : DType::kF32;
   }
   test::write_tensors(directory / "base/model.safetensors", few);
-  const FileTypes large = file_types(ModelFiles(directory / "base"), make_layout(spec, nullptr, DType::kBF16));
+  const FileTypes large =
+      file_types(ModelFiles(directory / "base"), make_layout(spec, nullptr, DType::kBF16));
   EXPECT_EQ(large.common, DType::kBF16);
   EXPECT_EQ(large.others.size(), 13u);
   // One type: nothing is special. None of the tensors: nothing is common.
