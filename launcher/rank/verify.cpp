@@ -22,12 +22,14 @@ namespace lm {
 namespace {
 
 // Whether an export of the model has more, or other bytes, than the trained tensors of a checkpoint: the
-// towers of a wrapper, buffers, transposed matrices.
+// towers of a wrapper, buffers, transposed matrices, and experts' matrices that are one tensor there.
 bool export_differs(const ModelSpec& spec) {
   if (!spec.wrapper.empty()) return true;
   return std::ranges::any_of(list_parameters(spec, nullptr), [](const BlockParameters& block) {
     return !block.frozen.empty() || std::ranges::any_of(block.trainable, [](const Parameter& parameter) {
-      return std::ranges::any_of(parameter.parts, &ParameterPart::transposed);
+      return std::ranges::any_of(parameter.parts, [](const ParameterPart& part) {
+        return part.transposed || part.slices > 0;
+      });
     });
   });
 }
