@@ -83,8 +83,9 @@ void require_new_rows_trained(const PlannedModel& planned) {
                        "does not name the embedding",
                .place = "",
                .next = "add " + quote(embedding) + " to train.only" +
-                       (planned.spec.tied ? "" : ", and " + quote(planned.spec.names.head) +
-                                                     " where the model is to write the tokens"),
+                       (planned.spec.tied ? ""
+                                          : ", and " + quote(planned.spec.names.head) +
+                                                " where the model is to write the tokens"),
                .kept = "nothing was started or written"});
 }
 

@@ -172,6 +172,21 @@ def test_rows_of_new_tokens_are_trained_beside_fresh_adapters(work, name):
         assert done.returncode == 11 and "has tokens that its base model has not" in done.stderr
 
 
+def hash_of(work, what):
+    return json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"]
+
+
+@pytest.mark.parametrize("name, changes", [("tied", ROWS), ("untied", {**ROWS, "lora__tokens": [], "lora__also": ["embed_tokens", "lm_head"]})],
+                         ids=["rows", "whole"])
+def test_a_checkpoint_has_the_hash_of_the_adapter_that_is_exported(work, name, changes):
+    """The export has the base's matrices of the vocabulary beside what was trained; the checkpoint has not."""
+    run = f"hash_{name}"
+    lmlaunch(config(work, run, **settings(name, model__dtype="bf16", checkpoint__every=2, **changes)), "train.steps=2", cwd=work)
+    (checkpoint,) = (work / "runs" / run / "checkpoints").iterdir()
+    lmlaunch("export", checkpoint, "--patterns", "-o", f"{run}_copy", cwd=work)
+    assert hash_of(work, checkpoint) == hash_of(work, f"runs/{run}/model") == hash_of(work, f"{run}_copy")
+
+
 ELSEWHERE = {
     "on_disk": dict(offload__optimizer="nvme", offload__weights="nvme", offload__paths=["swap"], io__tile="64KiB"),
     "in_backward": dict(train__update="in_backward", train__recompute="block"),
