@@ -171,6 +171,10 @@ std::optional<GrownVocabulary> grow_vocabulary(const Config& config, const std::
   const ModelConfig& model = config.model;
   if (model.add_tokens.empty()) return grown;
   const std::string place = tokenizer_of(grown, directory);
+  if (place.empty())
+    refuse("model.add_tokens",
+           "the model is not on this machine, and its tokenizer tells which tokens are new", model.path,
+           "download the model first");
   if (!TokenizerFile::exists(place))
     refuse("model.add_tokens", "the model has no tokenizer.json to which tokens could be added",
            TokenizerFile::path_in(place), "save its tokenizer in that form beside the weights");

@@ -34,7 +34,7 @@ std::optional<GrownVocabulary> grow_vocabulary(const Config& config, const std::
 std::optional<GrownVocabulary> grow_by_adapter(const std::string& adapter, const std::string& directory,
                                                ModelSpec& spec);
 
-// "2 new tokens, 128256 to 128257; ...", for the log.
+// "new tokens: 128256 to 128257; the vocabulary has 128258 rows, ...", for the log.
 std::string describe(const GrownVocabulary& grown, const ModelSpec& spec);
 
 // The directory that stands for the model. It is made once, and found afterwards, by the state of the model's

@@ -73,6 +73,22 @@ void set_tokens(const Config& config, const PlannedModel& planned, AdapterSpec& 
   if (!continued && !whole && !pairs) require_new_rows_trained(added, adapter);
 }
 
+// The same of a full run.
+void require_new_rows_trained(const PlannedModel& planned) {
+  const std::string embedding = planned.spec.names.embedding;
+  if (!planned.grown || planned.adapter || planned.layout.blocks.front().trains("embed")) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = "model.add_tokens: the rows of new tokens would stay as they begin, since train.only "
+                       "does not name the embedding",
+               .place = "",
+               .next = "add " + quote(embedding) + " to train.only" +
+                       (planned.spec.tied ? ""
+                                          : ", and " + quote(planned.spec.names.head) +
+                                                " where the model is to write the tokens"),
+               .kept = "nothing was started or written"});
+}
+
 AdapterSpec make_adapter(const PlannedModel& planned, const Config& config) {
   const ModelSpec& model = planned.spec;
   const std::string& init = config.lora.init;
@@ -216,6 +232,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
                            base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
                            trained_filter(config.train, out.spec));
+  require_new_rows_trained(out);
   set_groups(config.optimizer, out.layout, config.lora.b_lr_ratio);
   return out;
 }

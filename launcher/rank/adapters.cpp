@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "launcher/grown_model.h"
 #include "launcher/machine/survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
@@ -106,6 +107,21 @@ void write_combined(const std::string& directory, const CombinedAdapter& combine
   write_adapter(directory, combined.spec(), base, combined.layout(), source, {});
 }
 
+void refuse_new_tokens(const std::vector<WeightedAdapter>& adapters, const std::string& directory,
+                       const ModelSpec& spec) {
+  for (const WeightedAdapter& adapter : adapters) {
+    ModelSpec grown = spec;
+    if (!grow_by_adapter(adapter.directory, directory, grown)) continue;
+    throw Error(
+        Exit::kInput,
+        {.area = "FILE-27",
+         .what = "this adapter has tokens that its base model has not, and others do not fit beside it",
+         .place = adapter.directory,
+         .next = "merge it into the model: `lmlaunch export " + adapter.directory + " --merge -o DIR`",
+         .kept = "nothing was written"});
+  }
+}
+
 ScratchDirectory::ScratchDirectory() {
   std::error_code ignored;
   path_ = (fs::temp_directory_path(ignored) / "lmlaunch-adapter-XXXXXX").string();
@@ -146,6 +162,7 @@ void add_adapters(const std::vector<std::string>& texts, const ScratchDirectory&
   if (adapters.size() > 1 || adapters.front().weight != 1) {
     const std::string base = resolve_model(config.model.path, read_environment());
     const ModelSpec spec = read_model_spec(base);
+    refuse_new_tokens(adapters, base, spec);
     const CombinedAdapter combined(spec, adapters, {.threads = survey_host().cpu.cores});
     directory = scratch.path() + "/adapter";
     write_combined(directory, combined, base_of_adapter(config.model.path, base, spec, chat_template));

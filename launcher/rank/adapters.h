@@ -28,6 +28,11 @@ bool is_of_scores(const Subject& adapter);
 // another architecture than the model that the adapter was trained on.
 void check_base(const Subject& adapter, const std::string& base, const std::string& word);
 
+// Throws Error(11) for an adapter with tokens that its base, the model of `spec` in `directory`, does not
+// have: two adapters may have given one number to different tokens. Before several adapters become one.
+void refuse_new_tokens(const std::vector<WeightedAdapter>& adapters, const std::string& directory,
+                       const ModelSpec& spec);
+
 // Writes a PEFT directory with one rank and alpha, so that servers read it alike.
 void write_combined(const std::string& directory, const CombinedAdapter& combined, const BaseModel& base);
 

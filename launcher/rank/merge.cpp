@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "launcher/grown_model.h"
 #include "launcher/machine/survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/adapters.h"
@@ -60,22 +59,6 @@ std::string common_base(const std::vector<NamedAdapter>& adapters, const Command
                                .kept = "nothing was written"});
   }
   return first.config.model.path;
-}
-
-// Two adapters may have given one number to different tokens.
-void refuse_new_tokens(const std::vector<WeightedAdapter>& adapters, const std::string& directory,
-                       const ModelSpec& spec) {
-  for (const WeightedAdapter& adapter : adapters) {
-    ModelSpec grown = spec;
-    if (!grow_by_adapter(adapter.directory, directory, grown)) continue;
-    throw Error(
-        Exit::kInput,
-        {.area = "FILE-27",
-         .what = "this adapter has tokens that its base model has not, and others do not fit beside it",
-         .place = adapter.directory,
-         .next = "merge it into the model: `lmlaunch export " + adapter.directory + " --merge -o DIR`",
-         .kept = "nothing was written"});
-  }
 }
 
 }  // namespace

@@ -209,12 +209,17 @@ BaseModel base_of_adapter(const std::string& path, const std::string& directory,
   return base;
 }
 
+BaseModel base_of_adapter(const Job& job) {
+  BaseModel base =
+      base_of_adapter(job.config.model.path, job.model.origin(), job.model.spec, job.chat_template);
+  base.directory = job.model.directory;
+  base.grown = job.model.grown.has_value() && job.config.model.init != ModelInit::kRandom;
+  return base;
+}
+
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    BaseModel base =
-        base_of_adapter(job.config.model.path, job.model.origin(), job.model.spec, job.chat_template);
-    base.directory = job.model.directory;
-    base.grown = job.model.grown.has_value() && job.config.model.init != ModelInit::kRandom;
+    const BaseModel base = base_of_adapter(job);
     const AdapterForm form{.replace = request.replace, .patterns = request.patterns};
     if (job.model.adapter->encoder > 0) {
       const ComputedPrompt prompt(job.model.spec, *job.model.adapter, job.model.layout, source);

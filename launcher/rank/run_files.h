@@ -73,6 +73,7 @@ std::string own_template(const Subject& subject);
 // What an adapter's files say of its base model: `path` as the configuration names it, in `directory`.
 BaseModel base_of_adapter(const std::string& path, const std::string& directory, const ModelSpec& spec,
                           const std::string& chat_template);
+BaseModel base_of_adapter(const Job& job);  // borrows the job's spec
 
 struct ExportRequest {
   std::string output;

@@ -7,11 +7,13 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
 #include "config/config_text.h"
+#include "export/export_adapter.h"
 #include "export/export_model.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/checkpoint_weights.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
+#include "launcher/rank/run_files.h"
 #include "launcher/recorded.h"
 #include "spec/parameter.h"
 #include "weights/adapter_files.h"
@@ -22,12 +24,13 @@ namespace lm {
 namespace {
 
 // Whether an export of the model has more, or other bytes, than the trained tensors of a checkpoint: the
-// towers of a wrapper, buffers, transposed matrices.
+// towers of a wrapper, buffers, transposed matrices, and experts' matrices that are one tensor there.
 bool export_differs(const ModelSpec& spec) {
   if (!spec.wrapper.empty()) return true;
   return std::ranges::any_of(list_parameters(spec, nullptr), [](const BlockParameters& block) {
     return !block.frozen.empty() || std::ranges::any_of(block.trainable, [](const Parameter& parameter) {
-      return std::ranges::any_of(parameter.parts, &ParameterPart::transposed);
+      return std::ranges::any_of(
+          parameter.parts, [](const ParameterPart& part) { return part.transposed || part.slices > 0; });
     });
   });
 }
@@ -54,6 +57,25 @@ std::string hash_with_base(const std::string& directory, const CommandLine& line
   return export_hash(job->model.directory, job->model.layout, weights.source(), options);
 }
 
+// Of an adapter with new tokens, whose export has copies of the base's matrices, if its base is here: the
+// hash of that export. "": there are no copies.
+std::string hash_with_copies(const std::string& directory, const CommandLine& line) {
+  if (run_of(directory).empty()) return "";
+  Subject subject = open_subject(directory);
+  Config& config = subject.config;
+  const std::string& init = config.lora.init;
+  if (!trains_adapter(config) || (config.model.add_tokens.empty() && init.empty())) return "";
+  if (!model_is_here(config.model.path, read_environment()) || (!init.empty() && !holds_adapter(init)))
+    return "";
+  const DType dtype = storage_type(config.model.dtype);
+  config.model.dtype = ModelDType::kF32;
+  const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);
+  const BaseModel base = base_of_adapter(*job);
+  if (!base.grown || job->model.adapter->pissa) return "";
+  CheckpointWeights weights(*job, directory, dtype);
+  return adapter_hash(*job->model.adapter, base, job->model.layout, weights.source());
+}
+
 VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& line) {
   VerifyResult result;
   try {
@@ -63,6 +85,7 @@ VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& 
     result.tensors = std::ssize(reader.manifest().tensors);
     result.bytes = reader.manifest().bytes();
     result.weights_hash = hash_with_base(directory, line);
+    if (result.weights_hash.empty()) result.weights_hash = hash_with_copies(directory, line);
     if (result.weights_hash.empty()) result.weights_hash = trained_hash(reader);
     result.ok = true;
   } catch (const Error& error) {

@@ -20,15 +20,17 @@ bool holds_weights(const std::string& directory) {
   });
 }
 
-// The names in the files of what has these kinds of places.
+// The names of the files' tensors all of whose places are of this kind. A stack of experts' matrices has many
+// places, of which some may be trained and others not.
 std::set<std::string> names_where(const ModelLayout& layout, bool (*holds)(const TensorPlace&)) {
-  std::set<std::string> out;
+  std::set<std::string> out, others;
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
-      if (!holds(place)) continue;
-      for (const ParameterPart& part : place.parameter.parts) out.insert(part.name);
+      std::set<std::string>& names = holds(place) ? out : others;
+      for (const ParameterPart& part : place.parameter.parts) names.insert(part.tensor());
     }
   }
+  std::erase_if(out, [&](const std::string& name) { return others.contains(name); });
   return out;
 }
 

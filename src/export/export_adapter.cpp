@@ -16,6 +16,7 @@
 #include "weights/adapter_files.h"
 #include "weights/model_files.h"
 #include "weights/saved_modules.h"
+#include "weights/verify.h"
 
 namespace lm {
 namespace {
@@ -350,62 +351,99 @@ std::vector<CopiedMatrix> copied_matrices(const AdapterSpec& spec, const BaseMod
   return out;
 }
 
-void copy_tensor(const CopiedMatrix& matrix, const TensorInfo& info, SafetensorsWriter& writer) {
+void copy_tensor(const CopiedMatrix& matrix, const TensorSink& sink) {
   constexpr int64_t kAtOnce = int64_t{4} << 20;
   const int64_t bytes = matrix.tensor.entry->bytes();
   std::vector<std::byte> buffer(static_cast<size_t>(std::min(kAtOnce, bytes)));
   for (int64_t offset = 0; offset < bytes; offset += kAtOnce) {
     const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(kAtOnce, bytes - offset)));
     matrix.tensor.file->read(*matrix.tensor.entry, offset, piece);
-    writer.write(info.name, piece);
+    sink(piece);
   }
 }
 
+SavedModules modules_saved_by(const AdapterSpec& spec, const BaseModel& base) {
+  LM_CHECK(spec.also.empty() || base.spec != nullptr, "the base of modules that are trained whole");
+  return spec.also.empty() ? SavedModules() : saved_modules(*base.spec, spec.also);
+}
+
+// The tensors of an adapter's file. Borrows all but what it opens.
+class AdapterTensors {
+ public:
+  AdapterTensors(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout,
+                 const WeightSource& source, const OneForm& as)
+      : as_(as), tensors_(layout, OutgoingTensors::What::kAdapter, DType::kF32, source) {
+    infos_ = tensors_.tensors();
+    if (modules_saved_by(spec, base).copies_head) {
+      of_embedding_ = adapter_tensor(base.spec->names.embedding);
+      of_head_ = adapter_tensor(base.spec->names.head);
+      infos_.push_back(*std::ranges::find(infos_, of_embedding_, &TensorInfo::name));
+      infos_.back().name = of_head_;
+    }
+    if (base.grown) {
+      files_ = std::make_unique<ModelFiles>(base.directory);
+      copies_ = copied_matrices(spec, base, layout, *files_);
+    }
+    for (const CopiedMatrix& copy : copies_)
+      infos_.push_back({copy.name, copy.tensor.entry->dtype, copy.tensor.entry->shape});
+    for (TensorInfo& info : infos_) {
+      as_.resize(info);
+      if (base.wrapped) info.name = wrapped_name(info.name);
+    }
+  }
+
+  const std::vector<TensorInfo>& infos() const { return infos_; }
+
+  // The bytes of one of them.
+  void fill(const TensorInfo& tensor, const TensorSink& sink) const {
+    const std::string name = canonical_name(tensor.name).text;
+    const auto copy = std::ranges::find(copies_, name, &CopiedMatrix::name);
+    if (copy != copies_.end()) return copy_tensor(*copy, sink);
+    const std::string& from = name == of_head_ ? of_embedding_ : name;
+    if (!as_.changes(tensor)) return tensors_.fill(from, sink);
+    std::vector<float> values;
+    tensors_.fill(from, [&](std::span<const std::byte> bytes) {
+      const auto* const begin = reinterpret_cast<const float*>(bytes.data());
+      values.insert(values.end(), begin, begin + bytes.size() / sizeof(float));
+    });
+    const std::vector<float> filled = as_.filled(tensor, values);
+    sink(std::as_bytes(std::span(filled)));
+  }
+
+ private:
+  const OneForm& as_;
+  OutgoingTensors tensors_;
+  std::string of_embedding_, of_head_;  // a tied head is written as the embedding; "": there is none
+  std::unique_ptr<ModelFiles> files_;   // null: nothing is copied
+  std::vector<CopiedMatrix> copies_;
+  std::vector<TensorInfo> infos_;
+};
+
 }  // namespace
+
+std::string adapter_hash(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout,
+                         const WeightSource& source) {
+  const OneForm as(spec, layout, true);
+  const AdapterTensors tensors(spec, base, layout, source, as);
+  std::vector<TensorInfo> infos = tensors.infos();
+  std::ranges::sort(infos, {}, &TensorInfo::name);
+  WeightsHash hash;
+  for (const TensorInfo& tensor : infos) {
+    hash.tensor(tensor.name, tensor.dtype, tensor.shape);
+    tensors.fill(tensor, [&](std::span<const std::byte> bytes) { hash.bytes(bytes); });
+  }
+  return hash.hex();
+}
 
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, const AdapterForm& form) {
   const OneForm as(spec, layout, form.patterns);
-  LM_CHECK(spec.also.empty() || base.spec != nullptr, "the base of modules that are trained whole");
-  const SavedModules saved = spec.also.empty() ? SavedModules() : saved_modules(*base.spec, spec.also);
-  const Json config = config_of(as.spec(), base, layout, saved);
+  const Json config = config_of(as.spec(), base, layout, modules_saved_by(spec, base));
   NewDirectory output(directory, form.replace);
-  const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
-  std::vector<TensorInfo> infos = tensors.tensors();
-  const std::string of_embedding = saved.copies_head ? adapter_tensor(base.spec->names.embedding) : "",
-                    of_head = saved.copies_head ? adapter_tensor(base.spec->names.head) : "";
-  if (saved.copies_head) {
-    infos.push_back(*std::ranges::find(infos, of_embedding, &TensorInfo::name));
-    infos.back().name = of_head;
-  }
-  const auto files = base.grown ? std::make_unique<ModelFiles>(base.directory) : nullptr;
-  const std::vector<CopiedMatrix> copies =
-      files ? copied_matrices(spec, base, layout, *files) : std::vector<CopiedMatrix>();
-  for (const CopiedMatrix& copy : copies)
-    infos.push_back({copy.name, copy.tensor.entry->dtype, copy.tensor.entry->shape});
-  for (TensorInfo& info : infos) {
-    as.resize(info);
-    if (base.wrapped) info.name = wrapped_name(info.name);
-  }
-  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, std::move(infos));
-  for (const TensorInfo& tensor : writer.order()) {
-    const bool changes = as.changes(tensor);
-    std::vector<float> values;  // of a tensor that is written otherwise than it is
-    const std::string name = canonical_name(tensor.name).text;
-    const auto copy = std::ranges::find(copies, name, &CopiedMatrix::name);
-    if (copy != copies.end()) {
-      copy_tensor(*copy, tensor, writer);
-      continue;
-    }
-    tensors.fill(name == of_head ? of_embedding : name, [&](std::span<const std::byte> bytes) {
-      if (!changes) return writer.write(tensor.name, bytes);
-      const auto* const begin = reinterpret_cast<const float*>(bytes.data());
-      values.insert(values.end(), begin, begin + bytes.size() / sizeof(float));
-    });
-    if (!changes) continue;
-    const std::vector<float> filled = as.filled(tensor, values);
-    writer.write(tensor.name, std::as_bytes(std::span(filled)));
-  }
+  const AdapterTensors tensors(spec, base, layout, source, as);
+  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, tensors.infos());
+  for (const TensorInfo& tensor : writer.order())
+    tensors.fill(tensor, [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
   atomic_write_file(output.temporary() + "/README.md", card(as.spec(), base));

@@ -40,4 +40,8 @@ struct AdapterForm {
 void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, const AdapterForm& form);
 
+// The hash of the weights that it would write with `patterns`: what verify_model finds of a run's own files.
+std::string adapter_hash(const AdapterSpec& spec, const BaseModel& base, const ModelLayout& layout,
+                         const WeightSource& source);
+
 }  // namespace lm

@@ -35,6 +35,9 @@ bool has_adapter(const ModelLayout& layout) {
 
 WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
   const auto b = static_cast<int64_t>(block);
+  const int64_t all_bytes = place.parameter.elements() * static_cast<int64_t>(dtype_size(dtype_));
+  LM_CHECK(!place.frozen || (!place.encoded() && place.pieces.front().bytes == all_bytes),
+           place.parameter.name);
   const Unit& unit = open(b, place, row);
   if (exports_masters(place.parameter.role) && masters_) {
     floats_.resize(static_cast<size_t>(place.parameter.elements()));

@@ -26,7 +26,8 @@ constexpr bool exports_masters(TrainableRole role) {
   return adapts(role);
 }
 
-// A rank's weights as host memory.
+// A rank's weights as host memory: those that are trained, and frozen ones of the same type. A base in
+// codes, or in another type, is refused: FileSource reads it.
 class StoreSource {
  public:
   StoreSource(WeightStore& store, DType dtype, StreamView stream, MasterReader masters = {})

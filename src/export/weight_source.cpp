@@ -127,8 +127,7 @@ void OutgoingTensors::fill_transposed(const Tensor& tensor, const TensorSink& si
   }
 }
 
-// Where only some are trained they are not in order.
-// Where only some are trained they are not in order.
+// Where only some experts are trained, the layout has the others behind them: the file has them by number.
 void OutgoingTensors::fill_slices(const Tensor& tensor, const TensorSink& sink) const {
   std::vector<Part> parts = tensor.parts;
   std::ranges::sort(parts, {}, [](const Part& part) { return part.part->slice; });

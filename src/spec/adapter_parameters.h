@@ -19,8 +19,8 @@ std::vector<Parameter> block_adapters(const ModelSpec& spec, const AdapterSpec* 
                                       const std::vector<Parameter>& base);
 // Frozen, beside the trained pairs.
 std::vector<Parameter> block_starts(const ModelSpec& spec, const AdapterSpec* adapter, int64_t layer);
-// What an adapter has in the embedding's block: a prompt, pairs of the table, or the
-// rows of lora.tokens.
+// What an adapter has in the embedding's block: a prompt and its encoder, pairs of the table, or the rows of
+// lora.tokens.
 std::vector<Parameter> embedding_adapters(const ModelSpec& spec, const AdapterSpec* adapter);
 // Beside an adapter: the base's matrices that are trained whole, the adapter, and then what has no decay, the
 // base's vectors that are trained. The others are frozen. A head of scores is always trained.

@@ -334,8 +334,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     if (vocabulary)
       why =
           "\" is not supported: an embedding and a head that is tied to it get no adapter, since the two are "
-          "one "
-          "matrix, and an adapter's change would be the lookups' or the logits' alone (lora.also and "
+          "one matrix, and an adapter's change would be the lookups' or the logits' alone (lora.also and "
           "lora.tokens train both)";
     fail("target \"" + target.substr(0, 100) + why);
   }

@@ -122,7 +122,9 @@ void write_file(const ModelFiles& base, const ModelFiles* adapter, const ModelSp
     const auto module = std::ranges::find_if(
         paths, [&](const std::string& one) { return canonical_name(info.name).text == one + ".weight"; });
     const Matrix matrix = find_matrix(base, *module + ".weight").value();
-    const std::optional<Matrix> copy = adapter == nullptr ? std::nullopt : find_copy(*adapter, *module);
+    // A tied head that the files have all the same stays equal to the embedding.
+    const std::string of_copy = spec.tied ? spec.names.embedding : *module;
+    const std::optional<Matrix> copy = adapter == nullptr ? std::nullopt : find_copy(*adapter, of_copy);
     const bool usable = copy && copy->rows >= added.rows && copy->columns == matrix.columns;
     write_rows({matrix, usable ? &*copy : nullptr, adapter == nullptr}, added, writer);
   }

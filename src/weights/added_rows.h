@@ -3,7 +3,7 @@
 // thread.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <string>
 
 #include "spec/model_spec.h"

@@ -2,13 +2,14 @@
 needs. Losses, weights and files are held against transformers and peft, and homes, ranks and resumption against the plain run."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows, save_tokenizer
 from transformers import (AutoModelForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig,
                           OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
@@ -188,6 +189,31 @@ def test_of_one_tensor_for_all_experts_one_is_trained(work):
     before, after = (load_file(path / "model.safetensors") for path in (work / "granitemoe", work / "runs/one_expert/model"))
     changed = {(key, e) for key, value in before.items() for e in range(len(value)) if not torch.equal(value[e], after[key][e])}
     assert changed == {("model.layers.1.block_sparse_moe.input_linear.weight", 3)}
+
+
+def hash_of(work, what):
+    return json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"]
+
+
+def test_a_checkpoint_has_the_hash_of_its_export_where_experts_share_a_tensor(work):
+    lmlaunch(config(work, "shared_hash", model__path="granitemoe", train__steps=2, checkpoint__every=2), cwd=work)
+    (checkpoint,) = (work / "runs/shared_hash/checkpoints").iterdir()
+    assert hash_of(work, "runs/shared_hash/model") == hash_of(work, checkpoint)
+
+
+def test_a_frozen_tensor_of_all_experts_keeps_its_type_and_its_bits(work):
+    shutil.copytree(work / "granitemoe", work / "granitemoe_mixed")
+    before = {key: value.half() if "output_linear" in key else value.bfloat16() for key, value in load_file(work / "granitemoe/model.safetensors").items()}
+    save_file(before, work / "granitemoe_mixed/model.safetensors", {"format": "pt"})
+    for dtype in "bf16", "fp32":
+        run = f"mixed_{dtype}"
+        lmlaunch(config(work, run, model__path="granitemoe_mixed", model__dtype=dtype, train__steps=2, checkpoint__every=2, optimizer__lr=1e-2,
+                        train__only=["layers.1.block_sparse_moe.input_linear.3"]), cwd=work)
+        after = load_file(work / "runs" / run / "model/model.safetensors")
+        assert {key for key in before if not torch.equal(before[key].float(), after[key].float())} == {"model.layers.1.block_sparse_moe.input_linear.weight"}
+        assert all((value.dtype == torch.float16) == ("output_linear" in key) for key, value in after.items())
+        (checkpoint,) = (work / "runs" / run / "checkpoints").iterdir()
+        assert hash_of(work, f"runs/{run}/model") == hash_of(work, checkpoint)
 
 
 def test_a_quantised_base_learns_with_its_router_as_it_is(work):

@@ -168,6 +168,23 @@ def test_rows_of_new_tokens_are_trained_beside_fresh_adapters(work, name):
     if name == "tied":
         done = lmlaunch("merge", f"runs/{run}", f"{run}_copy", "-o", "both", cwd=work, check=False)
         assert done.returncode == 11 and "has tokens that its base model has not" in done.stderr and not (work / "both").exists()
+        done = lmlaunch("generate", name, "--adapter", f"{run}_copy@0.5", "--prompt", "w5", cwd=work, check=False)
+        assert done.returncode == 11 and "has tokens that its base model has not" in done.stderr
+
+
+def hash_of(work, what):
+    return json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"]
+
+
+@pytest.mark.parametrize("name, changes", [("tied", ROWS), ("untied", {**ROWS, "lora__tokens": [], "lora__also": ["embed_tokens", "lm_head"]})],
+                         ids=["rows", "whole"])
+def test_a_checkpoint_has_the_hash_of_the_adapter_that_is_exported(work, name, changes):
+    """The export has the base's matrices of the vocabulary beside what was trained; the checkpoint has not."""
+    run = f"hash_{name}"
+    lmlaunch(config(work, run, **settings(name, model__dtype="bf16", checkpoint__every=2, **changes)), "train.steps=2", cwd=work)
+    (checkpoint,) = (work / "runs" / run / "checkpoints").iterdir()
+    lmlaunch("export", checkpoint, "--patterns", "-o", f"{run}_copy", cwd=work)
+    assert hash_of(work, checkpoint) == hash_of(work, f"runs/{run}/model") == hash_of(work, f"{run}_copy")
 
 
 ELSEWHERE = {
@@ -230,5 +247,9 @@ def test_what_does_not_fit_is_refused_by_name_and_a_plan_writes_nothing(work):
             (again("model.path=untied", 'lora.targets=["embed_tokens"]', "lora.tokens=[]", 'lora.also=["embed_tokens"]'), "lora.also trains it whole")]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == 10 and text in done.stderr, (arguments, done.stderr)
+    for model, name in ("tied", "train.only does not name the embedding"), ("untied", 'and "lm_head"'):
+        only = config(work, "refused_only", **settings(model, model__add_tokens=NEW, train__only=["mlp"]))
+        done = lmlaunch(only, cwd=work, check=False)
+        assert done.returncode == 10 and name in done.stderr and not (work / "runs/refused_only").exists(), done.stderr
     plans = [json.loads(lmlaunch("plan", toml, *keys, "--json", cwd=work).stdout) for keys in ([], ["model.add_tokens=[]", "lora.tokens=[5]"])]
     assert plans[0]["fits"] and plans[1]["fits"] and not (work / "none/models").exists()

@@ -123,6 +123,32 @@ TEST(AddedRows, OfAnAdapterAreThoseOfItsCopies) {
   }
 }
 
+TEST(AddedRows, OfATiedHeadInTheFilesAreTheEmbeddings) {
+  const Model model(DType::kF32, true);
+  const std::string base = model.directory / "base/model.safetensors";
+  const std::vector<float> table = matrix_of(model.base, kTable);
+  std::vector<TensorInfo> infos = test::tiny_tensors(model.spec, DType::kF32);
+  infos.push_back({kHead, DType::kF32, {kRows, kColumns}});
+  SafetensorsWriter writer(base, infos);
+  for (const TensorInfo& tensor : writer.order()) {
+    if (tensor.name == kHead || tensor.name == kTable)
+      writer.write(tensor.name, std::as_bytes(std::span(table)));
+    else
+      writer.write(tensor.name, test::tiny_bytes(tensor));
+  }
+  writer.commit();
+  const std::string adapter = model.directory / "adapter";
+  fs::create_directories(adapter);
+  test::write_tensors(
+      adapter + "/" + kAdapterWeights,
+      {{"base_model.model.model.embed_tokens.base_layer.weight", DType::kF32, {kRows + 2, kColumns}}});
+  copy_added_rows(ModelFiles(model.directory / "base"), ModelFiles(adapter, kAdapterWeights), model.spec,
+                  {.first = kRows, .end = kRows + 2, .rows = kRows + 2}, model.path());
+  const ModelFiles grown = model.grown();
+  ASSERT_TRUE(grown.find(kHead));
+  EXPECT_EQ(matrix_of(grown, kHead), matrix_of(grown, kTable));
+}
+
 TEST(AddedRows, OfAnAdapterWithoutCopiesAreTheModelsOwn) {
   const Model model(DType::kF32);
   const std::string adapter = model.directory / "adapter";
