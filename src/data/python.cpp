@@ -113,12 +113,13 @@ void PythonSession::refuse_ended() const {
          "see its own message above; without one, free memory");
 }
 
-void PythonSession::await_answer() {
+void PythonSession::await(int16_t events) {
   constexpr int kLooks = 10;  // per second
   for (int looks = 0;;) {
-    pollfd answer{.fd = socket_, .events = POLLIN, .revents = 0};
-    const int ready = poll(&answer, 1, wait_.stopped ? 1000 / kLooks : -1);
+    pollfd program{.fd = socket_, .events = events, .revents = 0};
+    const int ready = poll(&program, 1, wait_.stopped ? 1000 / kLooks : -1);
     if (ready > 0) return;
+    LM_CHECK(ready == 0 || errno == EINTR, std::strerror(errno));
     if (ready < 0 || !wait_.stopped()) continue;
     if (looks++ < wait_.seconds_after_stop * kLooks) continue;
     refuse(Exit::kStopped, "stopped while the data program was at work", program_,
@@ -128,7 +129,7 @@ void PythonSession::await_answer() {
 
 void PythonSession::receive() {
   char buffer[65536];
-  await_answer();
+  await(POLLIN);
   const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
   if (n < 0 && errno == EINTR) return;
   if (n <= 0) refuse_ended();
@@ -138,8 +139,9 @@ void PythonSession::receive() {
 Json PythonSession::ask(const Json& request) {
   const std::string line = line_of(request) + "\n";
   for (size_t sent = 0; sent < line.size();) {
-    const ssize_t n = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (n < 0 && errno != EINTR) refuse_ended();
+    await(POLLOUT);
+    const ssize_t n = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno != EINTR && errno != EAGAIN) refuse_ended();
     if (n > 0) sent += static_cast<size_t>(n);
   }
   size_t end = 0;

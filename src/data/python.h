@@ -40,7 +40,7 @@ class PythonSession {
 
  private:
   void receive();
-  void await_answer();
+  void await(int16_t events);  // of poll: until the program has an answer, or takes more of a request
   [[noreturn]] void refuse_ended() const;  // says how
 
   const std::string program_;
