@@ -181,9 +181,9 @@ std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
   const bool transfers = plan.step.uses_slots();
   std::string out = transfers
-                        ? "plan: what does not fit passes through slots, computed on the " +
+                        ? "plan: offloaded state is streamed through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")
-                        : std::string("plan: everything at home in ") +
+                        : std::string("plan: all state stays in ") +
                               (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
   for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
   out += step_lines(plan);
