@@ -97,7 +97,7 @@ std::string step_lines(const Plan& plan) {
   if (plan.sequence_tokens > 0)
     out +=
         row("sequence", fmt::format("{:.0f} tokens", plan.sequence_tokens), "on average, as the data's are");
-  out += row("predicted step", duration(plan.step_seconds), rate);
+  out += row("estimated step", duration(plan.step_seconds), rate);
   if (!plan.placement.on_disk()) return out;
   out += row("waiting", duration(plan.timeline.waiting_seconds),
              plan.world.ranks > 1 ? "of it, for transfers and other ranks" : "of it, for transfers");
