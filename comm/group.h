@@ -73,16 +73,16 @@ class Group {
   virtual void exchange_among(const Members& members, const char* what, const std::byte* data,
                               std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
 
-  // A group of GPUs has a stream of its own. Each orders one stream behind what the other has been given so
-  // far: the group's behind the caller's, and the caller's behind the group's.
+  // For a group of GPUs, which has its own stream. begin_after: the group's stream waits for the work enqueued
+  // in `callers` so far; end_before: `callers` waits for the group's stream.
   virtual void begin_after(StreamView /*callers*/) {}
   virtual void end_before(StreamView /*callers*/) {}
   // Where additions of an exchange belong, of a caller that works in that stream.
   virtual StreamView stream(StreamView callers) const { return callers; }
-  // After a wait for what was moved: throws what has become of it.
+  // After a wait for a collective: throws the error that it ended with, if any.
   virtual void check() {}
 
-  // To other ranks so far, and of these to ranks of other machines.
+  // Bytes sent to other ranks so far; and the part of them sent to other machines.
   int64_t sent_bytes() const { return sent_; }
   int64_t sent_between_machines() const { return sent_between_; }
   // For any thread: whether this rank waits in a collective for others.
@@ -130,11 +130,11 @@ inline constexpr int64_t kExchangePart = 4096;  // bytes
 // Every rank's text, in the order of ranks.
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine);
 
-// Work of every rank that may fail on one alone (an Error): then all throw, with the first one's code, the
-// others naming it. So do others that have failed for the same reason: it is said once.
+// Runs `work` on every rank. If it throws an Error on one, all throw, with the code of the first rank that
+// failed; the others name that rank. An error that several ranks have in common is reported once.
 void together(Group& group, const char* what, const std::function<void()>& work);
 
-// Something that a group has moved in its stream: whoever uses it next waits for that, once.
+// An array that a collective in the group's stream has written: its next user waits for that, once.
 class Moved {
  public:
   explicit Moved(DeviceType device) : event_(device) {}

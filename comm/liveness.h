@@ -59,7 +59,7 @@ std::optional<int> awaited(const DeviceProgress& mine, std::span<const DevicePro
 // How long a progress counter has stood still.
 class StallTimer {
  public:
-  // Of the time between two looks, `most` counts.
+  // `most`: the time between two looks counts up to this.
   explicit StallTimer(double now, double most = Waited::kMost) : most_(most), waited_(now, most) {}
   // Seconds since `progress` was another number, or since restart().
   double look(uint64_t progress, double now) {

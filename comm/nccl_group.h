@@ -48,7 +48,7 @@ class NcclGroup final : public Group {
 
   int rank() const override { return setup_.peers.rank(); }
   int ranks() const override { return setup_.peers.ranks(); }
-  // Of all ranks by NCCL's own all-gather, which knows the links of a machine. Across machines that would be
+  // Among all ranks by NCCL's own all-gather, which knows the links of a machine. Across machines that would be
   // a ring over all ranks, which brings a machine its own shards back: the two levels of `share`, each by
   // sends and receives, do not.
   void share_among(const Members& members, const char* what, std::byte* data,
@@ -107,7 +107,7 @@ class NcclGroup final : public Group {
   std::string what_ = "start";
   Waited waited_;  // since the last collective was enqueued
 
-  // Of its own, as the other is held by a call that is stuck when the group's thread gives up.
+  // A separate mutex: a stuck call holds the other one when the group's thread gives up.
   std::mutex failure_mutex_;
   std::optional<Error> failure_;
 

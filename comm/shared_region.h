@@ -38,7 +38,7 @@ class SharedRegion {
   bool all_arrived(uint64_t meeting) const;
   bool wait(uint64_t meeting, int timeout_ms) const;
 
-  // That a rank lives, whatever it is at; how far its GPU is; and what it has posted so far.
+  // Heartbeat of a rank; progress of its GPU; what it has posted so far.
   void post_heartbeat(int rank);
   void post_device(int rank, const DeviceProgress& progress);
   Posted peek(int rank) const;

@@ -23,7 +23,7 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
 
 // Row lengths of the first epoch.
 DataShape data_shape(Loader& loader);
-// Of streamed rows, by the first of them.
+// Row lengths of streamed data, estimated from its first rows.
 DataShape data_shape(const Prepared& first, const Config& config);
 
 // The same, from tokens that an earlier start has cached; prepares nothing, and does not read large files

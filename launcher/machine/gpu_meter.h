@@ -16,7 +16,7 @@ struct GpuReading {
 
 class GpuMeter {
  public:
-  // Of the GPUs that CUDA shows to this process; without a driver of none.
+  // Opens the GPUs that CUDA shows to this process; none without a driver.
   GpuMeter();
   ~GpuMeter();
   GpuMeter(const GpuMeter&) = delete;

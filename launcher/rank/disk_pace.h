@@ -9,7 +9,7 @@
 
 namespace lm {
 
-// Of one step: its time, the time in which a disk transfer was in flight, the time in which compute waited
+// Measurements of one step: its time, the time in which a disk transfer was in flight, the time in which compute waited
 // for transfers, and the bytes that disks read and wrote.
 struct DiskStep {
   double seconds = 0, disk_seconds = 0, wait_seconds = 0;

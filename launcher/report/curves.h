@@ -31,7 +31,7 @@ class Curves {
   // One entry for each evaluation set, in the order of their first rows; the first is the one that decides:
   // [{"set": "" or its name, "points": [[step, loss, token accuracy if it was recorded], ...]}, ...]
   Json held_out() const;
-  // Of answers to eval.generate.data: [{"name": "exact_match", "points": [[step, value], ...]}, ...]
+  // Scores of answers to eval.generate.data: [{"name": "exact_match", "points": [[step, value], ...]}, ...]
   Json scores() const;
   Json answers() const;  // [[step, prompt, answer], ...] of the first and the last sample rows
   Json totals() const;   // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps

@@ -34,7 +34,7 @@ class OpenAiAnswer {
   OpenAiAnswer(bool chat, bool logprobs, std::string model, int64_t created);
 
   std::string whole(const std::vector<AnswerPart>& choices, const Usage& usage) const;
-  // Of a stream: what precedes the first part of a chat's message, a part, and at the end what was used.
+  // Chunks of a streamed answer: the role before a chat's first part, a part, and the usage at the end.
   std::string role_part() const;
   std::string part(const AnswerPart& part);
   std::string usage_part(const Usage& usage) const;

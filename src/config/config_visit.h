@@ -188,7 +188,7 @@ void visit_train(TrainT& train, V& v) {
          "activation checkpointing: what blocks keep of their forward pass; none: all that backward needs; "
          "attention: what attention has saved and the residual stream, and backward computes the MLPs again; "
          "block: only block inputs, and backward runs forward again; N: every Nth block (N, 2N, ...) as with "
-         "block, the others as with none; auto: the level with the shortest predicted step that fits",
+         "block, the others as with none; auto: the level with the shortest estimated step that fits",
          {.low = 1, .high = kMostRecomputeEvery}});
   v.key("train", "update", train.update,
         {kPlacement,

@@ -104,7 +104,7 @@ class Gradients {
   std::byte* unit_in_group(int64_t u) const;
   void leave_to_compute(int64_t u, Group& group) const;
   NonFinite find_in_granule(int64_t b, int64_t granule) const;
-  // Of a granule of block b with such a norm: its last element that is not finite, -1 if all are.
+  // The last element of a granule of block b that is not finite; -1 if all are.
   NonFinite name_element(int64_t b, int64_t granule, int64_t element, bool is_nan) const;
   std::vector<Unit>::const_iterator unit_of_granule(int64_t b, int64_t granule) const;
   bool in_slot(int64_t block) const {

@@ -22,7 +22,7 @@ class AlikeLayers {
   const ModelSpec& spec() const { return cut() ? spec_ : whole_spec_; }
   const ModelLayout& layout() const { return cut() ? layout_ : whole_layout_; }
   int64_t all() const { return whole_spec_.layer_count(); }
-  // Of a unit of the whole model, the one of the short model that stands for it.
+  // The unit of the short model that stands for `unit` of the whole one.
   int64_t stands_for(int64_t unit) const;
 
  private:

@@ -27,7 +27,7 @@ inline OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
   for (size_t t = 0; t < kTierCount; ++t) out.at[t] = pool.off_device_bytes(static_cast<Home>(t));
   return out;
 }
-// Of a pool that may be in shards; `shards`: the pool of those that are off the device.
+// The same for a pool that may be sharded; `shards`: the pool of the offloaded shards.
 inline OffDeviceBytes off_device_bytes(PoolPlan pool, const PoolPlan& shards) {
   if (pool.shards == 1) return off_device_bytes(pool);
   OffDeviceBytes out = off_device_bytes(shards);

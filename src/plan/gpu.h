@@ -55,7 +55,7 @@ struct GpuObstacle {
   std::string what, next;
 };
 GpuObstacle gpu_obstacle(const ComputeCapability& capability, const std::string& code);
-// Of this program.
+// The GPU code that this program has.
 std::string gpu_code();
 
 }  // namespace lm

@@ -33,7 +33,7 @@ inline constexpr int64_t kSlotAlignment = 8192;
 struct PoolPlan {
   Home home = Home::kHost;       // the farthest tier of what is off the device
   std::vector<int64_t> bytes;    // of each array; 0: nothing
-  std::vector<char> off_device;  // 1: the array is
+  std::vector<char> off_device;  // per array: 1 = offloaded
   // For tiers between the device and `home`: of the arrays before this one, those off the device live in that
   // tier or in a nearer one.
   PerTier<int64_t> kept = {};
@@ -48,11 +48,11 @@ struct PoolPlan {
       if (static_cast<int64_t>(array) < kept[t]) return static_cast<Home>(t);
     return home;
   }
-  // That a rank has there: of arrays in shards its own.
+  // Offloaded bytes of one rank; of sharded arrays, its shard.
   int64_t off_device_bytes() const;
   int64_t off_device_bytes(Home at) const;
   int64_t off_device_bytes(Medium medium) const;
-  // Of what it has not on the device, whole.
+  // Total unsharded bytes of the offloaded arrays.
   int64_t whole_bytes() const;
 };
 
@@ -64,8 +64,7 @@ struct PlacementPlan {
   InputPlaces inputs;               // of blocks, in the pool of activations
   int64_t blocks = 0;               // of the model
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
-  // Of the first rank; another's begin as many granules later as its shard of the unit does, and are cut off
-  // where it ends.
+  // Offsets for rank 0. For rank r add the start of its shard of the unit, and clip to the shard's end.
   std::vector<int64_t> first_granule;  // of each tile, in its block
   std::vector<int64_t> granules;       // of each tile
   int ranks = 1;                       // that share the run
@@ -88,7 +87,8 @@ struct PlacementPlan {
   // reads back.
   int64_t upload_bytes = 0, result_bytes = 0;
   int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
-  // That the CPU's GEMM library may keep code for (0: it keeps none), and whether these are all it could use.
+  // Number of GEMM shapes that the CPU's library may cache code for (0: it caches none), and whether that
+  // covers all shapes of the run.
   int64_t gemm_shapes = 0;
   bool every_gemm_shape = false;
   // Updates inside backward: of each block, whether its gradient passes through the one slot that such blocks
@@ -99,7 +99,8 @@ struct PlacementPlan {
   int64_t group = 1;  // micro-batches that pass a block before the next
   // The level of recomputation, if another one than the numerics' makes a shorter step (recompute_level.h).
   std::optional<RecomputeChoice> recompute = {};
-  // Of each array of the weight pool: what moves is frozen, of LoRA the base (spec/block_layout.h).
+  // Per array of the weight pool: 1 if its transfers are of frozen weights, such as the base of an adapter
+  // (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
@@ -121,9 +122,9 @@ struct PlacementPlan {
   // Of gradients, beside each other: of all blocks; with updates inside backward, of the longest one in the
   // slot and of those outside it. A table that is made last comes when no other is there, and is not counted.
   int64_t gradient_elements(const ModelLayout& layout) const;
-  // What passes through slots.
+  // The arrays of the pool that pass through slots, and its slots.
   PoolShape through(Pool which) const;
-  // What crosses which link.
+  // Bytes that cross each link.
   TimelineShape timeline() const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
   std::vector<char> through_slots(Pool which) const;

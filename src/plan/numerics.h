@@ -38,7 +38,7 @@ struct Choice {
   std::string key, value, reason;
 };
 
-// What `auto` has become, and why, goes to `choices`. A micro-batch decides how sums are split and so the
+// Records in `choices` how each `auto` was resolved. The micro-batch decides how sums are split and so the
 // result; where state lives, and how much memory it may take, must not. So the micro-batch is the machine's,
 // whatever offload.* asks for; only where it does not fit what offload.* leaves is it chosen once more, and
 // the reason says so. What the run has recorded is kept.

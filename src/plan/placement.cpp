@@ -270,7 +270,7 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back(
         {"train.update", "in_backward",
          std::string("gradients of all blocks do not fit") +
-             (plan.step.measures() && in.offload().paths.empty() ? "" : " in the nearest home")});
+             (plan.step.measures() && in.offload().paths.empty() ? "" : " in the nearest tier")});
   }
   if (p.table_last)
     plan.choices.push_back({"gradient of the tied table", "made last",

@@ -37,7 +37,7 @@ void choose_placement(const PlanInput& in, Plan& plan);
 // `foretold`: with the recomputation level of the shortest step; without it that of the numerics.
 Plan place_plan(const PlanInput& in, bool foretold);
 
-// What `auto` has become, and why, into plan.choices; nothing where everything is on the device.
+// Records in plan.choices how each `auto` was resolved; nothing if all state is on the device.
 void explain_homes(const PlanInput& in, Plan& plan);
 
 }  // namespace lm

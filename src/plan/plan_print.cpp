@@ -97,7 +97,7 @@ std::string step_lines(const Plan& plan) {
   if (plan.sequence_tokens > 0)
     out +=
         row("sequence", fmt::format("{:.0f} tokens", plan.sequence_tokens), "on average, as the data's are");
-  out += row("predicted step", duration(plan.step_seconds), rate);
+  out += row("estimated step", duration(plan.step_seconds), rate);
   if (!plan.placement.on_disk()) return out;
   out += row("waiting", duration(plan.timeline.waiting_seconds),
              plan.world.ranks > 1 ? "of it, for transfers and other ranks" : "of it, for transfers");
@@ -181,9 +181,9 @@ std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
   const bool transfers = plan.step.uses_slots();
   std::string out = transfers
-                        ? "plan: what does not fit passes through slots, computed on the " +
+                        ? "plan: offloaded state is streamed through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")
-                        : std::string("plan: everything at home in ") +
+                        : std::string("plan: all state stays in ") +
                               (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
   for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
   out += step_lines(plan);

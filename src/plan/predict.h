@@ -22,7 +22,7 @@ StepWork uniform_work(double tokens, double length, double target_share = 1);
 // in it.
 double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const StepWork& work);
 
-// Of a GPU of which nothing is known.
+// Rates of a GPU of which nothing is known.
 inline constexpr double kAssumedGpuBF16 = 100e12, kAssumedGpuF32 = 20e12, kAssumedGpuBandwidth = 500e9;
 
 struct ComputeRates {
@@ -34,7 +34,7 @@ struct ComputeRates {
   double bandwidth = 0;         // of copies and sums
   double pass_bandwidth = 0;    // of passes that compute on what they read: norms, SwiGLU, softmax
   double decode_bandwidth = 0;  // of decoded weights
-  // Of each call, whatever its size: waking threads, of a GEMM the library's checks of its arguments, too.
+  // Fixed cost of each call: waking threads; for a GEMM also the library's checks of its arguments.
   double call_seconds = 0, gemm_call_seconds = 0;
   bool assumed = false;  // some rate is the documented default of predict.cpp
 };
@@ -42,7 +42,7 @@ struct ComputeRates {
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype,
                            Products products = Products::kF32);
 
-// Of a rank; `machine` is its share.
+// Links of one rank; `machine` is its share of the machine.
 RankLinks rank_links(const Machine& machine, DeviceType device);
 
 // Everything about the run that a step's cost depends on.

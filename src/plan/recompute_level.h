@@ -14,7 +14,7 @@ namespace lm {
 std::vector<RecomputeChoice> recompute_levels();
 
 // `base` has numerics alone, `plan` is the plan with them. Of the levels with which all of it fits the
-// shortest predicted step takes the place of `plan`; of equal ones the level that keeps more. Nothing is
+// shortest estimated step takes the place of `plan`; of equal ones the level that keeps more. Nothing is
 // compared where the plan keeps everything and moves nothing: recomputation would only add work.
 void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan);
 

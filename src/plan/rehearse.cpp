@@ -18,7 +18,7 @@ StepConfig of_group_size(const StepConfig& step, int64_t group) {
   return out;
 }
 
-// Every address is the same, and none is used.
+// All pointers are one dummy address that is never dereferenced.
 class RehearsedMemory : public PassMemory {
  public:
   RehearsedMemory(const Context& context, std::vector<Unit> units, const BatchShape& batch)

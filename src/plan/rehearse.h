@@ -15,8 +15,8 @@
 
 namespace lm {
 
-// Of a step, what its dry run depends on: one rank's passes, with one backward, whatever lies behind them.
-// Steps that differ in nothing else need the same of the arena.
+// The part of a step's configuration that its dry run depends on: one rank's passes with one backward. Steps
+// for which it is equal need the same arena.
 StepConfig dry_run_step(const StepConfig& step);
 
 struct ArenaNeed {

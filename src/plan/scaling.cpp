@@ -108,7 +108,7 @@ Scaling predict_scaling(const PlanInputs& inputs, const Machine& node, const Wor
 std::vector<std::string> scaling_notes(const Plan& plan) {
   std::vector<std::string> notes;
   const bool gpu = plan.placement.device == DeviceType::kCuda;
-  if (gpu) notes.emplace_back("no run of several GPUs has been measured yet: a forecast");
+  if (gpu) notes.emplace_back("no run of several GPUs has been measured yet: an estimate");
   if (!gpu) notes.emplace_back("ranks on the CPU compute or exchange, never both at once");
   const PlacementPlan& p = plan.placement;
   if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)

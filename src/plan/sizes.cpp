@@ -39,7 +39,7 @@ std::string per_parameter(DType type) {
   return fmt::format("{}, {} B per parameter", dtype_name(type), size_of(type));
 }
 
-// Of the embedding, that a step may update.
+// Upper bound of the embedding rows that one step updates.
 UpdatedRows updated_rows(const PlanInput& in) {
   if (!in.trains()) return {};
   const int64_t length = in.config.data.max_length;
@@ -110,7 +110,7 @@ int64_t step_list_bytes(const PlanInput& in, const Plan& plan) {
   return operations > kShort ? operations * lists * static_cast<int64_t>(sizeof(Operation)) : 0;
 }
 
-// Bytes or elements on a rank, and what of them is off the device.
+// A rank's total and its offloaded part, in bytes or elements.
 struct Share {
   int64_t all = 0;
   OffDeviceBytes off;

@@ -15,7 +15,7 @@ namespace lm {
 class Rehearsals {
  public:
   ArenaNeed arena(const PlanInput& in, const Plan& plan);
-  // Of one micro-batch.
+  // The different products of one micro-batch.
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
   // Of a plan whose homes are chosen and which is not sized yet (rehearse.h: offloaded_activations).
   const std::vector<int64_t>& activations(const PlanInput& in, const Plan& plan);

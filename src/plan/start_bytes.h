@@ -7,7 +7,7 @@
 
 namespace lm {
 
-// Of adapters that begin with what quantising lost, or with the lengths of quantised rows (weights/loftq.h,
+// Memory to initialise adapters that begin with what quantising lost, or with the lengths of quantised rows (weights/loftq.h,
 // row_lengths.h): the largest matrix of the files in fp32, and its codes.
 int64_t loftq_bytes(const ModelLayout& layout);
 // The same of PiSSA (weights/principal_pairs.h), which needs any matrix whole, and a quantized one twice. 0

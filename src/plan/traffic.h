@@ -69,7 +69,7 @@ struct CollectiveTime {
 };
 CollectiveTime collective_time(const Collective& call, const World& world, const RankLinks& links);
 
-// Of a step's list with its transfers.
+// What a rank sends in a step's list with its transfers.
 RankTraffic traffic_of(const Traffic& traffic, const StepSchedule& step, const World& world,
                        const RankLinks& links);
 

@@ -43,7 +43,7 @@ struct Operation {
   int64_t unit = 0;   // its number, which also counts the arrays of weights and of gradients
   int64_t micro = 0;  // micro-batch
   int64_t tile = 0;   // of an update, counted in the unit's block
-  // Of transfers alone.
+  // Set for transfers only.
   Pool pool = Pool::kWeights;
   int64_t array = 0;
   int64_t slot = 0;

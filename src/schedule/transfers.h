@@ -1,4 +1,4 @@
-// What moves, and when: given a step's operations and which arrays live off the device, says into which slot
+// Plans the transfers of a step: given a step's operations and which arrays live off the device, decides into which slot
 // each array is fetched, when, and what is written back. Every pool has a fixed number of slots, in which the
 // array used longest ago makes room; a fetch stands where its slot becomes free, as early as the order of the
 // list allows, and what will have left its slot before it is used again is written back right after its last
@@ -18,9 +18,9 @@ namespace lm {
 
 // What the slots hold between two lists.
 struct Slot {
-  int64_t array = -1;     // -1: nothing of worth
+  int64_t array = -1;     // -1: free
   bool changed = false;   // modified since it was last written back
-  bool promised = false;  // fetched for a use that is still to come
+  bool promised = false;  // prefetched, not yet used
   int64_t order = 0;      // of its last use
   bool operator==(const Slot&) const = default;
 };
@@ -45,7 +45,7 @@ struct ArrayUse {
   int64_t array = 0;
   bool needs = true;     // the bytes must be there
   bool changes = false;  // and are others afterwards
-  bool dies = false;     // nobody wants them afterwards
+  bool dies = false;     // dead afterwards: no write-back
   bool at_home = false;  // no use of a slot: the home changes, and what a slot has of the array is old
 };
 std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const StepConfig& config);

@@ -30,7 +30,7 @@ struct StepRow {
   double lr = 0;
   bool skipped = false;
   std::string fault;  // the reason of a skipped step, for the log
-  // Of a model in fp16: the step's loss scale, and whether gradients exceeded the range with it. Such a step
+  // For a model in fp16: the step's loss scale, and whether gradients exceeded the range with it. Such a step
   // is skipped and does not count as `skipped`.
   std::optional<double> loss_scale = {};
   bool overflow = false;
@@ -55,7 +55,7 @@ struct StepRow {
   double wait_seconds = 0;  // of compute waiting for transfers; not in the file
 };
 
-// Of answers to eval.generate.data.
+// Scores of the answers to eval.generate.data.
 struct AnswerScores {
   NamedScores scores = {};  // {"exact_match", ...} and what eval.generate.command printed
   int64_t answers = 0;
@@ -69,7 +69,7 @@ struct EvalResult {
   int64_t target_tokens = 0;
   std::optional<ChoiceScores> choices = {};  // of a set of choices
   AnswerScores answers = {};                 // recorded beside the loss of the first set
-  // Of a head of scores: the loss is the objective's, `target_tokens` counts examples, and these are its
+  // For a head of scores: the loss is the objective's, `target_tokens` counts examples, and these are its
   // columns and figures. There is no token accuracy.
   bool scored = false;
   NamedColumns columns = {};
@@ -77,7 +77,7 @@ struct EvalResult {
 
 // {"token_accuracy", ...} and those of choices, or a head's columns: as they are recorded beside the loss.
 NamedScores named_scores(const EvalResult& result);
-// Of a head of scores: "0.4312 over 200 examples, accuracy 0.8150, f1 0.8122".
+// Line for a head of scores: "0.4312 over 200 examples, accuracy 0.8150, f1 0.8122".
 std::string describe_scored(const EvalResult& result);
 // {"generate_exact_match", ...}: likewise; they are of no set.
 NamedScores named_scores(const AnswerScores& answers);

@@ -71,9 +71,9 @@ class Rank {
            (&device_group_ == &group_ ? 0 : device_group_.sent_between_machines());
   }
 
-  // The weights have been loaded or initialised: masters take their values.
+  // Initialises the master weights from the loaded or initialised weights.
   void weights_ready();
-  // What there is to save: a pure list, made from layout and plan.
+  // All state that a checkpoint saves: a pure list, made from layout and plan.
   StateCatalogue catalogue() const;
   // All of it from a checkpoint, between steps; `updates`: of the optimizer so far. Where it throws the state
   // is neither the old nor the new one, and may be restored again.

@@ -60,7 +60,7 @@ struct StepResult {
   NamedColumns columns = {};  // the objective's, and those of experts
 };
 
-// Of each target of a batch, in its order.
+// Results for each target of a batch, in its order.
 struct TargetResults {
   std::vector<float> nll, correct;  // correct: 1 if the target is the argmax of its logits, else 0
   std::vector<float> scores = {};   // of a head of scores, in place of these: [targets, labels]
@@ -113,7 +113,7 @@ class TrainStep : private PassMemory {
   std::string name(const Operation& operation) const;
 
  private:
-  // What the check of a step hands to the updates that wait for it.
+  // Parameters of deferred updates, set once the step was found finite.
   struct Update {
     double lr = 0;
     float scale = 1;  // clipping, and the loss scale's inverse
@@ -124,7 +124,7 @@ class TrainStep : private PassMemory {
   // carry_out, traced.
   void execute(const Operation& operation);
   void carry_out(const Operation& operation);
-  // What an operation needs has come: its compute begins.
+  // The operation's dependencies are ready: marks the start of its compute in the trace.
   void arrived() {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
   }
@@ -132,7 +132,7 @@ class TrainStep : private PassMemory {
   void add_rows();
   void norm(const Operation& operation);
   void gather(const Operation& operation);
-  // What a step failed by: a tensor of the block, as the rank that has its gradient names it, or the loss.
+  // Name of what was not finite: a tensor of the block, from the rank that has its gradient, or the loss.
   std::string find_fault(std::optional<int64_t> block, double loss) const;
   void explain_skip(int64_t block);
   void check();
@@ -199,7 +199,7 @@ class TrainStep : private PassMemory {
   std::array<std::vector<int64_t>, kPools> in_slots_;  // the array that each slot holds
   StepSave* save_ = nullptr;                           // that rides on this step
 
-  // Of the step being walked.
+  // State of the step that is being executed.
   const StepBatches* batches_ = nullptr;
   int64_t step_ = 0;
   double lr_ = 0, loss_scale_ = 1;

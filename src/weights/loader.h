@@ -32,7 +32,7 @@ struct LoadOptions {
   int threads = 1;
   // Not null: targets are memory of its device, bytes are copied through it, and complete after its finish().
   Staging* staging = nullptr;
-  // Of an adapter: its base model, copies of whose matrices the file may have, and that model's directory;
+  // For an adapter: its base model, copies of whose matrices the file may have, and that model's directory;
   // "": unknown, and copies of its tensors are not compared.
   const ModelSpec* base = nullptr;
   std::string base_directory = {};

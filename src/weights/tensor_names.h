@@ -24,8 +24,8 @@ struct CanonicalName {
 // behind an adapter's "base_model.model.".
 CanonicalName canonical_name(const std::string& name);
 
-// Of a canonical name, what the wrapper classes of transformers 5 call it: "model.language_model.X" for
-// "model.X".
+// The name that the wrapper classes of transformers 5 have for a canonical name: "model.language_model.X"
+// for "model.X".
 std::string wrapped_name(const std::string& canonical);
 
 }  // namespace lm

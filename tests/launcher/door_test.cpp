@@ -1,4 +1,4 @@
-// The door as a process: exit codes, messages, signals, and what lies on disk afterwards.
+// The CLI as a process: exit codes, messages, signals, and what lies on disk afterwards.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

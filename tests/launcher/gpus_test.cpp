@@ -1,4 +1,4 @@
-// Which GPU a run takes: CUDA's rules as a function, then the door as a process on a machine whose cards are
+// Which GPU a run takes: CUDA's rules as a function, then the CLI as a process on a machine whose cards are
 // the twin's (tests/twin), so that it runs anywhere.
 #include <gtest/gtest.h>
 
@@ -178,8 +178,7 @@ TEST(Plan, ForAGpuThatNobodyKnowsIsRefused) {
   }
 }
 
-// --------------------------------------------------------------------------------------- the door as a
-// process
+// ------------------------------------------------------------------------- the CLI as a process
 
 // A door on a machine that has an A100 and, behind it, an H100, until `machine` says something else.
 class GpuDoor : public ::testing::Test {

@@ -239,7 +239,7 @@ TEST(RanksPlan, ScalingSaysWhatItLeavesOut) {
   c.machine = gpu_machine("H100");
   c.device = DeviceType::kCuda;
   EXPECT_EQ(scaling_notes(c.draft()),
-            std::vector<std::string>{"no run of several GPUs has been measured yet: a forecast"});
+            std::vector<std::string>{"no run of several GPUs has been measured yet: an estimate"});
 }
 
 TEST(RanksPlan, ScalingFindsTheFewestThatFit) {

@@ -1,4 +1,4 @@
-// Runs the door as a process in a directory of its own, beside a fake rank. One thread.
+// Runs the CLI as a process in a directory of its own, beside a fake rank. One thread.
 #pragma once
 
 #include <sys/types.h>

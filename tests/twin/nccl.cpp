@@ -4,8 +4,8 @@
 // begins later than it says, and so does its first operation; whoever is lost is waited for until the
 // communicator is aborted. What NCCL leaves undefined, different calls on different ranks, is named.
 //
-//   TWIN_NCCL=fail:RANK:CALL   that call (they count from 1) of that rank never ends, and its communicator
-//                              reports ncclRemoteError
+//   TWIN_NCCL=fail:RANK:CALL   that call (they count from 1) of that rank never ends,
+//                              and its communicator reports ncclRemoteError
 //   TWIN_NCCL=hang:RANK:CALL   it never ends, and nothing is reported
 #include <nccl.h>
 #include <unistd.h>

@@ -1,12 +1,11 @@
 // What machine the twin pretends to be, read from the environment: the one place that its libraries ask, so
 // that the directory /dev, NVML and CUDA tell of the same cards.
 //
-//   TWIN_GPUS    "NAME:GIB,NAME:GIB:CAPABILITY,...", in PCI order; "" for none; default: "NVIDIA H100 80GB
-//   HBM3:80".
+//   TWIN_GPUS    "NAME:GIB,NAME:GIB:CAPABILITY,...", in PCI order; "" for none.
+//                Default: "NVIDIA H100 80GB HBM3:80".
 //                CAPABILITY: 7.5, 8.0, 8.6, 8.9, 9.0 (default) or 12.0
-//   TWIN_LOST    a file with the places of cards (in PCI order, a line each) that have fallen off the bus:
-//   NVML
-//                does not find them any more
+//   TWIN_LOST    a file with the places of cards, in PCI order, a line each.
+//                These have fallen off the bus: NVML does not find them any more
 //   TWIN_NVML    ok (default) | absent: nvmlInit fails | empty: no devices
 //
 // CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER mean what they mean to CUDA. Their rules are written here a

@@ -130,7 +130,7 @@ constexpr bool has_master(MasterForm form) {
 constexpr bool rounds_stochastically(MasterForm form) {
   return form == MasterForm::kStochastic || form == MasterForm::kStochasticFp16;
 }
-// Of the weights in this form.
+// Type of the weights in this form.
 constexpr DType weight_type(MasterForm form) {
   if (form == MasterForm::kWeight) return DType::kF32;
   const bool fp16 = form == MasterForm::kF32OfFp16 || form == MasterForm::kStochasticFp16;
