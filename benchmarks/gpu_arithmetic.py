@@ -88,7 +88,7 @@ MEASURED = [Row(name, shape, lora, recompute=block, measured_program=True) for n
 
 def lora_passes(row):
     """Bytes that LoRA's narrow products of a layer read and write, their base's products apart; and how many products, the base's
-    included, and passes that only scale. tests/twin/counters_test.cpp counts the same on the emulated GPU."""
+    included, and passes that only scale. tests/emulator/counters_test.cpp counts the same on the emulated GPU."""
     s, t, r = row.shape, row.tokens, row.rank
     total = products = scales = 0
     for name, out, into, modules in s.matrices:
@@ -186,7 +186,7 @@ def tokens_per_second(row):
 
 
 def necessary_flops(row):
-    """As plan/predict.cpp: 6N (LoRA: 4N) of the matrices, and causal attention."""
+    """As plan/cost_model.cpp: 6N (LoRA: 4N) of the matrices, and causal attention."""
     s, t = row.shape, row.tokens * row.micro_batches
     matrices = s.layers * sum(out * into for _, out, into, _ in s.matrices) + s.vocab * s.hidden
     return (4 if row.lora else 6) * matrices * t + 12 * row.length / 2 * s.q * s.layers * t

@@ -102,7 +102,7 @@ void run(bool quick) {
     return;
   }
   const StreamView stream = start_torch(DeviceType::kCuda, 1, false);
-  const Gpu gpu = known_gpu(cuda_device(0).name);
+  const Gpu gpu = built_in_gpu(cuda_device(0).name);
   std::printf("%s: peak bf16 %.0f, fp32 %.0f TFLOP/s (data sheet; 0: not known)\n", gpu.name.c_str(),
               gpu.bf16_flops / 1e12, gpu.fp32_flops / 1e12);
   std::printf("%-5s %-8s %-5s %6s %6s %6s  %-14s %-14s %-14s\n", "model", "layer", "", "rows", "out", "in",

@@ -236,7 +236,7 @@ void run(bool quick) {
     std::printf("gpu_kernels: no CUDA device: %s\n", reason.c_str());
     return;
   }
-  const Gpu gpu = known_gpu(cuda_device(0).name);
+  const Gpu gpu = built_in_gpu(cuda_device(0).name);
   const Stream owned(DeviceType::kCuda);
   const StreamView stream = owned.view();
   const Sizes sizes = quick ? kQuick : Sizes{};

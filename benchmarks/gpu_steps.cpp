@@ -116,7 +116,7 @@ Machine this_machine(const std::string& path, int threads) {
   const GpuInfo info = cuda_device(0);
   Machine machine;
   machine.cores = threads;
-  Gpu gpu = known_gpu(info.name);
+  Gpu gpu = built_in_gpu(info.name);
   gpu.memory_bytes = info.total_bytes;
   gpu.free_bytes = info.free_bytes;
   gpu.link_bandwidth = probe_copies(DeviceType::kCuda).each_way();
@@ -150,7 +150,7 @@ Options read_options(int argc, char** argv) {
 }
 
 // A step may take so much longer than planned; of rows that are there to be measured. (With checksums of
-// homes in host memory taken on the CPU it took 1.9 times as long.)
+// tiers in host memory taken on the CPU it took 1.9 times as long.)
 constexpr double kMostOfPlan = 1.25;
 bool too_long(const Row& row, double step, double planned) {
   return !std::string(row.name).starts_with("tiny") && step > kMostOfPlan * planned;
@@ -229,7 +229,7 @@ double run_row(const Row& row, const Options& options, int threads, StreamView s
   const double step = timed.step_s;
   const Plan& plan = run.plan();
   const auto tokens = static_cast<double>(run.tokens_per_step());
-  const double sol = 100 * plan.sol_seconds_per_token * tokens / step;
+  const double sol = 100 * plan.peak_seconds_per_token * tokens / step;
   const int64_t used = before - cuda_device(0).free_bytes;
   std::printf(
       "%-24s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f; copies %.3f, waited for %.3f) "

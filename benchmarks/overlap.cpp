@@ -66,7 +66,7 @@ PlacementPlan on_disk(const Setting& setting) {
     pool.off_device.assign(static_cast<size_t>(count), moves ? 1 : 0);
     pool.bytes.assign(static_cast<size_t>(count), kArrayBytes);
     if (!moves) continue;
-    pool.home = Home::kNvme;
+    pool.tier_id = TierId::kNvme;
     // As few as the plan gives; of the optimizer's, which it gives more where there is room, some more.
     pool.slots = which == Pool::kOptimizer ? 8 : which == Pool::kActivations ? 4 : 3;
     pool.slot_bytes = kArrayBytes;
@@ -133,8 +133,8 @@ class Runner {
     for (const Operation& op : add_transfers(compute, make_schedule(next), shape, slots_).operations) {
       if (op.kind == OperationKind::kFetch) {
         store(op.pool)->fetch(op.array, op.slot);
-      } else if (op.kind == OperationKind::kClaim) {
-        store(op.pool)->claim(op.array, op.slot);
+      } else if (op.kind == OperationKind::kAllocateSlot) {
+        store(op.pool)->allocate_slot(op.array, op.slot);
       } else if (op.kind == OperationKind::kWriteBack) {
         store(op.pool)->write_back(op.array);
       } else {

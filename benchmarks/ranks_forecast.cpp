@@ -1,4 +1,4 @@
-// Our side of ranks_forecast.py: a step of many ranks as the plan forecasts it and as a simulation that walks
+// Our side of ranks_forecast.py: a step of many ranks as the plan estimates it and as a simulation that walks
 // all of them takes it. No rank runs. A line of JSON for each case.
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -24,18 +24,18 @@ ModelSpec llama_8b() {
                      .vocab = 128256});
 }
 
-void judge(const World& world, int64_t stage, const char* home) {
+void judge(const World& world, int64_t stage, const char* tier_id) {
   const ModelSpec spec = llama_8b();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   Config config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark",
-                               {std::string("offload.optimizer=") + home, "offload.paths=[\"/swap\"]"});
+                               {std::string("offload.optimizer=") + tier_id, "offload.paths=[\"/swap\"]"});
   config.zero.stage = stage;
   config.train.global_batch = 4 * world.ranks;
   Machine node;
   node.cores = 128;
   node.host_memory = 2048 * kGiB;
   node.memory_bandwidth = 400e9;
-  node.gpus.push_back(known_gpu("H100"));
+  node.gpus.push_back(built_in_gpu("H100"));
   node.disks = {{"/swap", 8192 * kGiB, 24e9, 20e9}};
   const Machine machine = share_of_machine(node, world.ranks_per_node());
   const PlanInputs inputs{config, spec, nullptr, layout, DeviceType::kCuda, {}, {}, nullptr};
@@ -47,7 +47,7 @@ void judge(const World& world, int64_t stage, const char* home) {
   std::printf("%s\n", nlohmann::json{{"ranks", world.ranks},
                                      {"nodes", world.nodes},
                                      {"stage", stage},
-                                     {"optimizer", home},
+                                     {"optimizer", tier_id},
                                      {"forecast", plan.step_seconds},
                                      {"simulated", even.seconds},
                                      {"bound", even.bound},
@@ -65,7 +65,7 @@ int main(int argc, char**) {
        {lm::World{8, 1}, lm::World{64, 8}, lm::World{512, 64}, lm::World{4096, 512}}) {
     if (argc > 1 && world.ranks > 64 && world.ranks < 4096) continue;  // --smoke
     for (const int64_t stage : {1, 3}) {
-      for (const char* const home : {"none", "host", "nvme"}) judge(world, stage, home);
+      for (const char* const tier_id : {"none", "host", "nvme"}) judge(world, stage, tier_id);
     }
   }
 }

@@ -1,7 +1,7 @@
-"""Is the forecast of a step of many ranks what a simulation of all of them says?
+"""Is the estimate of a step of many ranks what a simulation of all of them says?
 
 Llama-3.1-8B on machines of 8 imagined H100, up to 4096 of them, ZeRO stages 1 and 3, optimizer state on the GPU, the host and disk:
-the forecast, which knows one rank, against a walk of every rank's list with the links and disks that they share; and how much
+the estimate, which knows one rank, against a walk of every rank's list with the links and disks that they share; and how much
 longer a step is when a rank in a hundred computes for 1.2 times as long. Nothing is measured but the simulation's own time.
 
 Usage: ranks_forecast.py BIN_DIR [--smoke] [--impossible]

@@ -42,7 +42,7 @@ void keep_own(const Group& group, StepBatches& batches) {
   batches.micro.erase(batches.micro.begin(), batches.micro.begin() + count * rank / ranks);
 }
 
-// Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched. Of quantised
+// Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched. Of quantized
 // matrices codes are any, and scales about 0.02, too: the upper half of an fp32 number is one of bf16.
 void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
   const PatternTile small(dtype, stream, 0.02f), ones(dtype, stream, 0, 1);

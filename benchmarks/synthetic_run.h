@@ -11,7 +11,7 @@ namespace lm {
 struct SyntheticSetup {
   ModelSpec spec;
   bool lora = false;  // r 16, all projections, and DoRA as `config` has it
-  Config config;      // global_batch, micro_batch (may be auto), max_length, threads and homes count
+  Config config;      // global_batch, micro_batch (may be auto), max_length, threads and tiers count
   int64_t slots = 0;  // of the optimizer; 0: as planned
   EngineFactory engine = {};
   std::optional<bool> update_on_host = {};  // with a GPU; none: as planned

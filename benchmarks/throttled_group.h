@@ -18,15 +18,15 @@ class ThrottledGroup final : public Group {
 
   int rank() const override { return inner_.rank(); }
   int ranks() const override { return inner_.ranks(); }
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override {
-    inner_.share_among(members, what, data, shards, longest);
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override {
+    inner_.all_gather_among(members, what, data, shards, longest);
     const int64_t own = shards[static_cast<size_t>(members.place)].bytes;  // of one machine's ranks
     moved(own * (std::ssize(members.ranks) - 1), sum(shards) - own);
   }
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
-    inner_.exchange_among(members, what, data, shards, longest, add);
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
+    inner_.reduce_scatter_among(members, what, data, shards, longest, add);
     const int64_t own = shards[static_cast<size_t>(members.place)].bytes;
     moved(sum(shards) - own, own * (std::ssize(members.ranks) - 1));
   }

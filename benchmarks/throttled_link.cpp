@@ -1,8 +1,8 @@
 // Our side of throttled_link.py: is what ranks say to one another hidden behind compute as far as the step's
-// list of operations allows? Ranks with GPUs, as processes on the twin (tests/twin), run whole steps of a
-// small model: the real plan, executor, stores, streams and sums. Products and updates sleep for as long as a
-// chosen GPU would take, calls for as long as a link of a chosen rate, and disks are simulated. The bound is
-// the same list in schedule/timeline.h's arithmetic with the same rates.
+// list of operations allows? Ranks with GPUs, as processes on the emulator (tests/emulator), run whole steps
+// of a small model: the real plan, executor, stores, streams and sums. Products and updates sleep for as long
+// as a chosen GPU would take, calls for as long as a link of a chosen rate, and disks are simulated. The
+// bound is the same list in schedule/timeline.h's arithmetic with the same rates.
 //
 //   bench_throttled_link [ROUNDS = 7] [smoke]
 //
@@ -22,7 +22,7 @@
 #include "comm/shared_group.h"
 #include "config/config_toml.h"
 #include "kernels/library.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/traffic.h"
 #include "synthetic_run.h"
 #include "tests/support/sim_disk.h"
@@ -89,7 +89,7 @@ Machine imagined() {
   Machine machine;
   machine.cores = 1;
   machine.host_memory = 64 * kGiB;
-  machine.gpus.push_back(known_gpu("H100"));
+  machine.gpus.push_back(built_in_gpu("H100"));
   machine.disks = {{swap_path(), 64 * kGiB, kDisk, kDisk}};
   return machine;
 }
@@ -221,7 +221,8 @@ void measure(const Setting& setting, const Case& one, int rounds, SyntheticRun& 
 }
 
 void run_rank(const Setting& setting, SharedRegion& region, int rank, int rounds, bool smoke) {
-  setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);  // all ranks have the twin's one card
+  setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(),
+         1);  // all ranks have the emulator's one card
   SharedGroup peers(region, rank);
   cuda_select(0);
   const StreamView stream = start_torch(DeviceType::kCuda, 1, true);

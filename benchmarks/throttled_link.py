@@ -1,6 +1,6 @@
 """Is what ranks say to one another hidden behind compute as far as the step's list of operations allows?
 
-Whole steps of several ranks with GPUs, as processes on the twin: the real plan, executor, stores and sums, where products and
+Whole steps of several ranks with GPUs, as processes on the emulator: the real plan, executor, stores and sums, where products and
 updates sleep for as long as a chosen GPU would take and calls of all ranks for as long as a link of a chosen rate. Held against
 the same list in the arithmetic of schedule/timeline.h: nothing that executes this list can be faster. A figure is the worst of
 link / compute = 0.25 .. 2. One more says what the same steps take when compute waits for every call, which must miss the others'
@@ -29,10 +29,10 @@ def main():
                                 Figure("calls not beside compute", "x", bound, at_least=1 + 2 * (AT_MOST - 1)),
                                 Figure("bytes between ranks", "% off", "the plan", at_most=1)])
     rounds = options.rounds or (1 if options.smoke else 9)
-    program = options.bin_dir.parent / "twin" / "bin" / "bench_throttled_link"
+    program = options.bin_dir.parent / "emulator" / "bin" / "bench_throttled_link"
     command = [str(program), str(rounds), *(["smoke"] if options.smoke else [])]
     worst, least, off = {}, None, 0.0
-    for row in json_rows(command, env=os.environ | {"TWIN_QUIET": "1"}):
+    for row in json_rows(command, env=os.environ | {"EMULATOR_QUIET": "1"}):
         off = max(off, abs(100 * (row["sent"] - 1)))
         if not row["beside"]:
             if row["case"] in HIDES_LITTLE:

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "tests/twin/twin.h"
+#include "tests/emulator/emulator.h"
 
 namespace lm {
 namespace {
@@ -51,7 +51,7 @@ Kernels with(Kernels table) {
 
 void TimedStreams::hold(StreamView stream, double seconds) {
   held_ += seconds;
-  twin::enqueue(stream.handle, twin::Kind::kOrder, "time passes", [clock = clock(stream), seconds] {
+  emulator::enqueue(stream.handle, emulator::Kind::kOrder, "time passes", [clock = clock(stream), seconds] {
     clock->owed += seconds;
     if (clock->owed <= 0) return;
     prctl(PR_SET_TIMERSLACK, 1000);  // ns
@@ -62,13 +62,13 @@ void TimedStreams::hold(StreamView stream, double seconds) {
 }
 
 void TimedStreams::begin(StreamView stream) {
-  twin::enqueue(stream.handle, twin::Kind::kOrder, "a kernel begins",
-                [clock = clock(stream)] { clock->began = monotonic_seconds(); });
+  emulator::enqueue(stream.handle, emulator::Kind::kOrder, "a kernel begins",
+                    [clock = clock(stream)] { clock->began = monotonic_seconds(); });
 }
 
 void TimedStreams::end(StreamView stream) {
-  twin::enqueue(stream.handle, twin::Kind::kOrder, "a kernel ends",
-                [clock = clock(stream)] { clock->owed -= monotonic_seconds() - clock->began; });
+  emulator::enqueue(stream.handle, emulator::Kind::kOrder, "a kernel ends",
+                    [clock = clock(stream)] { clock->owed -= monotonic_seconds() - clock->began; });
 }
 
 const Kernels& timed_kernels(const Kernels& real, TimedStreams& streams, const TimedRates& rates) {

@@ -1,7 +1,7 @@
-// Work of known length in the twin's streams (tests/twin): a stream sleeps for as long as a GPU or a link
-// would take, so that several ranks share this machine's cores and none is in another's way. What kernels
-// take here themselves is taken off what their stream sleeps next. Streams are this process's; its compute
-// thread calls.
+// Work of known length in the emulator's streams (tests/emulator): a stream sleeps for as long as a GPU or a
+// link would take, so that several ranks share this machine's cores and none is in another's way. What
+// kernels take here themselves is taken off what their stream sleeps next. Streams are this process's; its
+// compute thread calls.
 #pragma once
 
 #include <map>

@@ -68,14 +68,14 @@ function(lm_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${LM_TEST_SECONDS} SKIP_RETURN_CODE 77 ENVIRONMENT "${environment}")
   if(ARG_LONG)
     set_tests_properties(${name} PROPERTIES LABELS long)
-  elseif(NOT "${name} ${ARG_DEPENDS}" MATCHES "torch|cuda|nccl|twin")
+  elseif(NOT "${name} ${ARG_DEPENDS}" MATCHES "torch|cuda|nccl|emulator")
     set_tests_properties(${name} PROPERTIES LABELS "torch_free;quick")
     add_dependencies(torch_free_tests ${name})
   endif()
 endfunction()
 
 # lm_gpu_test(name [LONG] [TORCH] [UNORDERED] [QUICK FILTER] SOURCES a_test.cpp ... DEPENDS lm_base ...): a test of code that runs on a GPU.
-# Built for real GPUs, where gpu_checks.sh runs it (here it skips without one), and on the twin, as twin_<name>: as it
+# Built for real GPUs, where gpu_checks.sh runs it (here it skips without one), and on the emulator, as emulator_<name>: as it
 # comes, as late as possible (_lazy), and so with the order checker (_order; not for tests that time what they do). TORCH:
 # it needs LibTorch. QUICK: only the tests that FILTER names run in `./dev test`.
 function(lm_gpu_test name)
@@ -93,22 +93,22 @@ function(lm_gpu_test name)
             DEPENDS ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_cuda> lm_device_cuda)
     set_property(GLOBAL APPEND PROPERTY LM_GPU_TESTS ${name})
   endif()
-  if(NOT TARGET lm_device_twin)
+  if(NOT TARGET lm_device_emulator)
     return()
   endif()
-  add_executable(twin_${name} ${ARG_SOURCES})
-  target_link_libraries(twin_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_twin> lm_device_twin
+  add_executable(emulator_${name} ${ARG_SOURCES})
+  target_link_libraries(emulator_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_emulator> lm_device_emulator
                         lm_test_main)
-  lm_twin_link(twin_${name} ${torch})
+  lm_emulator_link(emulator_${name} ${torch})
   set(modes lazy)
   if(NOT ARG_UNORDERED)
     list(APPEND modes order)
   endif()
-  lm_twin_entries(twin_${name} ${long} QUICK "${ARG_QUICK}" MODES ${modes})
+  lm_emulator_entries(emulator_${name} ${long} QUICK "${ARG_QUICK}" MODES ${modes})
 endfunction()
 
 # lm_gpu_program(name [TORCH] SOURCES ... DEPENDS ...): an executable that runs on a GPU, built for real ones and, as
-# twin_<name>, on the twin.
+# emulator_<name>, on the emulator.
 function(lm_gpu_program name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
   set(torch "")
@@ -119,10 +119,10 @@ function(lm_gpu_program name)
     add_executable(${name} ${ARG_SOURCES})
     target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_cuda> lm_device_cuda)
   endif()
-  if(TARGET lm_device_twin)
-    add_executable(twin_${name} ${ARG_SOURCES})
-    target_link_libraries(twin_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_twin> lm_device_twin)
-    lm_twin_link(twin_${name} ${torch})
+  if(TARGET lm_device_emulator)
+    add_executable(emulator_${name} ${ARG_SOURCES})
+    target_link_libraries(emulator_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_emulator> lm_device_emulator)
+    lm_emulator_link(emulator_${name} ${torch})
   endif()
 endfunction()
 
@@ -177,7 +177,7 @@ function(lm_benchmark name)
   endif()
 endfunction()
 
-# lm_gpu_benchmark(name [TORCH] SOURCES ... DEPENDS ...): an executable that gpu_checks.sh runs on a GPU; on the twin it
+# lm_gpu_benchmark(name [TORCH] SOURCES ... DEPENDS ...): an executable that gpu_checks.sh runs on a GPU; on the emulator it
 # only shows that it works.
 function(lm_gpu_benchmark name)
   lm_gpu_program(${name} ${ARGN})

@@ -34,36 +34,36 @@ void Group::count_sent(int to, int64_t bytes) {
   if (machine_of(to) != machine_of(rank())) sent_between_ += bytes;
 }
 
-void Group::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+void Group::all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards) {
   const int each = machine_ranks_, count = static_cast<int>(shards.size());
   const int64_t longest = longest_of(shards);
   if (count < ranks()) {
     LM_CHECK(count > 0 && ranks() % count == 0, "groups of ranks, equally many in each");
     const int place = rank() % count;
-    return share_among(every(1, rank() - place, count, place), what, data, shards, longest);
+    return all_gather_among(every(1, rank() - place, count, place), what, data, shards, longest);
   }
   if (each <= 1 || each == ranks())
-    return share_among(every(1, 0, ranks(), rank()), what, data, shards, longest);
+    return all_gather_among(every(1, 0, ranks(), rank()), what, data, shards, longest);
   const int machines = ranks() / each, machine = rank() / each, place = rank() % each;
   std::vector<ByteRange> of_place;
   for (int m = 0; m < machines; ++m) of_place.push_back(shards[static_cast<size_t>(m * each + place)]);
   continues_ = true;
-  share_among(every(each, place, machines, machine), what, data, of_place, longest);
+  all_gather_among(every(each, place, machines, machine), what, data, of_place, longest);
   continues_ = false;
-  share_among(every(1, machine * each, each, place), what, data, shards, longest);
+  all_gather_among(every(1, machine * each, each, place), what, data, shards, longest);
 }
 
 void Group::share_copies(int group, const char* what, std::byte* data, std::span<const ByteRange> shards) {
-  if (group == 1) return share(what, data, shards);  // in two levels
+  if (group == 1) return all_gather(what, data, shards);  // in two levels
   const int copies = ranks() / group, place = rank() % group;
   std::vector<ByteRange> of_place;
   for (int c = 0; c < copies; ++c) of_place.push_back(shards[static_cast<size_t>(c * group + place)]);
-  share_among(every(group, place, copies, rank() / group), what, data, of_place, longest_of(shards));
+  all_gather_among(every(group, place, copies, rank() / group), what, data, of_place, longest_of(shards));
 }
 
-void Group::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                     const Add& add) {
-  exchange_among(every(1, 0, ranks(), rank()), what, data, shards, longest_of(shards), add);
+void Group::reduce_scatter(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                           const Add& add) {
+  reduce_scatter_among(every(1, 0, ranks(), rank()), what, data, shards, longest_of(shards), add);
 }
 
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine) {
@@ -76,7 +76,7 @@ std::vector<std::string> gather_texts(Group& group, const char* what, const std:
   }
   std::string all(static_cast<size_t>(bytes), '\0');
   mine.copy(all.data() + ranges[static_cast<size_t>(group.rank())].begin, mine.size());
-  group.share(what, reinterpret_cast<std::byte*>(all.data()), ranges);
+  group.all_gather(what, reinterpret_cast<std::byte*>(all.data()), ranges);
   std::vector<std::string> out;
   for (const ByteRange& range : ranges)
     out.push_back(all.substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.bytes)));

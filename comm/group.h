@@ -1,8 +1,9 @@
-// Collectives among the ranks of a run. There are two: all-gather (`share`: every rank has made a range of an
-// array, and afterwards all have all of it) and reduce-scatter (`exchange`: every rank has an array of its
-// own, and each adds up its range of all of them); the rest is made of the first. Every rank enters the same
-// collectives in the same order. A group belongs to a rank and is called by its compute thread; calls return
-// when their bytes are there, but those of a group of GPUs (nccl_group.h), which enqueue.
+// Collectives among the ranks of a run. There are two: all-gather (`all_gather`: every rank has made a range
+// of an array, and afterwards all have all of it) and reduce-scatter (`reduce_scatter`: every rank has an
+// array of its own, and each adds up its range of all of them); the rest is made of the first. Every rank
+// enters the same collectives in the same order. A group belongs to a rank and is called by its compute
+// thread; calls return when their bytes are there, but those of a group of GPUs (nccl_group.h), which
+// enqueue.
 //
 // Throws Error(40) when another rank has ended, and Error(41) when one has not entered the same collective
 // within the deadline (liveness.h); after either the group is of no more use.
@@ -55,29 +56,31 @@ class Group {
   // one place have made among these, and then what each machine's have of one another's. Only bytes move.
   // Fewer shards than ranks are of groups of so many neighbouring ranks, which divide all: in each of them
   // they are the same, and its ranks share them among themselves.
-  void share(const char* what, std::byte* data, std::span<const ByteRange> shards);
+  void all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards);
   // The same among `members`: shards[k] is what members.ranks[k % members] has made. All ranks make the call
   // at once; `longest`: bytes of the longest shard that any of them has.
-  virtual void share_among(const Members& members, const char* what, std::byte* data,
-                           std::span<const ByteRange> shards, int64_t longest) = 0;
+  virtual void all_gather_among(const Members& members, const char* what, std::byte* data,
+                                std::span<const ByteRange> shards, int64_t longest) = 0;
   // Copies of what groups of `group` neighbouring ranks have: shards[r] is what rank r has made, and those
   // with its place in the other groups get it.
   void share_copies(int group, const char* what, std::byte* data, std::span<const ByteRange> shards);
   // Of every rank's array of the same size, shards[r] goes to rank r: add(offset, bytes, from) is called
   // there for each part of its range, `offset` from its begin, with every rank's bytes in the order of ranks
-  // (its own among them). They are valid during the call; parts are multiples of kExchangePart but the last.
+  // (its own among them). They are valid during the call; parts are multiples of kReduceScatterPart but the
+  // last.
   using Add = std::function<void(int64_t offset, int64_t bytes, std::span<const std::byte* const> from)>;
-  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards, const Add& add);
+  void reduce_scatter(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                      const Add& add);
   // The same among `members`: shards[i] goes to members.ranks[i], and `from` has their bytes alone. All ranks
   // make the call at once; `longest`: bytes of the longest shard that any of them has.
-  virtual void exchange_among(const Members& members, const char* what, const std::byte* data,
-                              std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
+  virtual void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                                    std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
 
-  // For a group of GPUs, which has its own stream. begin_after: the group's stream waits for the work enqueued
-  // in `callers` so far; end_before: `callers` waits for the group's stream.
+  // For a group of GPUs, which has its own stream. begin_after: the group's stream waits for the work
+  // enqueued in `callers` so far; end_before: `callers` waits for the group's stream.
   virtual void begin_after(StreamView /*callers*/) {}
   virtual void end_before(StreamView /*callers*/) {}
-  // Where additions of an exchange belong, of a caller that works in that stream.
+  // Where additions of a reduce_scatter belong, of a caller that works in that stream.
   virtual StreamView stream(StreamView callers) const { return callers; }
   // After a wait for a collective: throws the error that it ended with, if any.
   virtual void check() {}
@@ -99,7 +102,7 @@ class Group {
     for (int r = 0; r < ranks(); ++r)
       shards.push_back({r * static_cast<int64_t>(sizeof(T)), static_cast<int64_t>(sizeof(T))});
     all[static_cast<size_t>(rank())] = mine;
-    share(what, reinterpret_cast<std::byte*>(all.data()), shards);
+    all_gather(what, reinterpret_cast<std::byte*>(all.data()), shards);
     return all;
   }
   // Nobody goes on before all have come.
@@ -108,7 +111,7 @@ class Group {
   void broadcast(const char* what, std::span<std::byte> bytes) {
     std::vector<ByteRange> shards(static_cast<size_t>(ranks()));
     shards[0].bytes = std::ssize(bytes);
-    share(what, bytes.data(), shards);
+    all_gather(what, bytes.data(), shards);
   }
 
  protected:
@@ -125,7 +128,7 @@ class Group {
   bool continues_ = false;
 };
 
-inline constexpr int64_t kExchangePart = 4096;  // bytes
+inline constexpr int64_t kReduceScatterPart = 4096;  // bytes
 
 // Every rank's text, in the order of ranks.
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine);
@@ -156,10 +159,10 @@ class LocalGroup final : public Group {
  public:
   int rank() const override { return 0; }
   int ranks() const override { return 1; }
-  void share_among(const Members& /*members*/, const char* /*what*/, std::byte* /*data*/,
-                   std::span<const ByteRange> /*shards*/, int64_t /*longest*/) override {}
-  void exchange_among(const Members& /*members*/, const char* /*what*/, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t /*longest*/, const Add& add) override {
+  void all_gather_among(const Members& /*members*/, const char* /*what*/, std::byte* /*data*/,
+                        std::span<const ByteRange> /*shards*/, int64_t /*longest*/) override {}
+  void reduce_scatter_among(const Members& /*members*/, const char* /*what*/, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t /*longest*/, const Add& add) override {
     const std::byte* const from[] = {data + shards[0].begin};
     if (shards[0].bytes > 0) add(0, shards[0].bytes, from);
   }

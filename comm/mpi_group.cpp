@@ -8,7 +8,7 @@ namespace lm {
 
 MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char* what)> on_enter)
     : link_(link), on_enter_(std::move(on_enter)), staging_(static_cast<size_t>(staging)) {
-  LM_CHECK(staging >= kExchangePart * ranks(), "staging for a part of every rank");
+  LM_CHECK(staging >= kReduceScatterPart * ranks(), "staging for a part of every rank");
 }
 
 void MpiGroup::move(const char* what) {
@@ -19,8 +19,8 @@ void MpiGroup::move(const char* what) {
   link_.move(what, transfers_, continues());
 }
 
-void MpiGroup::share_among(const Members& members, const char* what, std::byte* data,
-                           std::span<const ByteRange> shards, int64_t /*longest*/) {
+void MpiGroup::all_gather_among(const Members& members, const char* what, std::byte* data,
+                                std::span<const ByteRange> shards, int64_t /*longest*/) {
   transfers_.clear();
   const size_t count = members.ranks.size(), place = static_cast<size_t>(members.place);
   for (size_t i = 1; i < count; ++i) {  // each begins with another, so that no link has all of them at once
@@ -37,10 +37,10 @@ void MpiGroup::share_among(const Members& members, const char* what, std::byte* 
   move(what);
 }
 
-void MpiGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
-                              std::span<const ByteRange> shards, int64_t longest, const Add& add) {
+void MpiGroup::reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                                    std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const auto count = static_cast<int>(members.ranks.size());
-  const int64_t room = std::ssize(staging_) / count / kExchangePart * kExchangePart;
+  const int64_t room = std::ssize(staging_) / count / kReduceScatterPart * kReduceScatterPart;
   std::vector<const std::byte*> from(members.ranks.size());
   for (int64_t at = 0; at == 0 || at < longest; at += room) {
     const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at, room);

@@ -17,10 +17,10 @@ class MpiGroup final : public Group {
 
   int rank() const override { return link_.rank(); }
   int ranks() const override { return link_.ranks(); }
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override;
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override;
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
   bool waits() const override { return link_.moving(); }
 
  private:

@@ -316,7 +316,8 @@ bool MpiWorker::say_goodbye() {
 void MpiWorker::give_up(const Error& error) {
   const Notice word = end_notice(error.code(), error.what(), error.text().advice());
   {
-    // First: unless rank 0 does, this rank says it on the console before the others' ends reach its door.
+    // First: unless rank 0 does, this rank says it on the console before the others' ends reach its CLI
+    // process.
     const std::lock_guard lock(mutex_);
     failure_ = error;
     released_ = true;

@@ -37,7 +37,7 @@ size_t length(int64_t bytes) {
 }  // namespace
 
 NcclGroup::NcclGroup(NcclSetup setup) : setup_(std::move(setup)) {
-  LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
+  LM_CHECK(setup_.staging >= kReduceScatterPart * ranks(), "staging for a part of every rank");
   connect();
   device_ = std::make_unique<OnDevice>(setup_.staging);
   watch_.emplace(kLook, [this] { return watch(); });
@@ -154,8 +154,8 @@ void NcclGroup::count_empty(const char* what) {
   trace_.end(device_->stream.view());
 }
 
-void NcclGroup::share_among(const Members& members, const char* what, std::byte* data,
-                            std::span<const ByteRange> shards, int64_t /*longest*/) {
+void NcclGroup::all_gather_among(const Members& members, const char* what, std::byte* data,
+                                 std::span<const ByteRange> shards, int64_t /*longest*/) {
   const size_t count = members.ranks.size(), place = static_cast<size_t>(members.place);
   bool any = false;  // NCCL takes no empty call
   for (size_t k = 0; k < shards.size(); ++k) {
@@ -166,7 +166,7 @@ void NcclGroup::share_among(const Members& members, const char* what, std::byte*
     }
   }
   if (!any) return count_empty(what);
-  if (std::ssize(members.ranks) == ranks()) return all_gather(what, data, shards);
+  if (std::ssize(members.ranks) == ranks()) return nccl_all_gather(what, data, shards);
   enqueue(what, [&](void* comm, void* stream) {
     for (size_t i = 1; i < count; ++i) {
       const size_t other = (place + i) % count;
@@ -183,7 +183,7 @@ void NcclGroup::share_among(const Members& members, const char* what, std::byte*
   });
 }
 
-void NcclGroup::all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+void NcclGroup::nccl_all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards) {
   const NcclApi& api = setup_.api;
   const ByteRange mine = shards[static_cast<size_t>(rank())];
   enqueue(what, [&](void* comm, void* stream) {
@@ -201,11 +201,11 @@ void NcclGroup::all_gather(const char* what, std::byte* data, std::span<const By
   });
 }
 
-void NcclGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
-                               std::span<const ByteRange> shards, int64_t longest, const Add& add) {
+void NcclGroup::reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                                     std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const NcclApi& api = setup_.api;
   const auto count = static_cast<int>(members.ranks.size());
-  const int64_t room = device_->staging.size() / count / kExchangePart * kExchangePart;
+  const int64_t room = device_->staging.size() / count / kReduceScatterPart * kReduceScatterPart;
   const auto of = [&](int i, int64_t at) { return part(shards[static_cast<size_t>(i)], at, room); };
   std::vector<const std::byte*> from;
   for (int i = 0; i < count; ++i) from.push_back(device_->staging.data() + i * room);

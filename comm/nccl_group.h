@@ -48,13 +48,13 @@ class NcclGroup final : public Group {
 
   int rank() const override { return setup_.peers.rank(); }
   int ranks() const override { return setup_.peers.ranks(); }
-  // Among all ranks by NCCL's own all-gather, which knows the links of a machine. Across machines that would be
-  // a ring over all ranks, which brings a machine its own shards back: the two levels of `share`, each by
-  // sends and receives, do not.
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override;
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
+  // Among all ranks by NCCL's own all-gather, which knows the links of a machine. Across machines that would
+  // be a ring over all ranks, which brings a machine its own shards back: the two levels of `all_gather`,
+  // each by sends and receives, do not.
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override;
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
   void begin_after(StreamView callers) override;
   void end_before(StreamView callers) override;
   StreamView stream(StreamView) const override { return device_->stream.view(); }
@@ -67,7 +67,7 @@ class NcclGroup final : public Group {
  private:
   void connect();
   void reach_neighbours();
-  void all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards);
+  void nccl_all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards);
   void enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls);
   void count_empty(const char* what);
   void settle(const char* what);

@@ -14,7 +14,7 @@ ShardStore::ShardStore(ShardStoreSetup setup) : setup_(std::move(setup)) {
     if (array.bytes > 0) {
       array.shards = setup_.shards(static_cast<int64_t>(a));
       array.on_tier = setup_.tier != nullptr && setup_.tier->holds(static_cast<int64_t>(a));
-      array.home = Memory(setup_.stream.device, array.on_tier ? 0 : own(array).bytes);
+      array.own_shard = Memory(setup_.stream.device, array.on_tier ? 0 : own(array).bytes);
       longest = std::max(longest, array.bytes);
     }
     arrays_.push_back(std::move(array));
@@ -43,24 +43,24 @@ void ShardStore::end_copies(Array& array) {
 
 // Within a step the schedule has the shard in a slot of its tier. Outside of one these are empty: the first
 // serves.
-void ShardStore::copy_from_home(int64_t array, std::byte* to) {
+void ShardStore::copy_from_shard(int64_t array, std::byte* to) {
   Array& a = at(array);
   const ByteRange mine = own(a);
   if (mine.bytes == 0) return;
-  if (!a.on_tier) return copy_bytes(to, a.home.data(), mine.bytes, way());
+  if (!a.on_tier) return copy_bytes(to, a.own_shard.data(), mine.bytes, way());
   const bool brings = !setup_.tier->in_slot(array);
   if (brings) setup_.tier->fetch(array, 0);
   copy_bytes(to, setup_.tier->use(array), mine.bytes, copies(a));
   if (brings) setup_.tier->forget(array);
 }
 
-void ShardStore::copy_home(int64_t array, const std::byte* from) {
+void ShardStore::copy_to_shard(int64_t array, const std::byte* from) {
   Array& a = at(array);
   const ByteRange mine = own(a);
   if (mine.bytes == 0) return;
-  if (!a.on_tier) return copy_bytes(a.home.data(), from, mine.bytes, way());
+  if (!a.on_tier) return copy_bytes(a.own_shard.data(), from, mine.bytes, way());
   const bool writes = !setup_.tier->in_slot(array);
-  if (writes) setup_.tier->claim(array, 0);
+  if (writes) setup_.tier->allocate_slot(array, 0);
   copy_bytes(setup_.tier->use(array), from, mine.bytes, copies(a));
   if (!writes) return;
   setup_.tier->write_back(array);
@@ -76,13 +76,13 @@ void ShardStore::fetch(int64_t array, int64_t slot) {
     zero_bytes(to.memory.data(), a.bytes, way());
     return to.moved.record(way());
   }
-  copy_from_home(array, to.memory.data() + own(a).begin);
+  copy_from_shard(array, to.memory.data() + own(a).begin);
   end_copies(a);
-  if (setup_.gathers) setup_.group.share("gather of an array", to.memory.data(), a.shards);
+  if (setup_.gathers) setup_.group.all_gather("gather of an array", to.memory.data(), a.shards);
   to.moved.record(way());
 }
 
-void ShardStore::claim(int64_t array, int64_t slot) {
+void ShardStore::allocate_slot(int64_t array, int64_t slot) {
   enter(array, slot);
 }
 
@@ -91,7 +91,7 @@ void ShardStore::write_back(int64_t array) {
   LM_CHECK(a.slot >= 0, setup_.name(array) + " is written back from no slot");
   Slot& from = slot_of(a);
   begin_copies(a, from);
-  copy_home(array, from.memory.data() + own(a).begin);
+  copy_to_shard(array, from.memory.data() + own(a).begin);
   end_copies(a);
   from.moved.record(way());
   a.fresh = false;
@@ -107,14 +107,14 @@ std::byte* ShardStore::use(int64_t array) {
   return memory;
 }
 
-std::byte* ShardStore::use_home(int64_t array) {
+std::byte* ShardStore::use_in_place(int64_t array) {
   Array& a = at(array);
   a.moved.wait(setup_.stream);
   a.slot = -1;
   a.fresh = false;
   if (own(a).bytes == 0) return slots_.front().memory.data();  // nobody looks there
-  std::byte* const home = a.on_tier ? setup_.tier->use(array) : a.home.data();
-  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(home) -
+  std::byte* const own_shard = a.on_tier ? setup_.tier->use(array) : a.own_shard.data();
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(own_shard) -
                                       static_cast<uintptr_t>(own(a).begin));
 }
 
@@ -149,7 +149,7 @@ void ShardStore::read(int64_t array, int64_t begin, std::span<std::byte> out) {
   const int64_t from = std::max(begin, mine.begin),
                 to = std::min(begin + std::ssize(out), mine.begin + mine.bytes);
   if (from >= to) return;
-  if (!a.on_tier) return take(from - begin, to - from, a.home.data() + (from - mine.begin));
+  if (!a.on_tier) return take(from - begin, to - from, a.own_shard.data() + (from - mine.begin));
   setup_.tier->read(array, from - mine.begin,
                     out.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
 }

@@ -1,8 +1,8 @@
-// Arrays of which every rank keeps a shard: a store whose off-device homes are the other ranks. Fetching an
+// Arrays of which every rank keeps a shard: a store whose off-device tiers are the other ranks. Fetching an
 // array of weights gathers it from all of them, in its slot; what is written back is this rank's shard alone,
-// and an update may change that at home.
-// Gradients are the other way round: each rank has made an array in its slot, their exchange (Gradients)
-// leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
+// and an update may change that in place.
+// Gradients are the other way round: each rank has made an array in its slot, their reduce_scatter
+// (Gradients) leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
 //
 // This rank's shards lie in memory of the device, or as arrays of another store, which has them on a farther
 // tier. The schedule then brings a shard into a slot of that store before this one needs it (Pool::
@@ -43,7 +43,7 @@ class ShardStore final : public Store {
   explicit ShardStore(ShardStoreSetup setup);
 
   void fetch(int64_t array, int64_t slot) override;
-  void claim(int64_t array, int64_t slot) override;
+  void allocate_slot(int64_t array, int64_t slot) override;
   void write_back(int64_t array) override;
   void forget(int64_t array) override;
   void flush() override {}
@@ -56,7 +56,7 @@ class ShardStore final : public Store {
   bool holds(int64_t array) const override;
   bool in_slot(int64_t array) const override { return at(array).slot >= 0; }
   bool fresh(int64_t array) const override { return at(array).fresh; }
-  std::byte* use_home(int64_t array) override;
+  std::byte* use_in_place(int64_t array) override;
   std::byte* use_in_group(int64_t array) override;
   bool used_in_group(int64_t array) override;
 
@@ -64,8 +64,8 @@ class ShardStore final : public Store {
   struct Array {
     explicit Array(DeviceType device) : moved(device) {}
     std::vector<ByteRange> shards;
-    Memory home;  // of this rank's shard; empty if that is on another tier
-    Moved moved;  // the last that was, out of it or into it
+    Memory own_shard;  // of this rank's shard; empty if that is on another tier
+    Moved moved;       // the last that was, out of it or into it
     int64_t bytes = 0;
     int64_t slot = -1;
     bool fresh = true;
@@ -84,14 +84,14 @@ class ShardStore final : public Store {
   Slot& slot_of(const Array& array) { return slots_[static_cast<size_t>(array.slot)]; }
   StreamView way() const { return setup_.group.stream(setup_.stream); }
   void enter(int64_t array, int64_t slot);
-  // This rank's shard is copied between its slot and its home in the stream that uses the home: an update
+  // This rank's shard is copied between its slot and its tier in the stream that uses the tier: an update
   // changes weights in compute's.
   bool copies_in_compute(const Array& array) const { return array.on_tier && setup_.gathers; }
   StreamView copies(const Array& array) const { return copies_in_compute(array) ? setup_.stream : way(); }
   void begin_copies(const Array& array, Slot& slot);
   void end_copies(Array& array);
-  void copy_from_home(int64_t array, std::byte* to);
-  void copy_home(int64_t array, const std::byte* from);
+  void copy_from_shard(int64_t array, std::byte* to);
+  void copy_to_shard(int64_t array, const std::byte* from);
 
   ShardStoreSetup setup_;
   std::vector<Array> arrays_;

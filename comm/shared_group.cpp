@@ -29,11 +29,12 @@ SharedGroup::SharedGroup(SharedRegion& region, int rank, double silence, double 
         return true;
       }) {
   LM_CHECK(rank >= 0 && rank < region.ranks(), "a rank of the region");
-  LM_CHECK(region.staging_bytes() >= 2 * kExchangePart * region.ranks(), "staging for a part of every rank");
+  LM_CHECK(region.staging_bytes() >= 2 * kReduceScatterPart * region.ranks(),
+           "staging for a part of every rank");
 }
 
-void SharedGroup::share_among(const Members& members, const char* what, std::byte* data,
-                              std::span<const ByteRange> shards, int64_t longest) {
+void SharedGroup::all_gather_among(const Members& members, const char* what, std::byte* data,
+                                   std::span<const ByteRange> shards, int64_t longest) {
   const int64_t room = region_.staging_bytes() / 2;
   const size_t count = members.ranks.size();
   for (size_t first = 0; first < shards.size(); first += count) {  // a shard of each member
@@ -53,10 +54,10 @@ void SharedGroup::share_among(const Members& members, const char* what, std::byt
   }
 }
 
-void SharedGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
-                                 std::span<const ByteRange> shards, int64_t longest, const Add& add) {
+void SharedGroup::reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                                       std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const auto count = std::ssize(members.ranks);
-  const int64_t room = region_.staging_bytes() / 2 / count / kExchangePart * kExchangePart;
+  const int64_t room = region_.staging_bytes() / 2 / count / kReduceScatterPart * kReduceScatterPart;
   std::vector<const std::byte*> from(members.ranks.size());
   for (int64_t at = 0; at == 0 || at < longest; at += room) {
     for (int64_t i = 0; i < count; ++i) {

@@ -23,10 +23,10 @@ class SharedGroup final : public Group {
 
   int rank() const override { return rank_; }
   int ranks() const override { return region_.ranks(); }
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override;
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override;
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
   bool waits() const override { return !region_.all_arrived(meeting_.load(std::memory_order_relaxed)); }
 
   // For a thread that looks several times per second while this rank waits for others outside of this group:

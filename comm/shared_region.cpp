@@ -185,7 +185,7 @@ void SharedRegion::post_device(int rank, const DeviceProgress& progress) {
 
 Posted SharedRegion::peek(int rank) const {
   const Place& there = place(rank);
-  const Whereabouts last = where(rank);
+  const Position last = where(rank);
   Posted out{.heartbeats = there.heartbeats.load(std::memory_order_relaxed),
              .last = {last.what, last.meeting}};
   out.device.done = there.done.load(std::memory_order_acquire);  // in this order none exceeds the next
@@ -202,7 +202,7 @@ std::string SharedRegion::name(int rank, uint64_t meeting) const {
   return reinterpret_cast<const char*>(name.data());
 }
 
-SharedRegion::Whereabouts SharedRegion::where(int rank) const {
+SharedRegion::Position SharedRegion::where(int rank) const {
   const uint64_t meeting = place(rank).arrived.load(std::memory_order_acquire);
   return {meeting, name(rank, meeting)};
 }

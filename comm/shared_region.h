@@ -1,6 +1,6 @@
-// Memory that the ranks of one machine share: a memfd that the door (or a test) makes and its ranks inherit.
-// It carries what a group moves, what each rank posts of itself, and that one of them has ended. Whoever has
-// mapped it may call everything but `arrive` and `post_...`, which are the rank's own.
+// Memory that the ranks of one machine share: a memfd that the CLI process (or a test) makes and its ranks
+// inherit. It carries what a group moves, what each rank posts of itself, and that one of them has ended.
+// Whoever has mapped it may call everything but `arrive` and `post_...`, which are the rank's own.
 #pragma once
 
 #include <cstddef>
@@ -44,11 +44,11 @@ class SharedRegion {
   Posted peek(int rank) const;
 
   // The last meeting that a rank has come to.
-  struct Whereabouts {
+  struct Position {
     uint64_t meeting = 0;
     std::string what;
   };
-  Whereabouts where(int rank) const;
+  Position where(int rank) const;
   // What a rank has come for, to a meeting that all have come to and the caller is at: nobody can have come
   // to the one after the next.
   std::string name(int rank, uint64_t meeting) const;

@@ -12,7 +12,7 @@ constexpr auto kSumBytes = static_cast<int64_t>(sizeof(float));
 
 // So many elements that both their own bytes and their sums' are whole parts.
 int64_t room_for(int64_t partial, int machines) {
-  return partial / kSumBytes / machines / kExchangePart * kExchangePart;
+  return partial / kSumBytes / machines / kReduceScatterPart * kReduceScatterPart;
 }
 
 }  // namespace
@@ -27,8 +27,8 @@ TwoLevels::TwoLevels(Group& group, int each, DeviceType device, int64_t partial)
   partial_ = Memory(device, machines() * room_ * kSumBytes);
 }
 
-void TwoLevels::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                         const TwoLevelAdd& add) {
+void TwoLevels::reduce_scatter(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                               const TwoLevelAdd& add) {
   LM_CHECK(std::ssize(shards) == group_.ranks(), "a shard of every rank");
   const int64_t longest = longest_of(shards) / add.element_bytes;
   std::vector<ByteRange> parts(shards.size());
@@ -46,11 +46,11 @@ void TwoLevels::add_inside(const char* what, const std::byte* data, std::span<co
                            const TwoLevelAdd& add) {
   for (int m = 0; m < machines(); ++m) {
     const auto of_machine = parts.subspan(static_cast<size_t>(m * each()), inside_.ranks.size());
-    group_.exchange_among(inside_, what, data, of_machine, longest_of(of_machine),
-                          [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                            add.inside(sums_of(m) + offset / add.element_bytes, bytes / add.element_bytes,
-                                       from);
-                          });
+    group_.reduce_scatter_among(inside_, what, data, of_machine, longest_of(of_machine),
+                                [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                                  add.inside(sums_of(m) + offset / add.element_bytes,
+                                             bytes / add.element_bytes, from);
+                                });
   }
 }
 
@@ -61,11 +61,11 @@ void TwoLevels::add_across(const char* what, std::span<const ByteRange> parts, i
     const ByteRange& part = parts[static_cast<size_t>(across_.ranks[static_cast<size_t>(m)])];
     sums.push_back({m * room_ * kSumBytes, part.bytes / add.element_bytes * kSumBytes});
   }
-  group_.exchange_among(across_, what, partial_.data(), sums,
-                        longest_of(parts) / add.element_bytes * kSumBytes,
-                        [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                          add.across(first + offset / kSumBytes, bytes / kSumBytes, from);
-                        });
+  group_.reduce_scatter_among(across_, what, partial_.data(), sums,
+                              longest_of(parts) / add.element_bytes * kSumBytes,
+                              [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                                add.across(first + offset / kSumBytes, bytes / kSumBytes, from);
+                              });
 }
 
 }  // namespace lm

@@ -33,8 +33,8 @@ class TwoLevels {
 
   // Of every rank's array of the same size, shards[r] is added up at rank r. The sum may be made where the
   // array is.
-  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                const TwoLevelAdd& add);
+  void reduce_scatter(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                      const TwoLevelAdd& add);
 
  private:
   int machines() const { return static_cast<int>(across_.ranks.size()); }

@@ -77,7 +77,7 @@ const CommandRow& command_of(const std::string& first) {
 std::map<std::string, CLI::Option*> add_flags(CLI::App& app, const CommandRow& row, Reader reader) {
   std::map<std::string, CLI::Option*> out;
   for (const FlagRow& flag : row.flags) {
-    if (flag.hidden && reader == Reader::kDoor) continue;
+    if (flag.hidden && reader == Reader::kCli) continue;
     if (flag.takes == Takes::kNothing) {
       out[flag.name] = app.add_flag(flag.name)->disable_flag_override();
     } else {

@@ -13,7 +13,7 @@
 
 namespace lm {
 
-enum class Reader : uint8_t { kDoor, kRank };
+enum class Reader : uint8_t { kCli, kWorker };
 
 struct CommandLine {
   std::string command;                                    // "train", "plan", ..., "help", "version"

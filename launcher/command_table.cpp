@@ -236,7 +236,7 @@ const std::vector<CommandRow>& commands() {
          "merge the adapter into the weights that it was trained on; the result is read again and "
          "compared, unless --gguf"},
         {"--base", Takes::kText, "DIR",
-         "with --merge: into this model's weights (of a quantised one, the original)"},
+         "with --merge: into this model's weights (of a quantized one, the original)"},
         kNoGpus,
         kJson}},
       merging(),

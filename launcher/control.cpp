@@ -104,23 +104,23 @@ int Control::first_signal() const {
   return region_->first_signal.load();
 }
 
-void Control::publish(const RankRecord& record) {
+void Control::publish(const WorkerRecord& record) {
   const std::lock_guard lock(*writing_);
-  RankRecord next = record;
+  WorkerRecord next = record;
   if (const int ends = latest().exit_code; ends >= 0) next.exit_code = ends;
   write(next);
 }
 
 void Control::publish_end(int exit_code) {
   const std::lock_guard lock(*writing_);
-  RankRecord last = latest();
+  WorkerRecord last = latest();
   last.exit_code = exit_code;
   write(last);
 }
 
 // Called by one thread at a time. Writes the slot that is not published: if the rank is killed here, the
 // earlier record stays. A reader of that slot sees that its version has changed.
-void Control::write(const RankRecord& record) {
+void Control::write(const WorkerRecord& record) {
   Text text{};
   text.step = record.step, text.repeat = record.repeat, text.exit_code = record.exit_code;
   copy_text(text.checkpoint, sizeof text.checkpoint, record.checkpoint);
@@ -136,7 +136,7 @@ void Control::write(const RankRecord& record) {
   region_->records.store(next, std::memory_order_release);
 }
 
-RankRecord Control::latest() const {
+WorkerRecord Control::latest() const {
   for (;;) {
     const uint64_t records = region_->records.load(std::memory_order_acquire);
     if (records == 0) return {};

@@ -16,7 +16,7 @@ namespace lm {
 // `repeat` the number of steps after it that a resumed run repeats, `reason` why it ends, e.g. "error:NUM-12"
 // ("": unknown), `exit_code` the code that it is about to end with (-1: running), in case the kernel does not
 // let it end.
-struct RankRecord {
+struct WorkerRecord {
   int64_t step = 0;
   int64_t repeat = 0;
   std::string checkpoint;
@@ -39,12 +39,12 @@ class Control {
 
   // CLI: adds a stop request; the first signal is the run's reason.
   void request_stop(int signal);
-  RankRecord latest() const;
+  WorkerRecord latest() const;
 
   // Rank. 0: continue, 1: finish the step, save and exit with code 75, 2 or more: exit now.
   int stop_requests() const;
   int first_signal() const;
-  void publish(const RankRecord& record);
+  void publish(const WorkerRecord& record);
   // Records that the rank is about to end with that code, which later records keep.
   void publish_end(int exit_code);
 
@@ -52,7 +52,7 @@ class Control {
   struct Region;
   struct Slot;
   explicit Control(int fd) : fd_(fd) {}
-  void write(const RankRecord& record);
+  void write(const WorkerRecord& record);
   int fd_ = -1;
   Region* region_ = nullptr;
   std::unique_ptr<std::mutex> writing_ = std::make_unique<std::mutex>();  // serializes this process's writers

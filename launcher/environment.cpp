@@ -274,7 +274,7 @@ std::vector<std::string> gpu_of_rank(const std::string& gpu, const std::string& 
   return out;
 }
 
-std::vector<std::string> rank_environment() {
+std::vector<std::string> worker_environment() {
   // Several of these change result bits (math modes, thread counts, algorithm choice), so none is passed on.
   static constexpr std::string_view kDropped[] = {"ATEN_", "MKL_",   "DNNL_",    "ONEDNN_",
                                                   "OMP_",  "TORCH_", "PYTORCH_", "CUBLAS"};

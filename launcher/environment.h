@@ -29,7 +29,7 @@ std::string how_to_mend(const std::string& program);
 std::string how_to_mend();  // of this program
 
 // Access to the hub: HF_ENDPOINT, HF_HUB_OFFLINE, and HF_TOKEN or else the token that `hf auth login` has
-// stored. Only `lmlaunch fetch` and its offer read it (door/fetch.h).
+// stored. Only `lmlaunch fetch` and its offer read it (cli/fetch.h).
 struct HubAccess {
   std::string endpoint;
   bool offline = false;
@@ -77,7 +77,7 @@ void limit_processor();
 // given up; nothing where it is not set.
 std::optional<double> silence_seconds();
 
-// LMLAUNCH_FOLLOW, for tests: seconds that the end of a run waits for its trackers (door/follower.h); empty
+// LMLAUNCH_FOLLOW, for tests: seconds that the end of a run waits for its trackers (cli/follower.h); empty
 // if not set.
 std::optional<double> follow_seconds();
 
@@ -98,6 +98,6 @@ std::vector<std::string> gpu_of_rank(const std::string& gpu, const std::string& 
 // The environment of a rank as "NAME=value" strings. Variables that could change the bits of a result are
 // removed (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*); cuBLAS's workspace, the GEMM
 // library's code cache, the spinning of waiting threads and CUDA's numbering of GPUs are fixed.
-std::vector<std::string> rank_environment();
+std::vector<std::string> worker_environment();
 
 }  // namespace lm

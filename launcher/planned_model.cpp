@@ -209,7 +209,7 @@ void stand_in(const Config& config, const Environment& environment, PlannedModel
   model.directory = grown_directory(*model.grown, config, model.named_directory, environment);
 }
 
-bool model_is_known(const std::string& path, std::span<const ModelShape> known) {
+bool model_is_built_in(const std::string& path, std::span<const ModelShape> known) {
   return find_shape(path, known) != nullptr;
 }
 

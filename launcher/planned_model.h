@@ -56,7 +56,7 @@ void require_trainable(const Config& config, const PlannedModel& model);
 void stand_in(const Config& config, const Environment& environment, PlannedModel& model);
 
 // Whether a plan for that name needs no file of the model.
-bool model_is_known(const std::string& path, std::span<const ModelShape> known);
+bool model_is_built_in(const std::string& path, std::span<const ModelShape> known);
 
 // Reads config.json, and adapter_config.json if an adapter is trained further. A model that is not found
 // locally is planned from its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their

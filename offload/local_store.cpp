@@ -105,23 +105,23 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
   for (size_t s = 0; setup_.slots_on_device && s < slots_.size(); ++s)
     device_slots_.emplace_back(setup_.stream.device);
   checksums_.resize(static_cast<size_t>(swap_bytes(setup_.bytes, setup_.in_host) / kChecksumChunk));
-  const int64_t homes = bytes_of(setup_.bytes, setup_.in_host, true);
+  const int64_t host_bytes = bytes_of(setup_.bytes, setup_.in_host, true);
   std::byte* host = block_.data() + (disk ? setup_.slots * slot_bytes_ : 0);
-  auto* host_sums = reinterpret_cast<uint64_t*>(host + homes);
+  auto* host_sums = reinterpret_cast<uint64_t*>(host + host_bytes);
   uint64_t* disk_sums = checksums_.data();
   for (size_t a = 0; a < arrays_.size(); ++a) {
     if (setup_.bytes[a] == 0) continue;
     const int64_t whole = round_up(setup_.bytes[a], kAlignment), chunks = chunks_of(setup_.bytes[a]);
     arrays_[a].bytes = setup_.bytes[a];
     if (lives_in_host(setup_.in_host, a)) {
-      arrays_[a].host_home = std::exchange(host, host + whole);
+      arrays_[a].host_array = std::exchange(host, host + whole);
       arrays_[a].sums = std::exchange(host_sums, host_sums + sums_of(setup_.bytes[a]));
       continue;
     }
     arrays_[a].extent = space->allocate(whole);
     arrays_[a].sums = std::exchange(disk_sums, disk_sums + chunks);
   }
-  if (homes > 0) arrived_sums_ = host_sums;
+  if (host_bytes > 0) arrived_sums_ = host_sums;
 }
 
 LocalStore::~LocalStore() {
@@ -204,7 +204,7 @@ void LocalStore::read_into_slot(const Array& a, int64_t index, int64_t slot) {
   if (setup_.verify) s.arrival = Arrival::kUnchecked;
 }
 
-void LocalStore::claim(int64_t index, int64_t slot) {
+void LocalStore::allocate_slot(int64_t index, int64_t slot) {
   if (setup_.slots_on_device) {
     finish_pending_write(index);
     clear(slot);
@@ -325,7 +325,7 @@ void LocalStore::report_damage(int64_t index) const {
 
 void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const Array& a = array(index);
-  if (a.host_home != nullptr)
+  if (a.host_array != nullptr)
     fail_changed(
         index, offset,
         {"host memory",

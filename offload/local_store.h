@@ -60,7 +60,7 @@ class LocalStore : public Store, private ChunkChecks {
   LocalStore& operator=(const LocalStore&) = delete;
 
   void fetch(int64_t array, int64_t slot) override;
-  void claim(int64_t array, int64_t slot) override;
+  void allocate_slot(int64_t array, int64_t slot) override;
   void write_back(int64_t array) override;
   void forget(int64_t array) override;
   // Continues transfers: from host memory to the device, and from there to disk. A no-op if slots are host
@@ -84,10 +84,10 @@ class LocalStore : public Store, private ChunkChecks {
   struct Array {
     Extent extent;
     int64_t bytes = 0;
-    int64_t slot = -1;               // its slot, or the one it is being fetched to
-    Ticket written = 0;              // its last write
-    std::byte* host_home = nullptr;  // null: it is on disk
-    int64_t left_from = -1;          // slot from which it was last copied to host memory
+    int64_t slot = -1;                // its slot, or the one it is being fetched to
+    Ticket written = 0;               // its last write
+    std::byte* host_array = nullptr;  // null: it is on disk
+    int64_t left_from = -1;           // slot from which it was last copied to host memory
     bool fresh = true;
     uint64_t* sums = nullptr;  // its checksums
   };
@@ -133,8 +133,8 @@ class LocalStore : public Store, private ChunkChecks {
   void read_into_slot(const Array& a, int64_t index, int64_t slot);
   void write_from_slot(int64_t index, int64_t slot);
   void check_whole(int64_t index);
-  // local_store_home.cpp
-  void check_host_home(int64_t index, int64_t begin, int64_t end) const;
+  // local_store_in_place.cpp
+  void check_host_array(int64_t index, int64_t begin, int64_t end) const;
   void check_what_arrived(int64_t index, int64_t slot);
   bool read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to);
   struct Suspect {
@@ -158,7 +158,7 @@ class LocalStore : public Store, private ChunkChecks {
   void clear(int64_t slot);
   void copy(std::byte* to, const std::byte* from, int64_t index, StreamView way);
   void wait_for_arrival(int64_t index, int64_t slot);
-  bool checks_on_device(const Array& a) const { return setup_.verify && a.host_home != nullptr; }
+  bool checks_on_device(const Array& a) const { return setup_.verify && a.host_array != nullptr; }
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
 

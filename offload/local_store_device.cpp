@@ -95,13 +95,13 @@ void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
   if (a.fresh) {
     slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
     device.filled_here = true;
-  } else if (a.host_home == nullptr) {
+  } else if (a.host_array == nullptr) {
     read_into_slot(a, index, slot);
     device.reading = true;
   } else {
     // The event may have been recorded again for a later copy: then this one only waits a little longer.
     left(index).wait(up_.view());
-    copy_to_device(slot, a.host_home);
+    copy_to_device(slot, a.host_array);
   }
 }
 
@@ -161,8 +161,8 @@ void LocalStore::write_back_from_device(int64_t index) {
   end_use(slot);
   device.used.wait(down_->view());
   a.fresh = false;
-  if (a.host_home != nullptr) {
-    copy(a.host_home, device_memory(slot), index, down_->view());
+  if (a.host_array != nullptr) {
+    copy(a.host_array, device_memory(slot), index, down_->view());
     a.left_from = slot;
   } else {
     // An earlier write from the same host memory; or a read whose array was never used.

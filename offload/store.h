@@ -49,7 +49,7 @@ class Store {
   // The schedule's transfers; none of them waits. fetch delivers zeros for an array that was never written.
   // claim allocates a slot for an array about to be written: the slot's bytes are undefined.
   virtual void fetch(int64_t array, int64_t slot) = 0;
-  virtual void claim(int64_t array, int64_t slot) = 0;
+  virtual void allocate_slot(int64_t array, int64_t slot) = 0;
   // An array that was not used since its fetch (a skipped step) equals its tier's copy: nothing is written.
   virtual void write_back(int64_t array) = 0;
   // Frees the array's slot; changes that were not written back are dropped.
@@ -84,7 +84,7 @@ class Store {
 
   // For a store of shards: this rank's shard on its tier, addressed as if the whole array were there. The
   // shard is about to change: the array's slot is freed.
-  virtual std::byte* use_home(int64_t array) { return use(array); }
+  virtual std::byte* use_in_place(int64_t array) { return use(array); }
 
   // For the stream of the ranks' group. use_in_group: the array in its slot. used_in_group, called with that
   // work enqueued: makes the slot's next user wait for it; false if the store does not know that stream, so

@@ -55,8 +55,8 @@ ALLOWED = {
     ("tests/offload/io_queue_test.cpp", "Queue.CountsTheTimeInWhichSomethingIsUnderWayOnce"): (2, BETWEEN),
     ("tests/support/run_tests.py", "*"): (0, FIGURE),
     ("tests/support/sim_disk.h", "*"): (0, EMULATOR),
-    ("tests/twin/nccl.cpp", "*"): (0, EMULATOR),
-    ("tests/twin/streams.cpp", "*"): (0, EMULATOR),
+    ("tests/emulator/nccl.cpp", "*"): (0, EMULATOR),
+    ("tests/emulator/streams.cpp", "*"): (0, EMULATOR),
 }
 
 # Names that mean a clock, wherever they stand.

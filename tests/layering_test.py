@@ -33,13 +33,13 @@ MAY_INCLUDE = {
 }
 EVERYTHING_BELOW = set(MAY_INCLUDE)
 MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
-# What door and rank share. An adapter's configuration is read by src/weights, strictly and once.
+# What CLI process and rank share. An adapter's configuration is read by src/weights, strictly and once.
 MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/data"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
 MAY_INCLUDE["launcher/serve"] = {"src/base", "src/data"}
-MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}
-MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report", "launcher/serve"}
+MAY_INCLUDE["launcher/cli"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}
+MAY_INCLUDE["launcher/worker"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report", "launcher/serve"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.
 SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_chunks|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
@@ -211,7 +211,7 @@ def kind_breaches(read):
 
 # A tier of memory is a row of src/base/tiers.inc: code asks its row or compares positions. The GPU's memory and the host's may be
 # named, where just that one is meant; the others only where the plan asks what a machine has of each.
-NAMED_TIER = re.compile(r"\b(?:Home|OffloadHome)::k(?!Device\b|Host\b|Auto\b|None\b)\w+|\bOffloadHome::kHost\b")
+NAMED_TIER = re.compile(r"\b(?:TierId|OffloadTier)::k(?!Device\b|Host\b|Auto\b|None\b)\w+|\bOffloadTier::kHost\b")
 NAMES_TIERS = {"src/plan/tier_space.cpp"}
 
 
@@ -240,15 +240,15 @@ def self_test():
                for b in include_breaches(root, "src/base/a.h", '#include "spec/parameter.h"\n'))
     assert any("may not include src/plan" in b
                for b in include_breaches(root, "src/schedule/a.h", '#include "plan/plan.h"\n'))
-    assert any("torch" in b for b in include_breaches(root, "launcher/door/a.h", "#include <ATen/ATen.h>\n"))
-    assert any("may not include launcher/rank" in b
-               for b in include_breaches(root, "launcher/door/a.h", '#include "launcher/rank/job.h"\n'))
+    assert any("torch" in b for b in include_breaches(root, "launcher/cli/a.h", "#include <ATen/ATen.h>\n"))
+    assert any("may not include launcher/worker" in b
+               for b in include_breaches(root, "launcher/cli/a.h", '#include "launcher/worker/job.h"\n'))
     assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
     kinds = {"src/spec/norm_spec.h": "enum class NormKind {};\nenum class RouterKind {};\n",
              "src/kernels/activation_formula.h": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
     found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
     assert len(found) == 4 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
-    tiers = "if (a == Home::kNvme || b == OffloadHome::kHost) work(Home::kHost, OffloadHome::kAuto);  // Home::kNvme\n"
+    tiers = "if (a == TierId::kNvme || b == OffloadTier::kHost) work(TierId::kHost, OffloadTier::kAuto);  // TierId::kNvme\n"
     assert len(list(tier_breaches("src/plan/a.cpp", tiers))) == 2 and not list(tier_breaches("src/plan/tier_space.cpp", tiers))
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]

@@ -16,8 +16,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "config/config_names.h"
-#include "launcher/machine/kept.h"
 #include "launcher/machine/probe.h"
+#include "launcher/machine/rate_cache.h"
 #include "offload/disk_probe.h"
 #include "offload/engines.h"
 #include "offload/io_failure.h"
@@ -32,7 +32,7 @@ constexpr const char* kFolder = "disks";
 // Whether some class of state may be offloaded to disk.
 bool may_use_disks(const Config& config) {
   const OffloadConfig& offload = config.offload;
-  const auto may = [](OffloadHome home) { return home == OffloadHome::kAuto || names_disk(home); };
+  const auto may = [](OffloadTier tier_id) { return tier_id == OffloadTier::kAuto || names_disk(tier_id); };
   return !offload.paths.empty() && (may(offload.optimizer) || may(offload.gradients) ||
                                     may(offload.weights) || may(offload.activations));
 }
@@ -53,10 +53,10 @@ void visit_rates(D& disk, const V& rate) {
   rate("both_bytes_per_s", disk.both_bandwidth);
 }
 
-bool take_known_rates(const std::string& cache_dir, const Json& key, Disk& disk) {
+bool take_cached_rates(const std::string& cache_dir, const Json& key, Disk& disk) {
   return read_figures(cache_dir, kFolder, key, [&](const Json& figures) {
     Disk known = disk;
-    visit_rates(known, [&](const char* name, double& rate) { rate = kept_rate(figures, name); });
+    visit_rates(known, [&](const char* name, double& rate) { rate = cached_rate(figures, name); });
     disk = known;
   });
 }
@@ -80,7 +80,7 @@ bool measure(IoEngineChoice engine, Disk& disk) {
 void keep_disk_rates(const std::string& cache_dir, const Json& key, const Disk& disk) {
   Json figures;
   visit_rates(disk, [&](const char* name, double rate) { figures[name] = rate; });
-  const std::string file = keep_figures(cache_dir, kFolder, key, figures);
+  const std::string file = cache_figures(cache_dir, kFolder, key, figures);
   log_line(
       fmt::format("{} reads {:.2f} GB/s and writes {:.2f} GB/s; {}", disk.path, disk.read_bandwidth / 1e9,
                   disk.write_bandwidth / 1e9,
@@ -155,14 +155,14 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     Disk& disk = disks.back();
     disk.free_bytes = free_disk_bytes(path);
     const Json key = rate_key(path, info.st_dev, config.io.engine);
-    const bool known = take_known_rates(cache_dir, key, disk);
+    const bool known = take_cached_rates(cache_dir, key, disk);
     if (!known && rates == DiskRates::kMeasured && measure(config.io.engine, disk))
       keep_disk_rates(cache_dir, key, disk);
   }
   for (size_t i = 0; i < disks.size(); ++i) {
     const int64_t sharers = std::count(devices.begin(), devices.end(), devices[i]);
     if (devices[i] == 0 || sharers == 1) continue;
-    disks[i].share_among(sharers);
+    disks[i].all_gather_among(sharers);
   }
   return disks;
 }

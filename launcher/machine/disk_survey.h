@@ -19,7 +19,7 @@ void check_disks(const Config& config, PlanPurpose purpose);
 // With io.engine = "auto": why io_uring is not used, in one line; "" if it is.
 std::string ring_refusal(const Config& config);
 
-enum class DiskRates : uint8_t { kKnown, kMeasured };
+enum class DiskRates : uint8_t { kCached, kMeasured };
 
 // Paths on one disk share its space and its rates. kMeasured: measures a disk whose rates are not cached,
 // which takes some 2 s and prints a line; a rate that cannot be measured stays 0. A path that does not exist

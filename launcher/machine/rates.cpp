@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "launcher/machine/kept.h"
+#include "launcher/machine/rate_cache.h"
 
 namespace lm {
 namespace {
@@ -46,11 +46,11 @@ RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>
   return {device, dtype, static_cast<int>(threads)};
 }
 
-bool take_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine) {
+bool take_cached_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine) {
   return read_figures(cache_dir, kFolder, key_of(machine, subject), [&](const Json& figures) {
     Machine known = machine;
     visit_rates(known, subject, [&](const char* name, auto& rate) {
-      rate = static_cast<std::remove_reference_t<decltype(rate)>>(kept_rate(figures, name));
+      rate = static_cast<std::remove_reference_t<decltype(rate)>>(cached_rate(figures, name));
     });
     machine = std::move(known);
   });
@@ -62,8 +62,8 @@ void keep_rates(const RateSubject& subject, const Machine& machine, const std::s
   visit_rates(machine, subject, [&](const char* name, const auto& rate) { figures[name] = rate; });
   // Rates measured beside other work are not valid for a week.
   constexpr double kQuiet = 0.8;
-  keep_figures(cache_dir, kFolder, key_of(machine, subject), figures,
-               certain && machine.gemm_sustained >= kQuiet);
+  cache_figures(cache_dir, kFolder, key_of(machine, subject), figures,
+                certain && machine.gemm_sustained >= kQuiet);
 }
 
 }  // namespace lm

@@ -30,7 +30,7 @@ auto& gemm_flops(auto& machine, DType dtype) {
 }
 
 // Sets the machine's rates from the cache. False, without a change, if the cache does not have them.
-bool take_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
+bool take_cached_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
 // `certain` false: for an hour, however busy the machine was by the rates themselves.
 void keep_rates(const RateSubject& subject, const Machine& machine, const std::string& cache_dir,
                 bool certain = true);

@@ -15,7 +15,9 @@ std::vector<int> numbering(const std::vector<GpuFacts>& cards, bool by_pci) {
   std::vector<int> places(cards.size());
   std::iota(places.begin(), places.end(), 0);
   if (by_pci) return places;
-  const auto peak = [&](int place) { return known_gpu(cards[static_cast<size_t>(place)].name).bf16_flops; };
+  const auto peak = [&](int place) {
+    return built_in_gpu(cards[static_cast<size_t>(place)].name).bf16_flops;
+  };
   std::stable_sort(places.begin(), places.end(), [&](int a, int b) { return peak(a) > peak(b); });
   return places;
 }

@@ -74,7 +74,7 @@ void Curves::add_row(const std::string& line) {
   if (const std::string key = loss_key(row); !key.empty()) {
     const std::string set = key == kEval ? "" : key.substr(kEvalOfSet.size());
     const std::string accuracy = set.empty() ? kAccuracy : std::string(kAccuracy) + "/" + set;
-    add_held_out(static_cast<int64_t>(*step), set, number(row, key.c_str()), number(row, accuracy.c_str()));
+    add_evaluation(static_cast<int64_t>(*step), set, number(row, key.c_str()), number(row, accuracy.c_str()));
     add_scores(static_cast<int64_t>(*step), row);
   } else if (row.contains("prompt")) {
     add_answer(static_cast<int64_t>(*step), row);
@@ -83,10 +83,10 @@ void Curves::add_row(const std::string& line) {
   }
 }
 
-void Curves::add_held_out(int64_t step, const std::string& set, std::optional<double> loss,
-                          std::optional<double> accuracy) {
-  auto found = std::ranges::find_if(held_out_, [&](const auto& one) { return one.first == set; });
-  if (found == held_out_.end()) found = held_out_.insert(found, {set, {}});
+void Curves::add_evaluation(int64_t step, const std::string& set, std::optional<double> loss,
+                            std::optional<double> accuracy) {
+  auto found = std::ranges::find_if(evaluations_, [&](const auto& one) { return one.first == set; });
+  if (found == evaluations_.end()) found = evaluations_.insert(found, {set, {}});
   if (loss) found->second.push_back({step, *loss, accuracy});
 }
 
@@ -162,10 +162,10 @@ Json Curves::series() const {
   return out;
 }
 
-Json Curves::held_out() const {
+Json Curves::evaluations() const {
   // Every n-th point of a long run, and the last.
   Json out = Json::array();
-  for (const auto& [set, losses] : held_out_) {
+  for (const auto& [set, losses] : evaluations_) {
     const size_t count = losses.size(), every = count / kMostPoints + 1;
     Json points = Json::array();
     for (size_t i = 0; i < count; ++i) {

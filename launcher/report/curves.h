@@ -30,7 +30,7 @@ class Curves {
   Json series() const;  // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
   // One entry for each evaluation set, in the order of their first rows; the first is the one that decides:
   // [{"set": "" or its name, "points": [[step, loss, token accuracy if it was recorded], ...]}, ...]
-  Json held_out() const;
+  Json evaluations() const;
   // Scores of answers to eval.generate.data: [{"name": "exact_match", "points": [[step, value], ...]}, ...]
   Json scores() const;
   Json answers() const;  // [[step, prompt, answer], ...] of the first and the last sample rows
@@ -71,8 +71,8 @@ class Curves {
 
   void add_row(const std::string& line);
   void add_step(int64_t step, const Json& row);
-  void add_held_out(int64_t step, const std::string& set, std::optional<double> loss,
-                    std::optional<double> accuracy);
+  void add_evaluation(int64_t step, const std::string& set, std::optional<double> loss,
+                      std::optional<double> accuracy);
   void add_scores(int64_t step, const Json& row);
   void add_answer(int64_t step, const Json& row);
   void start_anew();
@@ -87,7 +87,7 @@ class Curves {
     double loss = 0;
     std::optional<double> accuracy;
   };
-  std::vector<std::pair<std::string, std::vector<Evaluation>>> held_out_;
+  std::vector<std::pair<std::string, std::vector<Evaluation>>> evaluations_;
   std::vector<std::pair<std::string, std::vector<std::pair<int64_t, double>>>> scores_;
   std::deque<Json> first_answers_, last_answers_;
   Point whole_;  // every step

@@ -185,7 +185,7 @@ Json RunReport::record() {
           {"status", status_of(directory_, step)},
           {"total_steps", log.total_steps},
           {"series", series},
-          {"eval", curves_.held_out()},
+          {"eval", curves_.evaluations()},
           {"scores", curves_.scores()},
           {"answers", curves_.answers()},
           {"measured", curves_.totals()},

@@ -50,7 +50,7 @@ Arena::Arena(DeviceType device, int64_t bytes)
     : device_(device), memory_(obtain(device, bytes)), capacity_(bytes) {}
 
 // Not null, which would mean an undefined view.
-Arena::Arena(Rehearsed)
+Arena::Arena(Counting)
     : device_(DeviceType::kCpu),
       memory_(reinterpret_cast<std::byte*>(kAlignment)),
       owned_(false),

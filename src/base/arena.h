@@ -17,9 +17,9 @@ class Arena {
   Arena(DeviceType device, int64_t bytes);
   // For a dry run: unlimited, and returns dummy addresses. Past kEndless bytes all requests get the same
   // address.
-  struct Rehearsed {};
+  struct Counting {};
   static constexpr int64_t kEndless = int64_t{1} << 60;
-  explicit Arena(Rehearsed);
+  explicit Arena(Counting);
   // Over memory of its caller, which outlives it and begins at a multiple of kAlignment.
   Arena(DeviceType device, std::byte* memory, int64_t bytes);
   ~Arena();

@@ -9,7 +9,7 @@ enum class EncodingKind : uint8_t {
   kPlain,      // the elements themselves
   kNf4,        // 4-bit codes of the quantiles of a normal distribution, one fp32 scale per block
   kFp4,        // the same with 4-bit floats
-  kNf4Double,  // the scales are 8-bit codes with their own scales ("double quantisation")
+  kNf4Double,  // the scales are 8-bit codes with their own scales ("double quantization")
   kFp4Double,
   kInt8,  // 8-bit integers, an fp32 scale for each row
 };

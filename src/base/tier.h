@@ -18,13 +18,13 @@ enum class Medium : uint8_t {
   kDisk,    // swap files in the directories of offload.paths: every use reads them into a slot
 };
 
-enum class Home : uint8_t {
+enum class TierId : uint8_t {
 #define LM_TIER(tier, ...) tier,
 #include "base/tiers.inc"
 };
 
 // A choice of offload.*: `auto`, the device itself, or one of the farther tiers.
-enum class OffloadHome : uint8_t {
+enum class OffloadTier : uint8_t {
   kAuto,
 #define LM_NEAREST_TIER(tier, ...) kNone,
 #define LM_TIER(tier, ...) tier,
@@ -50,33 +50,33 @@ inline constexpr size_t kTierCount = std::size(kTiers);
 template <class T>
 using PerTier = std::array<T, kTierCount>;
 
-constexpr size_t tier_index(Home tier) {
+constexpr size_t tier_index(TierId tier) {
   return static_cast<size_t>(tier);
 }
-constexpr const TierRow& tier_row(Home tier) {
+constexpr const TierRow& tier_row(TierId tier) {
   return kTiers[tier_index(tier)];
 }
 
 // The tier in which a device computes.
-constexpr Home nearest_tier(DeviceType device) {
-  return device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
+constexpr TierId nearest_tier(DeviceType device) {
+  return device == DeviceType::kCuda ? TierId::kDevice : TierId::kHost;
 }
-constexpr bool is_off_device(Home tier, DeviceType device) {
+constexpr bool is_off_device(TierId tier, DeviceType device) {
   return tier > nearest_tier(device);
 }
 
 // Whether a choice names a tier of its own.
-constexpr bool names_tier(OffloadHome choice) {
-  return choice > OffloadHome::kNone;
+constexpr bool names_tier(OffloadTier choice) {
+  return choice > OffloadTier::kNone;
 }
 // The tier that a choice names; the device for "auto" and "none".
-constexpr Home asked_home(OffloadHome choice, DeviceType device) {
+constexpr TierId asked_tier(OffloadTier choice, DeviceType device) {
   if (!names_tier(choice)) return nearest_tier(device);
-  return static_cast<Home>(static_cast<size_t>(choice) - static_cast<size_t>(OffloadHome::kNone));
+  return static_cast<TierId>(static_cast<size_t>(choice) - static_cast<size_t>(OffloadTier::kNone));
 }
 // Whether a choice names a tier on the disks of offload.paths.
-constexpr bool names_disk(OffloadHome choice) {
-  return names_tier(choice) && tier_row(asked_home(choice, DeviceType::kCpu)).medium == Medium::kDisk;
+constexpr bool names_disk(OffloadTier choice) {
+  return names_tier(choice) && tier_row(asked_tier(choice, DeviceType::kCpu)).medium == Medium::kDisk;
 }
 
 }  // namespace lm

@@ -146,7 +146,7 @@ struct ModelConfig {
   std::string new_rows = "mean";
 };
 
-inline bool quantises_to_four_bits(const ModelConfig& model) {
+inline bool quantizes_to_four_bits(const ModelConfig& model) {
   return model.quantize == Quantize::kNf4 || model.quantize == Quantize::kFp4;
 }
 
@@ -339,10 +339,10 @@ struct PromptConfig {
 // Where state is placed. "auto" keeps everything on the device while it fits, and then moves one class after
 // another to the next tier, as much as needed; a named tier takes all of its class. Never changes a result.
 struct OffloadConfig {
-  OffloadHome optimizer = OffloadHome::kAuto;    // master weights and optimizer state
-  OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
-  OffloadHome weights = OffloadHome::kAuto;      // of transformer blocks (LoRA: the frozen base)
-  OffloadHome activations = OffloadHome::kAuto;  // what blocks keep for their backward
+  OffloadTier optimizer = OffloadTier::kAuto;    // master weights and optimizer state
+  OffloadTier gradients = OffloadTier::kAuto;    // of transformer blocks
+  OffloadTier weights = OffloadTier::kAuto;      // of transformer blocks (LoRA: the frozen base)
+  OffloadTier activations = OffloadTier::kAuto;  // what blocks keep for their backward
   std::vector<std::string> paths;                // directories on fast disks; state is striped over them
   Budget device_memory = {0, 0.9};               // of the GPU
   Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process
@@ -374,7 +374,7 @@ struct CheckpointConfig {
   bool keep_best = false;         // also the one with the lowest eval loss, saved when it is reached
   std::string resume = "auto";    // the newest valid one; "never"; or a name such as step_00000100
   std::string mirror = "";        // a directory, in which <run's name>/checkpoints gets copies; "": none
-  // Started after each commit (launcher/door/commit_hook.h): arguments without a shell, in which "{}" is the
+  // Started after each commit (launcher/cli/commit_hook.h): arguments without a shell, in which "{}" is the
   // checkpoint's directory; killed after the limit.
   std::vector<std::string> on_commit = {};
   Duration on_commit_limit = {3600};
@@ -384,7 +384,7 @@ struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
   LogFormat format = LogFormat::kText;  // of stderr; log.txt is always text
   // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
-  // which a process of its own feeds (launcher/door/follower.h).
+  // which a process of its own feeds (launcher/cli/follower.h).
   std::vector<LogTarget> to = {};
   std::string prometheus = "";  // an address to listen at (config/listen_address.h), or a file's path
   std::string webhook = "";     // POST of start, end and failure; often a secret: never shown

@@ -46,7 +46,7 @@ class Checks {
     without_pairs();
     prompt();
     adapter_start();
-    quantisation();
+    quantization();
     new_tokens();
     types();
     offload();
@@ -331,7 +331,7 @@ class Checks {
                 "of them out");
   }
 
-  void quantisation() {
+  void quantization() {
     const ModelConfig& model = config_.model;
     require(model.quantize == Quantize::kNone || trains_adapter(config_), "model.quantize", "train.method",
             "model.quantize = " + value_text(model.quantize) +
@@ -451,14 +451,14 @@ class Checks {
 
   void offload() {
     const OffloadConfig& offload = config_.offload;
-    const std::pair<const char*, OffloadHome> homes[] = {{"offload.optimizer", offload.optimizer},
+    const std::pair<const char*, OffloadTier> tiers[] = {{"offload.optimizer", offload.optimizer},
                                                          {"offload.gradients", offload.gradients},
                                                          {"offload.weights", offload.weights},
                                                          {"offload.activations", offload.activations}};
-    for (const auto& [key, home] : homes) {
-      require(
-          !names_disk(home) || !offload.paths.empty(), key, "offload.paths",
-          std::string(key) + " = " + value_text(home) + " needs offload.paths: a directory on a fast disk");
+    for (const auto& [key, tier_id] : tiers) {
+      require(!names_disk(tier_id) || !offload.paths.empty(), key, "offload.paths",
+              std::string(key) + " = " + value_text(tier_id) +
+                  " needs offload.paths: a directory on a fast disk");
     }
     if (const auto& block = config_.io.block) {
       require(block->bytes % 4096 == 0, "io.block", "io.block",

@@ -206,11 +206,11 @@ struct EnumNames<Rounding> {
                                                 {Rounding::kStochastic, "stochastic"}};
 };
 template <>
-struct EnumNames<OffloadHome> {
-  static constexpr EnumName<OffloadHome> kAll[] = {
-      {OffloadHome::kAuto, "auto"},
-#define LM_NEAREST_TIER(tier, ...) {OffloadHome::kNone, "none"},
-#define LM_TIER(tier, ...) {OffloadHome::tier, tier_row(Home::tier).name},
+struct EnumNames<OffloadTier> {
+  static constexpr EnumName<OffloadTier> kAll[] = {
+      {OffloadTier::kAuto, "auto"},
+#define LM_NEAREST_TIER(tier, ...) {OffloadTier::kNone, "none"},
+#define LM_TIER(tier, ...) {OffloadTier::tier, tier_row(TierId::tier).name},
 #include "base/tiers.inc"
   };
 };

@@ -30,7 +30,7 @@ struct Lister {
 bool matters(const KeyText& key, const Config& config) {
   if (key.table == "lora" && !trains_adapter(config)) return false;
   if (key.table == "prompt" && !has_virtual_tokens(config.train.method)) return false;
-  if (key.name == "double_quantize" && !quantises_to_four_bits(config.model)) return false;
+  if (key.name == "double_quantize" && !quantizes_to_four_bits(config.model)) return false;
   const bool evaluation = (key.table == "data" && key.name == "eval") || key.name == "eval_every";
   if (evaluation && config.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) return true;
   return changes_results(key.tag);

@@ -18,7 +18,7 @@ namespace {
 }
 
 // The number of `examples` held out for eval: the rounded fraction, but neither all nor none.
-int64_t held_out(int64_t examples, double fraction) {
+int64_t eval_examples(int64_t examples, double fraction) {
   if (fraction <= 0.0) return 0;
   const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(examples)));
   return std::min(std::max<int64_t>(wanted, 1), std::max<int64_t>(examples - 1, 0));
@@ -49,8 +49,8 @@ Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, co
   LM_CHECK(!options.scored || std::ssize(options.labels) == train.examples() * options.scored->labels,
            "a label for each example");
   const int64_t examples = train.examples();
-  const int64_t held = evals.empty() ? held_out(examples, options.eval_fraction) : 0;
-  const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
+  const int64_t held = evals.empty() ? eval_examples(examples, options.eval_fraction) : 0;
+  const Permutation draw(examples, options.seed, 0, ShufflePurpose::kEvalSplit);
   pieces_ = pieces_of(
       train, options_, [&](int64_t index) { return held == 0 || draw(index) >= held; }, options.text,
       train_counts_);

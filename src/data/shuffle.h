@@ -8,7 +8,7 @@
 
 namespace lm {
 
-enum class ShufflePurpose : uint32_t { kEpoch = 1, kHeldOut = 2, kWeights = 3 };
+enum class ShufflePurpose : uint32_t { kEpoch = 1, kEvalSplit = 2, kWeights = 3 };
 
 class Permutation {
  public:

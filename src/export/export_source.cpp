@@ -45,15 +45,15 @@ WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row
     if (dtype_ == DType::kBF16) settle_ties(floats_);  // loading it in bf16 gives the trained weights
     return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
   }
-  const std::byte* const home = open_->tensor(place);
-  WeightView view{home, dtype_, unit.first_row, unit.rows};
+  const std::byte* const source = open_->tensor(place);
+  WeightView view{source, dtype_, unit.first_row, unit.rows};
   if (!staging_.used()) return view;
   const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype_));
   const int64_t end = view.first_row + (unit.segment() ? unit.rows : place.parameter.rows);
   view.first_row = row;
   view.rows = std::min(end - row, std::max<int64_t>(staging_.piece_bytes() / row_bytes, 1));
   bytes_.resize(static_cast<size_t>(view.rows * row_bytes));
-  staging_.read_into(bytes_.data(), home + (row - unit.first_row) * row_bytes, std::ssize(bytes_));
+  staging_.read_into(bytes_.data(), source + (row - unit.first_row) * row_bytes, std::ssize(bytes_));
   view.memory = bytes_.data();
   return view;
 }
@@ -154,9 +154,9 @@ void FileSource::round_to_codes(const TensorPlace& place) {
     std::byte* const values = floats_.data() + part.first * parameter.columns * kFloat;
     write_encoded(place, p, pieces.data(), nullptr, [&](const EncodedMatrix& matrix) {
       const auto elements = [&](int64_t first, int64_t n, std::byte* to) {
-        convert_elements(values + first * kFloat, DType::kF32, to, setup_.quantised_from, n);
+        convert_elements(values + first * kFloat, DType::kF32, to, setup_.quantized_from, n);
       };
-      encode(matrix, setup_.quantised_from, elements, setup_.threads);
+      encode(matrix, setup_.quantized_from, elements, setup_.threads);
       decode(matrix, reinterpret_cast<float*>(values), setup_.threads);
     });
   }

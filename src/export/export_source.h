@@ -66,7 +66,7 @@ struct ExportFiles {
   Merge merge = {};  // empty: nothing is merged
   // For quantized layouts: merges into the dequantized values of codes computed from elements of this type,
   // which are the weights that the adapter was trained on.
-  DType quantised_from = DType::kBF16;
+  DType quantized_from = DType::kBF16;
 };
 
 // Files as fp32, tensor by tensor: the adapter is in memory, of the model only the tensor being merged, or

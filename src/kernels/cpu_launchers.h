@@ -27,7 +27,7 @@ void gemm(const Gemm&, StreamView);  // bf16 and fp16
 void update_coded(const RuleUpdate&, StreamView);
 void update_dynamic8(const RuleUpdate&, StreamView);
 void update_factored(const RuleUpdate&, StreamView);
-void update_orthogonal(const RuleUpdate&, StreamView);
+void update_muon(const RuleUpdate&, StreamView);
 
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>

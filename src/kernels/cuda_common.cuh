@@ -12,7 +12,7 @@
 #include "base/host_device.h"
 #include "kernels/kernels.h"
 
-// An address that a kernel has read from memory and follows. The GPU emulator (tests/twin) has its own.
+// An address that a kernel has read from memory and follows. The GPU emulator (tests/emulator) has its own.
 #ifndef LM_ADDRESS_IN_MEMORY
 #define LM_ADDRESS_IN_MEMORY(p) (p)
 #endif

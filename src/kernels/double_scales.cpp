@@ -34,7 +34,7 @@ uint8_t nearest_code(float x) {
 
 }  // namespace
 
-void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested) {
+void quantize_scales(std::span<const float> scales, uint8_t* codes, float* nested) {
   const double sum = std::accumulate(scales.begin(), scales.end(), 0.0);
   const float mean = static_cast<float>(sum / static_cast<double>(scales.size()));
   *nested++ = mean;

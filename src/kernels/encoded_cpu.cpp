@@ -89,7 +89,7 @@ LM_INLINE void store_codes(F32 x, const FourBitTable& table, uint8_t* to, int by
 }
 
 template <class T, bool reordered>
-void quantise_four_bits(const Quantise& q, int64_t begin, int64_t end) {
+void quantize_four_bits(const QuantizeMatrix& q, int64_t begin, int64_t end) {
   const FourBitTable table = four_bit_table(q.kind);
   for (int64_t first = begin; first < end; first += kScaleBlock) {
     const auto n = static_cast<int>(end - first < kScaleBlock ? end - first : kScaleBlock);
@@ -112,7 +112,7 @@ void quantise_four_bits(const Quantise& q, int64_t begin, int64_t end) {
 }
 
 template <class T>
-void quantise_eight_bits(const Quantise& q, int64_t first_row, int64_t end_row) {
+void quantize_eight_bits(const QuantizeMatrix& q, int64_t first_row, int64_t end_row) {
   for (int64_t row = first_row; row < end_row; ++row) {
     const T* const x = static_cast<const T*>(q.x) + row * q.columns;
     uint8_t* const codes = q.codes + row * q.columns;
@@ -154,17 +154,17 @@ void materialise(const Materialise& m, StreamView stream) {
   });
 }
 
-void quantise(const Quantise& q, StreamView stream) {
-  with_dtype("quantise", q.dtype, [&](auto type) {
+void quantize(const QuantizeMatrix& q, StreamView stream) {
+  with_dtype("quantize", q.dtype, [&](auto type) {
     using T = decltype(type);
     if (q.kind == EncodingKind::kInt8) {
       return parallel_for(stream.threads, q.elements / q.columns, row_grain(q.columns),
-                          [&](int64_t begin, int64_t end) { quantise_eight_bits<T>(q, begin, end); });
+                          [&](int64_t begin, int64_t end) { quantize_eight_bits<T>(q, begin, end); });
     }
-    if (!is_four_bit(q.kind)) refuse_arguments("quantise", "no codes of a plain encoding");
+    if (!is_four_bit(q.kind)) refuse_arguments("quantize", "no codes of a plain encoding");
     parallel_elements(stream.threads, q.elements, [&](int64_t begin, int64_t end) {
-      is_fp4(q.kind) ? quantise_four_bits<T, true>(q, begin, end)
-                     : quantise_four_bits<T, false>(q, begin, end);
+      is_fp4(q.kind) ? quantize_four_bits<T, true>(q, begin, end)
+                     : quantize_four_bits<T, false>(q, begin, end);
     });
   });
 }

@@ -356,10 +356,10 @@ struct FactoredState {
   DType dtype = DType::kF32;
 };
 
-// A matrix updated by Muon (Newton–Schulz; optim/rules/muon.h, kernels/orthogonal.h), in two calls: the first
-// updates state[0] and writes the direction, with zeros up to a whole granule; the second updates the weight.
-// Only the second uses the weight, only the first the gradient.
-struct OrthogonalState {
+// A matrix updated by Muon (Newton–Schulz; optim/rules/muon.h, kernels/newton_schulz.h), in two calls: the
+// first updates state[0] and writes the direction, with zeros up to a whole granule; the second updates the
+// weight. Only the second uses the weight, only the first the gradient.
+struct MuonState {
   enum class Call : int64_t { kNone, kDirection, kStep };  // no padding after it: a GPU's argument
   Call call = Call::kNone;
   int64_t rows = 0, columns = 0;
@@ -379,7 +379,7 @@ struct RuleUpdate {
   void* state[Rules::kMostStates] = {};     // StateOf<rule>[elements] or, without, null; of codes: scales
   uint8_t* codes[Rules::kMostStates] = {};  // for quantized state, but null for small tensors
   FactoredState factored = {};              // for factored second moments, in place of state
-  OrthogonalState orthogonal = {};          // for Muon's matrices, in addition to state[0]
+  MuonState muon = {};                      // for Muon's matrices, in addition to state[0]
   int64_t elements = 0;                     // quantized: a multiple of 256
   DType gradient_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
@@ -445,8 +445,8 @@ struct Materialise {
 // multiple of kScaleBlock and ends at one or with the matrix; for 8-bit codes it is whole rows. A block's
 // scale is its largest magnitude; numbers are divided by it (multiplied by its reciprocal in whole blocks)
 // and become the nearest code.
-struct Quantise {
-  EncodingKind kind = EncodingKind::kNf4;  // double quantization: the step before quantise_scales
+struct QuantizeMatrix {
+  EncodingKind kind = EncodingKind::kNf4;  // double quantization: the step before quantize_scales
   const void* x = nullptr;
   int64_t elements = 0, columns = 0;
   uint8_t* codes = nullptr;
@@ -456,7 +456,7 @@ struct Quantise {
 
 // Double quantization: `codes` of all scales of a matrix, and in `nested` their mean (summed in fp64) and the
 // scales of the differences from it.
-void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested);
+void quantize_scales(std::span<const float> scales, uint8_t* codes, float* nested);
 
 // The launchers of one device.
 struct Kernels {

@@ -56,7 +56,7 @@ void update(const RuleUpdate& a, StreamView stream) {
   LM_CHECK(a.weight_dtype == weight_type(a.form), "update: weight type");
   LM_CHECK(takes_form(a.rule.id, a.form), "update: a form of masters that its rule does not take");
   if (is_factored(a.rule.id)) return update_factored(a, stream);
-  if (a.orthogonal.call != OrthogonalState::Call::kNone) return update_orthogonal(a, stream);
+  if (a.muon.call != MuonState::Call::kNone) return update_muon(a, stream);
   LM_CHECK(a.codes[0] == nullptr || a.first_index % 64 == 0, "update: first_index");
   if (a.codes[0] != nullptr) return update_coded(a, stream);
   Rules::with(a.rule.id, [&](auto type) {

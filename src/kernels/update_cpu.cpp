@@ -54,7 +54,7 @@ void update(const RuleUpdate& a, StreamView stream) {
   if (!takes_form(a.rule.id, a.form))
     refuse_arguments("update", "a form of masters that its rule does not take");
   if (is_factored(a.rule.id)) return update_factored(a, stream);
-  if (a.orthogonal.call != OrthogonalState::Call::kNone) return update_orthogonal(a, stream);
+  if (a.muon.call != MuonState::Call::kNone) return update_muon(a, stream);
   if (a.codes[0] != nullptr) {
     if (a.first_index % 64 != 0) refuse_arguments("update", "first_index is no multiple of 64");
     return update_coded(a, stream);

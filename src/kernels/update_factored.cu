@@ -176,7 +176,7 @@ __global__ void apply(RuleUpdate a) {
 
 template <class R, class G, MasterForm form>
 void update_as(const RuleUpdate& a, const R& rule, StreamView stream) {
-  using T = std::conditional_t<R::kStreams[0].type == DType::kBF16, Bf16, float>;
+  using T = std::conditional_t<R::kStateTensors[0].type == DType::kBF16, Bf16, float>;
   const FactoredState& state = a.factored;
   const unsigned of_columns = blocks_of(state.columns, kThreads), of_rows = blocks_of(state.rows, kThreads);
   const unsigned warps = blocks_of(state.rows, kRowsAtOnce);
@@ -206,7 +206,7 @@ void update_factored(const RuleUpdate& a, StreamView stream) {
   Rules::with(a.rule.id, [&](auto type) {
     using R = typename decltype(type)::type;
     if constexpr (kIsFactored<R>) {
-      LM_CHECK(a.factored.dtype == R::kStreams[0].type, "update: type of statistics");
+      LM_CHECK(a.factored.dtype == R::kStateTensors[0].type, "update: type of statistics");
       with_gradient_dtype(a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           update_as<R, decltype(gradient), decltype(form)::value>(a, a.rule.as<R>(), stream);

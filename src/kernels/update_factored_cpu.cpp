@@ -43,7 +43,7 @@ double sum_numbers(const float* x, int64_t n) {
 template <class R, class G, MasterForm form>
 class Update {
  public:
-  using T = std::conditional_t<R::kStreams[0].type == DType::kBF16, Bf16, float>;
+  using T = std::conditional_t<R::kStateTensors[0].type == DType::kBF16, Bf16, float>;
 
   Update(const RuleUpdate& a, StreamView stream)
       : a_(a),
@@ -209,7 +209,7 @@ void update_factored(const RuleUpdate& a, StreamView stream) {
   Rules::with(a.rule.id, [&](auto type) {
     using R = typename decltype(type)::type;
     if constexpr (kIsFactored<R>) {
-      if (a.factored.dtype != R::kStreams[0].type) refuse_dtype("update (statistics)", a.factored.dtype);
+      if (a.factored.dtype != R::kStateTensors[0].type) refuse_dtype("update (statistics)", a.factored.dtype);
       with_gradient_dtype("update", a.gradient_dtype, [&](auto gradient) {
         with_form<R>(a.form, [&](auto form) {
           Update<R, decltype(gradient), decltype(form)::value>(a, stream).run();

@@ -70,6 +70,6 @@ void update_coded(const RuleUpdate& args, StreamView stream);
 // A rule whose state is statistics of rows and columns.
 void update_factored(const RuleUpdate& args, StreamView stream);
 // A matrix that steps by its orthogonal momentum.
-void update_orthogonal(const RuleUpdate& args, StreamView stream);
+void update_muon(const RuleUpdate& args, StreamView stream);
 
 }  // namespace lm::gpu

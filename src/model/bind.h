@@ -14,7 +14,7 @@
 
 namespace lm {
 
-// Where the arrays of a block (or of a segment of a cut head) are right now. `gradients` is null in
+// Where the arrays of a block (or of a segment of a chunked head) are right now. `gradients` is null in
 // evaluation; unused parts may be null.
 struct BlockMemory {
   std::byte* trainable = nullptr;  // working weights, flat_elements of what is trained's type

@@ -1,6 +1,6 @@
 // What every layer needs beside its own arguments: the device's kernels and stream, the arena, the
-// micro-batch in device memory. Owned by the rank; used by its compute thread alone. In a rehearsal
-// (rehearse.h) kernels count instead of working, and the arena has no memory.
+// micro-batch in device memory. Owned by the rank; used by its compute thread alone. In a dry run
+// (dry_run.h) kernels count instead of working, and the arena has no memory.
 //
 // Legend of shapes in this folder: T rows of a micro-batch (DeviceBatch::rows), H hidden, V vocabulary, R
 // rows with a target.
@@ -101,7 +101,7 @@ struct Context {
   // Tensors over a micro-batch's tokens have rounded_rows (base/batch.h) of them. Surplus rows are finite,
   // and zero wherever gradients are summed: they add exact zeros to every sum.
   bool round_rows = false;
-  Counts* counts = nullptr;  // of a rehearsal, where of equal parts of a pass one is enough
+  Counts* counts = nullptr;  // of a dry run, where of equal parts of a pass one is enough
 
   int64_t rounded(int64_t rows) const { return round_rows ? rounded_rows(rows) : rows; }
   // Uninitialised memory from the arena, valid until the frame that holds it ends.

@@ -255,7 +255,7 @@ void norm_targets(const Context& context, const Norm& norm, const TargetRows& ta
   zero_surplus(context, normed, targets.count);
 }
 
-// Calls work(chunk, first row) for the rows, in order, each within an arena frame. A rehearsal carries out
+// Calls work(chunk, first row) for the rows, in order, each within an arena frame. A dry run carries out
 // the first chunk, one for all others that are as long, and what is left.
 template <class Work>
 void for_chunks(const Context& context, const HeadRows& rows, const LossOptions& options, const Work& work) {

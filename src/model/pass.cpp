@@ -37,7 +37,7 @@ struct Pass::MicroBatch {
   View dx;                        // [T, H]: gradient of the residual stream; undefined: the head's alone
   std::vector<View> x_in;         // [T, H] per block, of those in the arena
   std::vector<BlockSaved> saved;  // per transformer block
-  HeadRows head;                  // of a cut head, behind everything else
+  HeadRows head;                  // of a chunked head, behind everything else
 };
 
 namespace {
@@ -54,7 +54,7 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
            LossSums* sums)
     : context_(context),
       binding_(model.spec, model.layout, model.adapter),
-      units_(model.layout.units(step.cut_head())),
+      units_(model.layout.units(step.chunked_head())),
       memory_(memory),
       config_(step),
       sums_(sums),
@@ -65,7 +65,7 @@ Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, 
       table_adapted_(model.layout.blocks.front().trains("embed.lora_A")),
       group_(static_cast<size_t>(step.group)),
       mark_(model.layout.blocks.size()) {
-  if (step.table_last) take_gradient_slot(model.layout);
+  if (step.defer_tied_gradient) take_gradient_slot(model.layout);
 }
 
 void Pass::take_gradient_slot(const ModelLayout& layout) {
@@ -96,7 +96,7 @@ void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
 }
 
 void Pass::end() {
-  if (!config_.table_last) return;
+  if (!config_.defer_tied_gradient) return;
   context_.arena.rewind(slot_mark_);
   context_.arena.allocate(end_mark_ - slot_mark_);
 }
@@ -139,7 +139,7 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 
 Head Pass::bind_head(bool gradient) {
   const BlockMemory memory = memory_.borrow(head_, gradient);
-  const bool with_table = gradient && !config_.table_last;
+  const bool with_table = gradient && !config_.defer_tied_gradient;
   const Embedding tied =
       context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table) : Embedding();
   return binding_.head(memory, tied, options(gradient));
@@ -162,7 +162,7 @@ LossOptions Pass::loss_options(int64_t micro) {
           .scale = loss_scale_,
           .norm_gradient = norm_trained_,
           .first = micro == 0,
-          .keep = config_.table_last ? &kept_head(micro) : nullptr};
+          .keep = config_.defer_tied_gradient ? &kept_head(micro) : nullptr};
 }
 
 void Pass::head(int64_t block, int64_t micro) {
@@ -244,7 +244,7 @@ void Pass::keep(const TransformerBlock& bound, int64_t block, int64_t micro, Kee
   if (level == Recompute::kBlock) return allocate(context_);  // nothing
   const int64_t input_bytes = round_up(
       view_of(nullptr, context_.dtype, m.device.rows, context_.spec.hidden).bytes(), Arena::kAlignment);
-  Arena counted{Arena::Rehearsed{}};
+  Arena counted{Arena::Counting{}};
   allocate(context_.with(counted));
   const int64_t bytes = input_bytes + counted.mark();
   std::byte* const memory =

@@ -1,7 +1,7 @@
 // The compute operations of a step's list, carried out: forward, head, recomputation and backward of
 // micro-batches through the blocks, with what of their activations lies in the arena and when it is given
-// back. What has a home of its own (weights, gradients, inputs off the device) belongs to a PassMemory. A
-// step runs it on a rank's memory (train/step.h), a plan rehearses it on none (plan/rehearse.h). One thread.
+// back. What has a tier of its own (weights, gradients, inputs off the device) belongs to a PassMemory. A
+// step runs it on a rank's memory (train/step.h), a plan dry-runs it on none (plan/dry_run.h). One thread.
 #pragma once
 
 #include <memory>
@@ -77,7 +77,7 @@ class Pass {
   void table_gradient(int64_t micro);
   void take_gradient_slot(const ModelLayout& layout);
   HeadRows& kept_head(int64_t micro) { return kept_heads_[static_cast<size_t>(micro % config_.group)]; }
-  // Of a cut head: of a segment, or of the final norm.
+  // Of a chunked head: of a segment, or of the final norm.
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
 

@@ -13,13 +13,13 @@
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-                     std::span<std::byte> host_sums, GradientHomes homes)
+                     std::span<std::byte> host_sums, GradientPlaces places)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
-      homes_(std::move(homes)),
-      units_(layout.units(homes_.cut_head)),
+      places_(std::move(places)),
+      units_(layout.units(places_.chunked_head)),
       sums_(stream.device, norm_bytes(layout)),
       host_sums_(reinterpret_cast<double*>(host_sums.empty() ? sums_.data() : host_sums.data())) {
   LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),
@@ -36,13 +36,13 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
     granule += block.flat_elements / kGranule;
   }
   first_granule_.push_back(granule);
-  if (!homes_.slot_elsewhere) slot_ = Memory(stream.device, longest * size);
+  if (!places_.slot_elsewhere) slot_ = Memory(stream.device, longest * size);
   slot_memory_ = slot_.data();
 }
 
 std::byte* Gradients::unit(int64_t u) const {
   const Unit& range = units_[static_cast<size_t>(u)];
-  if (through_slots(u)) return homes_.store->use(u);
+  if (through_slots(u)) return places_.store->use(u);
   if (!in_slot(range.block)) return memory_[static_cast<size_t>(u)].data();
   LM_CHECK(slot_block_ == range.block,
            fmt::format("the gradient of block {} is requested, but the slot has block {}'s", range.block,
@@ -87,12 +87,12 @@ void Gradients::zero(int64_t u) {
 }
 
 std::byte* Gradients::unit_in_group(int64_t u) const {
-  return through_slots(u) ? homes_.store->use_in_group(u) : unit(u);
+  return through_slots(u) ? places_.store->use_in_group(u) : unit(u);
 }
 
 void Gradients::leave_to_compute(int64_t u, Group& group) const {
   const bool passes_on =
-      through_slots(u) ? !homes_.store->used_in_group(u) : in_slot(units_[static_cast<size_t>(u)].block);
+      through_slots(u) ? !places_.store->used_in_group(u) : in_slot(units_[static_cast<size_t>(u)].block);
   if (passes_on) group.end_before(stream_);
 }
 
@@ -117,7 +117,7 @@ void Gradients::add_into(std::byte* to, int64_t elements, DType from_dtype,
                       stream);
 }
 
-void Gradients::exchange(int64_t u, Group& group, const Sharding& sharding, int machine_ranks) {
+void Gradients::reduce_scatter(int64_t u, Group& group, const Sharding& sharding, int machine_ranks) {
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   const std::vector<ByteRange> ranges = part_bytes(units_[static_cast<size_t>(u)], sharding, size);
   std::byte* const all = unit_in_group(u);
@@ -126,21 +126,22 @@ void Gradients::exchange(int64_t u, Group& group, const Sharding& sharding, int 
   const StreamView stream = group.stream(stream_);
   if (machine_ranks > 1) {
     if (!levels_) levels_.emplace(group, machine_ranks, stream.device, partial_sum_bytes(stream.device));
-    levels_->exchange("reduce_scatter of gradients", all, ranges,
-                      {.element_bytes = size,
-                       .inside =
-                           [&](float* to, int64_t elements, std::span<const std::byte* const> from) {
-                             add_up(to, elements, dtype_, from, stream);
-                           },
-                       .across =
-                           [&](int64_t first, int64_t elements, std::span<const std::byte* const> from) {
-                             add_into(own + first * size, elements, DType::kF32, from, stream);
-                           }});
+    levels_->reduce_scatter(
+        "reduce_scatter of gradients", all, ranges,
+        {.element_bytes = size,
+         .inside =
+             [&](float* to, int64_t elements, std::span<const std::byte* const> from) {
+               add_up(to, elements, dtype_, from, stream);
+             },
+         .across =
+             [&](int64_t first, int64_t elements, std::span<const std::byte* const> from) {
+               add_into(own + first * size, elements, DType::kF32, from, stream);
+             }});
   } else {
-    group.exchange("reduce_scatter of gradients", all, ranges,
-                   [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                     add_into(own + offset, bytes / size, dtype_, from, stream);
-                   });
+    group.reduce_scatter("reduce_scatter of gradients", all, ranges,
+                         [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                           add_into(own + offset, bytes / size, dtype_, from, stream);
+                         });
   }
   if (sharding.copies() > 1) group.share_copies(sharding.group, "all_gather of gradients", all, ranges);
   leave_to_compute(u, group);
@@ -163,7 +164,7 @@ void Gradients::granule_norms(int64_t u, Group& group, const Sharding& sharding)
   if (sharding.group == 1) return;
   std::vector<ByteRange> ranges = shard_bytes(range, sharding, sizeof(double));
   for (ByteRange& one : ranges) one.begin /= kGranule, one.bytes /= kGranule;
-  group.share("all_gather of gradient norms", reinterpret_cast<std::byte*>(sums), ranges);
+  group.all_gather("all_gather of gradient norms", reinterpret_cast<std::byte*>(sums), ranges);
 }
 
 int64_t Gradients::norm_bytes(const ModelLayout& layout) {
@@ -292,7 +293,7 @@ std::optional<NonFinite> Gradients::non_finite(const StepDecision& decision) con
 }
 
 void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const {
-  if (through_slots(u)) return homes_.store->read(u, offset, out);
+  if (through_slots(u)) return places_.store->read(u, offset, out);
   copy_bytes(out.data(), unit(u) + offset, std::ssize(out), stream_);
   synchronize(stream_);
 }

@@ -28,11 +28,11 @@ struct NonFinite {
 };
 
 // The placement of gradients without their own memory.
-struct GradientHomes {
+struct GradientPlaces {
   Store* store = nullptr;       // borrowed; may be null; has the gradients of units that it holds
   std::vector<char> in_slot;    // per block: it shares the slot; empty: none does
   bool slot_elsewhere = false;  // the caller lends memory for the slot (lend_slot)
-  bool cut_head = false;        // the head's units are segments of its vocabulary
+  bool chunked_head = false;    // the head's units are segments of its vocabulary
 };
 
 class Gradients {
@@ -40,13 +40,13 @@ class Gradients {
   // `host_sums`: borrowed host memory for the norms of granules, norm_bytes(layout), registered with the GPU;
   // on the CPU empty.
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-            std::span<std::byte> host_sums = {}, GradientHomes homes = {});
+            std::span<std::byte> host_sums = {}, GradientPlaces places = {});
   static int64_t norm_bytes(const ModelLayout& layout);
 
   // Lends device memory for the slot, enough for the longest block in it.
   void lend_slot(std::byte* memory) { slot_memory_ = memory; }
 
-  bool through_slots(int64_t u) const { return homes_.store != nullptr && homes_.store->holds(u); }
+  bool through_slots(int64_t u) const { return places_.store != nullptr && places_.store->holds(u); }
   // The memory of a unit's gradient; of an offloaded one, its slot. Throws Error(70) if the shared slot has
   // another block's gradient.
   std::byte* unit(int64_t u) const;
@@ -64,7 +64,7 @@ class Gradients {
   // the result is the rank's own shard, which with groups of one rank is the whole unit. With a group of GPUs
   // it runs in the group's stream, as do the norms after it: a reader of either waits for that
   // (Group::end_before).
-  void exchange(int64_t u, Group& group, const Sharding& sharding, int machine_ranks);
+  void reduce_scatter(int64_t u, Group& group, const Sharding& sharding, int machine_ranks);
   // Enqueues the granule norms of the unit's final gradient; with sharded gradients the ranks exchange theirs
   // by all_gather.
   void granule_norms(int64_t u, Group& group, const Sharding& sharding);
@@ -108,8 +108,8 @@ class Gradients {
   NonFinite name_element(int64_t b, int64_t granule, int64_t element, bool is_nan) const;
   std::vector<Unit>::const_iterator unit_of_granule(int64_t b, int64_t granule) const;
   bool in_slot(int64_t block) const {
-    return static_cast<size_t>(block) < homes_.in_slot.size() &&
-           homes_.in_slot[static_cast<size_t>(block)] != 0;
+    return static_cast<size_t>(block) < places_.in_slot.size() &&
+           places_.in_slot[static_cast<size_t>(block)] != 0;
   }
   // Reads bytes of a unit's gradient into host memory, from any tier. Waits.
   void read(int64_t u, int64_t offset, std::span<std::byte> out) const;
@@ -118,7 +118,7 @@ class Gradients {
   DType dtype_;
   const Kernels& kernels_;
   StreamView stream_;
-  GradientHomes homes_;
+  GradientPlaces places_;
   std::vector<Unit> units_;
   std::vector<Memory> memory_;          // per unit; empty if it is offloaded or in a slot
   Memory slot_;                         // shared by blocks in turn, laid out as the current block

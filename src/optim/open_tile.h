@@ -24,7 +24,7 @@ struct TileRange {
 void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out);
 
 struct TileSource {
-  const StateStreams& streams;
+  const StateTensors& streams;
   MasterForm form;
   const BlockLayout& block;
   TileRange range;

@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "base/parallel.h"
 #include "base/philox.h"
-#include "kernels/orthogonal.h"
+#include "kernels/newton_schulz.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -15,7 +15,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
       config_(setup.config),
       weight_dtype_(setup.weight_dtype),
       form_(master_form(setup.config.name, setup.config.rule, setup.config.master, setup.weight_dtype)),
-      streams_(setup.config.name, form_, is_stateless(setup.config.name, setup.config.rule)),
+      state_tensors_(setup.config.name, form_, is_stateless(setup.config.name, setup.config.rule)),
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),
@@ -46,7 +46,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
       const size_t i = index(block, tile);
       const TileRange here = range(block, tile);
-      const int64_t bytes = streams_.bytes(layout_.blocks[b].count(here.first, here.end()));
+      const int64_t bytes = state_tensors_.bytes(layout_.blocks[b].count(here.first, here.end()));
       if (through_slots(i)) {
         if (here.elements > 0) tiles_.store->resize(static_cast<int64_t>(i), bytes);
         continue;
@@ -75,12 +75,12 @@ ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) cons
 }
 
 std::byte* ShardedOptimizer::part(const Tile& tile, size_t stream, int64_t at) const {
-  return tile.data + streams_.offset(stream, tile.block->count(tile.first, tile.end())) +
-         streams_[stream].bytes(tile.block->count(tile.first, at));
+  return tile.data + state_tensors_.offset(stream, tile.block->count(tile.first, tile.end())) +
+         state_tensors_[stream].bytes(tile.block->count(tile.first, at));
 }
 
 int64_t ShardedOptimizer::part_bytes(const Tile& tile, size_t stream) const {
-  return streams_[stream].bytes(tile.block->count(tile.first, tile.end()));
+  return state_tensors_[stream].bytes(tile.block->count(tile.first, tile.end()));
 }
 
 void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging& staging) {
@@ -105,7 +105,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
 // `weights`: the tile's.
 void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
   if (!has_fp32_master(form_)) return;
-  table(stream).accumulate({.to = part(tile, streams_.size() - 1),
+  table(stream).accumulate({.to = part(tile, state_tensors_.size() - 1),
                             .from = weights,
                             .elements = tile.elements,
                             .to_dtype = DType::kF32,
@@ -172,8 +172,9 @@ void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const 
   if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
   if (checks == nullptr) return apply(block, tile, tile.first, tile.end(), inputs, stream);
   const bool unchecked = arrival == Arrival::kUnchecked;
-  const bool intact = streams_.of_elements() ? update_by_granules(block, i, tile, unchecked, inputs, stream)
-                                             : update_at_once(block, i, tile, unchecked, inputs, stream);
+  const bool intact = state_tensors_.of_elements()
+                          ? update_by_granules(block, i, tile, unchecked, inputs, stream)
+                          : update_at_once(block, i, tile, unchecked, inputs, stream);
   if (!intact) checks->report_damage(array);
   checks->all_stamped(array);
 }
@@ -185,10 +186,10 @@ bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& t
   ChunkChecks* const checks = tiles_.store->chunk_checks();
   const auto array = static_cast<int64_t>(i);
   // Visits each state tensor's bytes for the tile's elements [first, end).
-  const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
-    for (size_t k = 0; k < streams_.size(); ++k) {
-      const int64_t begin = streams_.offset(k, {tile.elements});
-      visit(begin + streams_[k].bytes({first}), begin + streams_[k].bytes({end}));
+  const auto each_state_tensor = [&](int64_t first, int64_t end, const auto& visit) {
+    for (size_t k = 0; k < state_tensors_.size(); ++k) {
+      const int64_t begin = state_tensors_.offset(k, {tile.elements});
+      visit(begin + state_tensors_[k].bytes({first}), begin + state_tensors_[k].bytes({end}));
     }
   };
   StreamView alone = stream;
@@ -199,7 +200,7 @@ bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& t
       const int64_t first = granule * kGranule, last = std::min(granule + kAtOnce, end) * kGranule;
       bool intact = true;
       if (unchecked)
-        each_stream(first, last, [&](int64_t a, int64_t b) {
+        each_state_tensor(first, last, [&](int64_t a, int64_t b) {
           intact = intact && (checks->intact(array, a, b) || checks->reread(array, a, b));
         });
       if (!intact) {
@@ -207,7 +208,7 @@ bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& t
         return;
       }
       apply(block, tile, tile.first + first, tile.first + last, inputs, alone);
-      each_stream(first, last, [&](int64_t a, int64_t b) { checks->stamp(array, a, b); });
+      each_state_tensor(first, last, [&](int64_t a, int64_t b) { checks->stamp(array, a, b); });
     }
   });
   return !damaged;
@@ -219,7 +220,7 @@ bool ShardedOptimizer::update_at_once(int64_t block, size_t i, const Tile& tile,
   constexpr int64_t kAtOnce = 16 * kChecksumChunk;
   ChunkChecks& checks = *tiles_.store->chunk_checks();
   const auto array = static_cast<int64_t>(i);
-  const int64_t bytes = streams_.bytes(tile.block->count(tile.first, tile.end()));
+  const int64_t bytes = state_tensors_.bytes(tile.block->count(tile.first, tile.end()));
   const auto each_piece = [&](const auto& visit) {
     parallel_for(stream.threads, ceil_div(bytes, kAtOnce), 1, [&](int64_t begin, int64_t end) {
       for (int64_t piece = begin; piece < end; ++piece)
@@ -241,8 +242,8 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t from, int6
                              const UpdateInputs& inputs, StreamView stream) const {
   each_range(*tile.block, from, to, updates_whole(config_.name, *tile.block), [&](const RuleRange& range) {
     if (is_factored(config_.name)) return apply_factored(block, tile, range, inputs, stream);
-    if (range.tensor != nullptr && steps_orthogonally(config_.name, *tile.block, *range.tensor))
-      return apply_orthogonal(block, tile, range, inputs, stream);
+    if (range.tensor != nullptr && steps_by_muon(config_.name, *tile.block, *range.tensor))
+      return apply_muon(block, tile, range, inputs, stream);
     if (!is_coded(config_.name)) return apply(block, tile, range, false, inputs, stream);
     tile.block->each_run(range.first, range.first + range.elements,
                          [&](int64_t first, int64_t elements, bool small) {
@@ -264,7 +265,7 @@ RuleUpdate ShardedOptimizer::arguments(int64_t block, const Tile& tile, const Ru
                .t = t_}),
           .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
           .weight = inputs.weights + (range.first - inputs.first) * weight_size,
-          .master = has_master(form_) ? part(tile, streams_.size() - 1, range.first) : nullptr,
+          .master = has_master(form_) ? part(tile, state_tensors_.size() - 1, range.first) : nullptr,
           .elements = range.elements,
           .gradient_dtype = inputs.gradient_dtype,
           .weight_dtype = weight_dtype_,
@@ -285,8 +286,8 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, const RuleRange& r
 void ShardedOptimizer::apply_one(int64_t block, const Tile& tile, const RuleRange& range, bool coded,
                                  const UpdateInputs& inputs, StreamView stream) const {
   RuleUpdate args = arguments(block, tile, range, inputs);
-  const size_t count = streams_.size() - (has_master(form_) ? 1 : 0);
-  const auto at = [&](size_t stream_of_state) { return part(tile, stream_of_state, range.first); };
+  const size_t count = state_tensors_.size() - (has_master(form_) ? 1 : 0);
+  const auto at = [&](size_t state_tensor_of) { return part(tile, state_tensor_of, range.first); };
   if (!is_coded(config_.name)) {
     for (size_t s = 0; s < count; ++s) args.state[s] = at(s);
   } else {
@@ -304,7 +305,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
   const Memory& scratch = stream.device == scratch_.device() ? scratch_ : host_scratch_;
   std::byte* row = part(tile, 0, range.first);
   std::byte* column = part(tile, 1, range.first);
-  const auto size = static_cast<int64_t>(dtype_size(streams_[0].type));
+  const auto size = static_cast<int64_t>(dtype_size(state_tensors_[0].type));
   range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
     RuleRange matrix = range;
     matrix.first = first;
@@ -313,7 +314,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
     args.factored = {.rows = rows,
                      .columns = columns,
                      .scratch = reinterpret_cast<float*>(scratch.data()),
-                     .dtype = streams_[0].type};
+                     .dtype = state_tensors_[0].type};
     if (range.tensor->parameter.vector()) {
       args.factored.vector = part(tile, 2, first);
     } else {
@@ -326,8 +327,8 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
   });
 }
 
-void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const RuleRange& range,
-                                        const UpdateInputs& inputs, StreamView stream) const {
+void ShardedOptimizer::apply_muon(int64_t block, const Tile& tile, const RuleRange& range,
+                                  const UpdateInputs& inputs, StreamView stream) const {
   LM_CHECK(stream.device == scratch_.device(), "matrix products have other bits on another device");
   range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
     RuleRange matrix = range;
@@ -335,20 +336,18 @@ void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const R
     matrix.elements = rows * columns;
     RuleUpdate args = arguments(block, tile, in_group(*tile.block, matrix), inputs);
     args.state[0] = part(tile, 0, first);
-    args.orthogonal = {.call = OrthogonalState::Call::kDirection,
-                       .rows = rows,
-                       .columns = columns,
-                       .direction = scratch_.data()};
+    args.muon = {
+        .call = MuonState::Call::kDirection, .rows = rows, .columns = columns, .direction = scratch_.data()};
     kernels_.update(args, stream);
-    args.orthogonal.direction = orthogonalise(kernels_, rows, columns, scratch_.data(), stream);
-    args.orthogonal.call = OrthogonalState::Call::kStep;
+    args.muon.direction = newton_schulz(kernels_, rows, columns, scratch_.data(), stream);
+    args.muon.call = MuonState::Call::kStep;
     kernels_.update(args, stream);
   });
 }
 
 OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  return OpenTile({.streams = streams_,
+  return OpenTile({.streams = state_tensors_,
                    .form = form_,
                    .block = layout_.blocks[static_cast<size_t>(block)],
                    .range = range(block, tile),
@@ -362,10 +361,11 @@ void ShardedOptimizer::show(int64_t block, int64_t tile, const TakeStream& take)
   const size_t i = index(block, tile);
   Tile at = place(block, tile);
   if (through_slots(i)) at.data = tiles_.store->use(static_cast<int64_t>(i));
-  for (size_t s = 0; s < streams_.size(); ++s) {
+  for (size_t s = 0; s < state_tensors_.size(); ++s) {
     const int64_t bytes = part_bytes(at, s);
     if (bytes > 0)
-      take(s, streams_[s].bytes(at.block->count(0, at.first)), {part(at, s), static_cast<size_t>(bytes)});
+      take(s, state_tensors_[s].bytes(at.block->count(0, at.first)),
+           {part(at, s), static_cast<size_t>(bytes)});
   }
 }
 
@@ -375,11 +375,11 @@ void ShardedOptimizer::restore(int64_t block, int64_t tile, Staging& staging, co
   Tile at = place(block, tile);
   if (at.elements == 0) return;
   if (through_slots(i)) {
-    tiles_.store->claim(array, 0);
+    tiles_.store->allocate_slot(array, 0);
     at.data = tiles_.store->use(array);
   }
-  for (size_t s = 0; s < streams_.size(); ++s) {
-    const int64_t begin = streams_[s].bytes(at.block->count(0, at.first)), bytes = part_bytes(at, s);
+  for (size_t s = 0; s < state_tensors_.size(); ++s) {
+    const int64_t begin = state_tensors_[s].bytes(at.block->count(0, at.first)), bytes = part_bytes(at, s);
     if (bytes == 0) continue;
     const auto from = [&](int64_t offset, std::span<std::byte> out) { fill(s, begin + offset, out); };
     on_host(i) ? from(0, {part(at, s), static_cast<size_t>(bytes)}) : staging.write(part(at, s), bytes, from);

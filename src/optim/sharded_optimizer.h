@@ -147,8 +147,8 @@ class ShardedOptimizer {
   void apply_factored(int64_t block, const Tile& tile, const RuleRange& range, const UpdateInputs& inputs,
                       StreamView stream) const;
   // Updates a tensor of matrices by Muon (Newton–Schulz).
-  void apply_orthogonal(int64_t block, const Tile& tile, const RuleRange& range, const UpdateInputs& inputs,
-                        StreamView stream) const;
+  void apply_muon(int64_t block, const Tile& tile, const RuleRange& range, const UpdateInputs& inputs,
+                  StreamView stream) const;
   // The arguments common to all updates of the range.
   RuleUpdate arguments(int64_t block, const Tile& tile, const RuleRange& range,
                        const UpdateInputs& inputs) const;
@@ -166,7 +166,7 @@ class ShardedOptimizer {
   OptimizerConfig config_;
   DType weight_dtype_;
   MasterForm form_;
-  StateStreams streams_;
+  StateTensors state_tensors_;
   int64_t seed_;
   const Kernels& kernels_;
   StreamView stream_;

@@ -6,7 +6,7 @@
 
 namespace lm {
 
-const std::vector<int64_t>& Rehearsals::activations(const PlanInput& in, const Plan& plan) {
+const std::vector<int64_t>& DryRuns::activations(const PlanInput& in, const Plan& plan) {
   StepConfig step = dry_run_step(step_config(in.spec, in.layout, plan, in.config.optimizer.clip));
   step.group = 1;
   step.pools = {};
@@ -27,7 +27,7 @@ std::vector<int64_t> activation_arrays(const PlanInput& in, const Plan& plan) {
   // Their sum stays a number, however far it is from any memory.
   const int64_t most = Arena::kEndless / std::ssize(bytes);
   const std::vector<int64_t>* const kept =
-      plan.recompute().whole() ? nullptr : &in.rehearsals->activations(in, plan);
+      plan.recompute().whole() ? nullptr : &in.dry_runs->activations(in, plan);
   for (int64_t block = 1; block <= head; ++block) {
     const bool alone = kept == nullptr || block < in.first_trained();
     const int64_t each = alone ? input : (*kept)[static_cast<size_t>(block)];

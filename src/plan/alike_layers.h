@@ -1,4 +1,4 @@
-// Layers of a model that are alike need and cost the same. A rehearsal passes the first layers, among which
+// Layers of a model that are alike need and cost the same. A dry run passes the first layers, among which
 // each kind of layer is, and what it learns of these is said of all. Pure; borrows the model.
 #pragma once
 

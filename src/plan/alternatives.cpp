@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/what_if.h"
 
 namespace lm {
@@ -33,17 +33,17 @@ Setting no_virtual_tokens(const PromptConfig& now) {
   return out;
 }
 
-// A base that its files have quantised stays as it is.
+// A base that its files have quantized stays as it is.
 std::vector<Settings> methods(const PlanInput& in) {
   if (in.spec.stored != EncodingKind::kPlain) return {{}};
   const Config& now = in.config;
-  const bool full = in.adapter == nullptr, quantised = now.model.quantize != Quantize::kNone;
+  const bool full = in.adapter == nullptr, quantized = now.model.quantize != Quantize::kNone;
   // Adapters in fp32 are their own masters, which the model's weights in bf16 are not.
   const bool fp32_adapters = now.lora.dtype == LoraDType::kF32;
   const bool wide = !full && fp32_adapters && now.model.dtype == ModelDType::kBF16;
   const Setting plain =
-      set(quantised, "model.quantize=none", [](Config& c) { c.model.quantize = Quantize::kNone; });
-  const Setting zero = set(quantised && now.lora.start == LoraStart::kLoftq, "lora.start=zero",
+      set(quantized, "model.quantize=none", [](Config& c) { c.model.quantize = Quantize::kNone; });
+  const Setting zero = set(quantized && now.lora.start == LoraStart::kLoftq, "lora.start=zero",
                            [](Config& c) { c.lora.start = LoraStart::kZero; });
   const Setting master =
       set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
@@ -51,9 +51,9 @@ std::vector<Settings> methods(const PlanInput& in) {
                                [](Config& c) { c.lora.start = LoraStart::kZero; });
   if (full && !may_train_adapters(now)) return {{}};
   const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
-  const Setting lora = set(full || (quantised && now.train.method == Method::kLora), "train.method=lora",
+  const Setting lora = set(full || (quantized && now.train.method == Method::kLora), "train.method=lora",
                            [](Config& c) { c.train.method = Method::kLora; });
-  const Setting qlora = set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
+  const Setting qlora = set(!quantized, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
     if (c.train.method == Method::kFull) c.train.method = Method::kLora;
     c.model.quantize = Quantize::kNf4;
   });
@@ -116,7 +116,7 @@ std::optional<Setting> other_update(const Config& config) {
 size_t least_rule() {
   constexpr int64_t kSide = 4096;  // of a matrix
   const auto state = [](size_t rule) {
-    const StateStreams streams(RuleId{static_cast<uint8_t>(rule)}, MasterForm::kWeight);
+    const StateTensors streams(RuleId{static_cast<uint8_t>(rule)}, MasterForm::kWeight);
     return streams.bytes({.all = kSide * kSide, .rows = kSide, .columns = kSide});
   };
   return *std::ranges::min_element(std::views::iota(size_t{0}, size_t{Rules::kSize}), {}, state);
@@ -124,7 +124,7 @@ size_t least_rule() {
 
 class Comparison {
  public:
-  Comparison(const PlanInput& in, Foretold foretold) : in_(in), foretold_(foretold) {}
+  Comparison(const PlanInput& in, Estimated estimated) : in_(in), estimated_(estimated) {}
 
   std::vector<Alternative> all() {
     for (const Settings& method : methods(in_)) {
@@ -140,7 +140,7 @@ class Comparison {
  private:
   void each_rule(const Settings& chosen) {
     // Where the rule with the least state does not fit, no other does.
-    if (foretold_ == Foretold::kWhatFits) {
+    if (estimated_ == Estimated::kWhatFits) {
       std::vector<Alternative> rows = std::exchange(out_, {});
       add_rule(chosen, least_rule());
       const bool fits = std::ranges::any_of(out_, [](const Alternative& row) { return row.plan.fits; });
@@ -174,13 +174,13 @@ class Comparison {
 
   // Whether it fits.
   bool add_planned(const Settings& chosen) {
-    std::optional<Alternative> row = plan_with(in_, chosen, foretold_);
+    std::optional<Alternative> row = plan_with(in_, chosen, estimated_);
     if (row) out_.push_back(std::move(*row));
     return row && out_.back().plan.fits;
   }
 
   const PlanInput& in_;
-  Foretold foretold_;
+  Estimated estimated_;
   std::vector<Alternative> out_;
 };
 
@@ -192,7 +192,7 @@ int64_t lacks(const Plan& plan) {
   return 0;
 }
 
-// An adapter's update is so little of a step that rules and masters differ by less than a forecast knows.
+// An adapter's update is so little of a step that rules and masters differ by less than an estimate knows.
 bool as_fast(const Alternative& a, const Alternative& b) {
   constexpr double kAlike = 0.01;
   return a.tokens_per_second() >= b.tokens_per_second() * (a.method == "full" ? 1 : 1 - kAlike);
@@ -226,9 +226,9 @@ std::string Alternative::setting_text() const {
 }
 
 std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world,
-                                      Foretold foretold) {
+                                      Estimated estimated) {
   const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
-  std::vector<Alternative> out = Comparison(in, foretold).all();
+  std::vector<Alternative> out = Comparison(in, estimated).all();
   std::ranges::stable_sort(out, {}, [](const Alternative& row) {
     return std::tuple(!row.plan.fits, lacks(row.plan), -row.tokens_per_second(), -row.state_bits);
   });

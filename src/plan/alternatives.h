@@ -1,4 +1,4 @@
-// What else this machine could train the model with: full fine-tuning, adapters, adapters of a quantised
+// What else this machine could train the model with: full fine-tuning, adapters, adapters of a quantized
 // base, each of them with each optimizer and master; updates after backward or inside it; with a disk or
 // without; every one of them planned as the run itself would be. For `lmlaunch plan --compare`, and for what
 // a refusal advises. Pure.
@@ -28,7 +28,7 @@ struct Alternative {
 // when the configuration says: their gradients are less than a hundredth of the rest.
 std::vector<Alternative> alternatives(
     const PlanInputs& inputs, const Machine& machine, const World& world,
-    Foretold foretold = Foretold::kAll);  // kWhatFits: others may be left out
+    Estimated estimated = Estimated::kAll);  // kWhatFits: others may be left out
 
 // Without those that are beaten by another one of their method, which fits, is as fast and keeps as many
 // bits.

@@ -41,9 +41,9 @@ const Encoding* base_encoding(const ModelConfig& model) {
 const Encoding* base_encoding(const ModelConfig& model, EncodingKind stored, bool adapter) {
   if (stored == EncodingKind::kPlain) return base_encoding(model);
   const Quantize type = type_of(stored);
-  const std::string files = "the model's weights are quantised (" + value_text(type) + ")";
+  const std::string files = "the model's weights are quantized (" + value_text(type) + ")";
   if (!adapter)
-    refuse(files + ", and quantised weights cannot be trained",
+    refuse(files + ", and quantized weights cannot be trained",
            "set train.method = \"qlora\", or use the model's bf16, fp16 or fp32 version");
   if (model.quantize != Quantize::kNone && model.quantize != type)
     refuse(files + ", and model.quantize = " + value_text(model.quantize),

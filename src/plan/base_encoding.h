@@ -1,4 +1,4 @@
-// How a run's frozen matrices are stored: as [model] says it, or as the files have them quantised. Pure.
+// How a run's frozen matrices are stored: as [model] says it, or as the files have them quantized. Pure.
 #pragma once
 
 #include "config/config.h"
@@ -10,7 +10,7 @@ namespace lm {
 const Encoding* base_encoding(const ModelConfig& model);
 
 // The same for files whose matrices are `stored` that way, which they stay: double_quantize counts for what
-// is quantised here. Throws Error(10) where model.quantize asks for another type, or where no adapter is
+// is quantized here. Throws Error(10) where model.quantize asks for another type, or where no adapter is
 // trained.
 const Encoding* base_encoding(const ModelConfig& model, EncodingKind stored, bool adapter);
 

@@ -24,7 +24,7 @@ struct OffDeviceBytes {
 
 inline OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
   OffDeviceBytes out{.whole = pool.whole_bytes()};
-  for (size_t t = 0; t < kTierCount; ++t) out.at[t] = pool.off_device_bytes(static_cast<Home>(t));
+  for (size_t t = 0; t < kTierCount; ++t) out.at[t] = pool.off_device_bytes(static_cast<TierId>(t));
   return out;
 }
 // The same for a pool that may be sharded; `shards`: the pool of the offloaded shards.
@@ -42,20 +42,20 @@ inline OffDeviceBytes off_device_bytes(PoolPlan pool, const PoolPlan& shards) {
 // Rows of one class: what of it is on the device, and what is off it.
 class ClassTable {
  public:
-  ClassTable(const PlanInput& in, const Plan& plan) : plan_(plan), device_home_(nearest_tier(in.device)) {}
+  ClassTable(const PlanInput& in, const Plan& plan) : plan_(plan), device_tier_(nearest_tier(in.device)) {}
 
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
-    rows_.push_back({name, total - off.whole + off.shard, note + shards(off.shard > 0), device_home_});
+    rows_.push_back({name, total - off.whole + off.shard, note + shards(off.shard > 0), device_tier_});
     for (size_t t = 0; t < kTierCount; ++t)
       if (off.at[t] > 0)
-        rows_.push_back({name, off.at[t], note + shards(off.in_shards), static_cast<Home>(t)});
+        rows_.push_back({name, off.at[t], note + shards(off.in_shards), static_cast<TierId>(t)});
   }
   void device(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, device_home_});
+    rows_.push_back({name, bytes, note, device_tier_});
   }
   void host(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, Home::kHost});
+    rows_.push_back({name, bytes, note, TierId::kHost});
   }
 
   // Where arrays pass through; from disk to a GPU they pass host memory too.
@@ -68,9 +68,9 @@ class ClassTable {
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
                        fmt::format("{} x {}", pool.slots, format_bytes(pool.slot_bytes)),
-                       on_host ? Home::kHost : device_home_});
+                       on_host ? TierId::kHost : device_tier_});
       const int64_t on_disk = pool.off_device_bytes(Medium::kDisk);
-      const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
+      const bool through_device = device_tier_ == TierId::kDevice && !on_host && pool.shards == 1;
       const int64_t in_host = through_device ? pool.off_device_bytes(Medium::kMemory) : 0;
       checked += on_disk + in_host;
       if (on_disk > 0 && through_device) staging += bytes;
@@ -94,7 +94,7 @@ class ClassTable {
   }
 
   const Plan& plan_;
-  Home device_home_;
+  TierId device_tier_;
   std::vector<ClassBytes> rows_;
 };
 

@@ -20,7 +20,7 @@ struct GemmShapes {
   int64_t wanted =
       0;  // where making one takes time that shows beside the work: of 12 different numbers of rows
 };
-// `micro`: of one micro-batch (rehearse.h); `flops`: of the longest one, forward and backward. `trains`
+// `micro`: of one micro-batch (dry_run.h); `flops`: of the longest one, forward and backward. `trains`
 // false: forward alone.
 GemmShapes kept_shapes(int64_t micro, double flops, bool trains);
 

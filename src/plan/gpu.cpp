@@ -13,7 +13,7 @@ namespace {
 // Of NVLink's rate, that large collectives reach.
 constexpr double kReachedOfNvlink = 0.8;
 
-struct KnownGpu {
+struct BuiltInGpu {
   const char* name;
   double bf16_tflops, fp32_tflops, gb_per_second;
   int64_t gigabytes;  // of 10^9, as data centre cards are sold; consumer cards have a little more
@@ -25,49 +25,49 @@ struct KnownGpu {
 // Dense peaks (never the sparse ones) with fp32 accumulation, as published; more specific names first.
 // GeForce cards multiply bf16 at half of the rate that the same chip has in a workstation card.
 constexpr std::array kKnown = {
-    KnownGpu{"GB300", 2500, 80, 8000, 279, 152, {10, 3}, 900},
-    KnownGpu{"B300", 2250, 75, 8000, 270, 148, {10, 3}, 900},
-    KnownGpu{"GB200", 2500, 80, 8000, 186, 152, {10, 0}, 900},
-    KnownGpu{"B200", 2250, 75, 8000, 180, 148, {10, 0}, 900},
-    KnownGpu{"GH200", 989.4, 66.9, 4000, 96, 132, {9, 0}, 450},
-    KnownGpu{"H200", 989.4, 66.9, 4800, 141, 132, {9, 0}, 450},
-    KnownGpu{"H100 PCIe", 756, 51, 2000, 80, 114, {9, 0}},
-    KnownGpu{"H100 NVL", 835, 60, 3900, 94, 132, {9, 0}, 300},
-    KnownGpu{"H100", 989.4, 66.9, 3350, 80, 132, {9, 0}, 450},
-    KnownGpu{"H20", 148, 44, 4000, 96, 78, {9, 0}, 450},
-    KnownGpu{"A100-SXM4-40GB", 312, 19.5, 1555, 40, 108, {8, 0}, 300},
-    KnownGpu{"A100-PCIE-40GB", 312, 19.5, 1555, 40, 108, {8, 0}},
-    KnownGpu{"A100", 312, 19.5, 2039, 80, 108, {8, 0}, 300},
-    KnownGpu{"A30", 165, 10.3, 933, 24, 56, {8, 0}},
-    KnownGpu{"L40S", 362, 91.6, 864, 48, 142, {8, 9}},
-    KnownGpu{"L40", 181, 90.5, 864, 48, 142, {8, 9}},
-    KnownGpu{"L20", 119.5, 59.8, 864, 48, 92, {8, 9}},
-    KnownGpu{"RTX 6000 Ada", 364, 91.1, 960, 48, 142, {8, 9}},
-    KnownGpu{"RTX PRO 6000", 503.8, 125, 1792, 96, 188, {12, 0}},
-    KnownGpu{"RTX 5090", 209.5, 104.8, 1792, 32, 170, {12, 0}},
-    KnownGpu{"RTX 5080", 112.6, 56.3, 960, 16, 84, {12, 0}},
-    KnownGpu{"RTX 5070 Ti", 87.9, 43.9, 896, 16, 70, {12, 0}},
-    KnownGpu{"RTX 5070", 61.7, 30.9, 672, 12, 48, {12, 0}},
-    KnownGpu{"RTX 5060 Ti", 47.4, 23.7, 448, 16, 36, {12, 0}},
-    KnownGpu{"4090", 165.2, 82.6, 1008, 24, 128, {8, 9}},
-    KnownGpu{"4080 SUPER", 104.4, 52.2, 736, 16, 80, {8, 9}},
-    KnownGpu{"4080", 97.5, 48.7, 717, 16, 76, {8, 9}},
-    KnownGpu{"4070 Ti", 80.2, 40.1, 504, 12, 60, {8, 9}},
-    KnownGpu{"4070", 58.3, 29.1, 504, 12, 46, {8, 9}},
-    KnownGpu{"4060 Ti", 44.1, 22.1, 288, 16, 34, {8, 9}},
-    KnownGpu{"4060", 30.2, 15.1, 272, 8, 24, {8, 9}},
-    KnownGpu{"3090", 71, 35.6, 936, 24, 82, {8, 6}},
-    KnownGpu{"3080", 59.5, 29.8, 760, 10, 68, {8, 6}},
-    KnownGpu{"3070", 40.6, 20.3, 448, 8, 46, {8, 6}},
-    KnownGpu{"3060", 25.5, 12.7, 360, 12, 28, {8, 6}},
-    KnownGpu{"A6000", 155, 38.7, 768, 48, 84, {8, 6}},
-    KnownGpu{"A40", 149.7, 37.4, 696, 48, 84, {8, 6}},
-    KnownGpu{"A10G", 70, 35, 600, 24, 80, {8, 6}},
-    KnownGpu{"A10", 125, 31.2, 600, 24, 72, {8, 6}},
-    KnownGpu{"L4", 121, 30.3, 300, 24, 58, {8, 9}},
+    BuiltInGpu{"GB300", 2500, 80, 8000, 279, 152, {10, 3}, 900},
+    BuiltInGpu{"B300", 2250, 75, 8000, 270, 148, {10, 3}, 900},
+    BuiltInGpu{"GB200", 2500, 80, 8000, 186, 152, {10, 0}, 900},
+    BuiltInGpu{"B200", 2250, 75, 8000, 180, 148, {10, 0}, 900},
+    BuiltInGpu{"GH200", 989.4, 66.9, 4000, 96, 132, {9, 0}, 450},
+    BuiltInGpu{"H200", 989.4, 66.9, 4800, 141, 132, {9, 0}, 450},
+    BuiltInGpu{"H100 PCIe", 756, 51, 2000, 80, 114, {9, 0}},
+    BuiltInGpu{"H100 NVL", 835, 60, 3900, 94, 132, {9, 0}, 300},
+    BuiltInGpu{"H100", 989.4, 66.9, 3350, 80, 132, {9, 0}, 450},
+    BuiltInGpu{"H20", 148, 44, 4000, 96, 78, {9, 0}, 450},
+    BuiltInGpu{"A100-SXM4-40GB", 312, 19.5, 1555, 40, 108, {8, 0}, 300},
+    BuiltInGpu{"A100-PCIE-40GB", 312, 19.5, 1555, 40, 108, {8, 0}},
+    BuiltInGpu{"A100", 312, 19.5, 2039, 80, 108, {8, 0}, 300},
+    BuiltInGpu{"A30", 165, 10.3, 933, 24, 56, {8, 0}},
+    BuiltInGpu{"L40S", 362, 91.6, 864, 48, 142, {8, 9}},
+    BuiltInGpu{"L40", 181, 90.5, 864, 48, 142, {8, 9}},
+    BuiltInGpu{"L20", 119.5, 59.8, 864, 48, 92, {8, 9}},
+    BuiltInGpu{"RTX 6000 Ada", 364, 91.1, 960, 48, 142, {8, 9}},
+    BuiltInGpu{"RTX PRO 6000", 503.8, 125, 1792, 96, 188, {12, 0}},
+    BuiltInGpu{"RTX 5090", 209.5, 104.8, 1792, 32, 170, {12, 0}},
+    BuiltInGpu{"RTX 5080", 112.6, 56.3, 960, 16, 84, {12, 0}},
+    BuiltInGpu{"RTX 5070 Ti", 87.9, 43.9, 896, 16, 70, {12, 0}},
+    BuiltInGpu{"RTX 5070", 61.7, 30.9, 672, 12, 48, {12, 0}},
+    BuiltInGpu{"RTX 5060 Ti", 47.4, 23.7, 448, 16, 36, {12, 0}},
+    BuiltInGpu{"4090", 165.2, 82.6, 1008, 24, 128, {8, 9}},
+    BuiltInGpu{"4080 SUPER", 104.4, 52.2, 736, 16, 80, {8, 9}},
+    BuiltInGpu{"4080", 97.5, 48.7, 717, 16, 76, {8, 9}},
+    BuiltInGpu{"4070 Ti", 80.2, 40.1, 504, 12, 60, {8, 9}},
+    BuiltInGpu{"4070", 58.3, 29.1, 504, 12, 46, {8, 9}},
+    BuiltInGpu{"4060 Ti", 44.1, 22.1, 288, 16, 34, {8, 9}},
+    BuiltInGpu{"4060", 30.2, 15.1, 272, 8, 24, {8, 9}},
+    BuiltInGpu{"3090", 71, 35.6, 936, 24, 82, {8, 6}},
+    BuiltInGpu{"3080", 59.5, 29.8, 760, 10, 68, {8, 6}},
+    BuiltInGpu{"3070", 40.6, 20.3, 448, 8, 46, {8, 6}},
+    BuiltInGpu{"3060", 25.5, 12.7, 360, 12, 28, {8, 6}},
+    BuiltInGpu{"A6000", 155, 38.7, 768, 48, 84, {8, 6}},
+    BuiltInGpu{"A40", 149.7, 37.4, 696, 48, 84, {8, 6}},
+    BuiltInGpu{"A10G", 70, 35, 600, 24, 80, {8, 6}},
+    BuiltInGpu{"A10", 125, 31.2, 600, 24, 72, {8, 6}},
+    BuiltInGpu{"L4", 121, 30.3, 300, 24, 58, {8, 9}},
     // Of fp16: it has no bf16. "NVIDIA T4" (data sheet): 65 TFLOPS of mixed precision, 8.1 of single, 320
     // tensor cores in 40 multiprocessors, 16 GB of GDDR6 at 320 GB/s.
-    KnownGpu{"T4", 65, 8.1, 320, 16, 40, {7, 5}},
+    BuiltInGpu{"T4", 65, 8.1, 320, 16, 40, {7, 5}},
 };
 
 std::string lower(std::string text) {
@@ -116,12 +116,12 @@ std::vector<Architecture> architectures(const std::string& code) {
 
 }  // namespace
 
-Gpu known_gpu(const std::string& name) {
+Gpu built_in_gpu(const std::string& name) {
   Gpu gpu;
   gpu.name = name;
   const std::string wanted = lower(name);
   if (wanted.find("laptop") != std::string::npos) return gpu;  // other chips under the same number
-  for (const KnownGpu& known : kKnown) {
+  for (const BuiltInGpu& known : kKnown) {
     if (!names(wanted, lower(known.name))) continue;
     gpu.memory_bytes = known.gigabytes * 1'000'000'000;
     gpu.processors = known.processors;
@@ -136,14 +136,14 @@ Gpu known_gpu(const std::string& name) {
   return gpu;
 }
 
-std::vector<std::string> known_gpu_names() {
+std::vector<std::string> built_in_gpu_names() {
   std::vector<std::string> out;
-  for (const KnownGpu& known : kKnown) out.emplace_back(known.name);
+  for (const BuiltInGpu& known : kKnown) out.emplace_back(known.name);
   return out;
 }
 
 Gpu gpu_of(const std::string& name, const GpuFigures& f) {
-  Gpu gpu = known_gpu(name);
+  Gpu gpu = built_in_gpu(name);
   if (f.capability.known()) gpu.capability = f.capability;
   if (gpu.fp32_flops > 0 || !f.capability.known()) return gpu;
   // The largest clock is one that no card holds: published peaks are 0.8 to 0.93 of what it would give.

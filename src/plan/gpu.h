@@ -39,10 +39,10 @@ struct GpuFigures {
 
 // Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
 // unknown.
-Gpu known_gpu(const std::string& name);
+Gpu built_in_gpu(const std::string& name);
 
-// Names under which known_gpu knows a card.
-std::vector<std::string> known_gpu_names();
+// Names under which built_in_gpu knows a card.
+std::vector<std::string> built_in_gpu_names();
 
 // The same, and for other names the peaks of the architecture with the card's own numbers of cores, clocks
 // and bus.

@@ -33,7 +33,7 @@ Machine share_of_machine(const Machine& machine, int ranks) {
   out.cores = std::max(1, machine.cores / ranks);
   for (int64_t* const bytes : {&out.host_memory, &out.host_available, &out.host_limit}) *bytes /= ranks;
   out.memory_bandwidth /= ranks;
-  for (Disk& disk : out.disks) disk.share_among(ranks);
+  for (Disk& disk : out.disks) disk.all_gather_among(ranks);
   return out;
 }
 

@@ -22,7 +22,7 @@ struct Disk {
   double both_bandwidth = 0;                       // as many reads as writes at once, both counted
 
   // What is left for each of so many that use it alike.
-  void share_among(int64_t users) {
+  void all_gather_among(int64_t users) {
     free_bytes /= users;
     for (double* const rate : {&read_bandwidth, &write_bandwidth, &both_bandwidth})
       *rate /= static_cast<double>(users);
@@ -43,7 +43,7 @@ struct Machine {
   double memory_bandwidth = 0;
   double attention_flops = 0;    // of all cores together, in the model's type
   double gemm_call_seconds = 0;  // of the CPU's GEMMs, whatever their size
-  double decode_bandwidth = 0;   // of the bytes that decoding a quantised weight makes
+  double decode_bandwidth = 0;   // of the bytes that decoding a quantized weight makes
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;
   int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none
@@ -69,7 +69,7 @@ struct RankLinks {
   double between = 0;          // machines: bytes/s of all ranks of one
   double call_seconds = 0;     // until all have come to a call, whatever it moves
   double message_seconds = 0;  // more for each rank of another machine
-  bool assumed = false;        // some rate is the documented default of predict.cpp
+  bool assumed = false;        // some rate is the documented default of cost_model.cpp
 };
 
 // What one of `ranks` equal processes on the machine may take of it.

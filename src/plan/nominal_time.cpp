@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/predict.h"
+#include "plan/cost_model.h"
 
 namespace lm {
 namespace {
@@ -19,7 +19,7 @@ struct Nominal {
 
 Nominal nominal(const PlanInput& in) {
   const Gpu& here = in.machine.gpus.front();
-  const Gpu known = known_gpu(here.name);
+  const Gpu known = built_in_gpu(here.name);
   const Gpu& gpu = known.bf16_flops > 0 ? known : here;
   const bool fp32 = in.config.model.dtype == ModelDType::kF32;
   const double peak = fp32 ? gpu.fp32_flops : gpu.bf16_flops;

@@ -65,18 +65,18 @@ void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
 }
 
 // The largest candidate that fits under a policy; 0 when none does.
-int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes,
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, const TierChoice& tier_choice,
                             RecomputeChoice recompute) {
   plan.numerics.recompute = recompute;
   const std::vector<int64_t> candidates = micro_batch_candidates(in);
   const auto fits = [&](int64_t m) {
     set_micro_batch(in, m, plan.numerics);
-    place(in, homes, plan);
+    place(in, tier_choice, plan);
     return fits_capacity(plan);
   };
   // Where the smallest does not fit, no other does: more tokens at once take more. (Of micro-batches that all
   // pass a block together, it is the larger ones that take less: fewer rows are rounded up.)
-  if (candidates.size() > 2 && !homes.in_backward && in.world.ranks == 1 &&
+  if (candidates.size() > 2 && !tier_choice.in_backward && in.world.ranks == 1 &&
       rank_batch(in) <= kFewMicroBatches && !fits(candidates.back()))
     return 0;
   const auto found = std::ranges::find_if(candidates, fits);
@@ -94,19 +94,19 @@ bool saving_is_faster(const PlanInput& in, int64_t none, int64_t block) {
          nominal_product_seconds(in, block * length, true);
 }
 
-void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+void choose_micro_batch_and_recompute(const PlanInput& in, const TierChoice& tier_choice, Plan& plan) {
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
   const int64_t least = micro_batch_candidates(in).back();
   NumericsPlan& n = plan.numerics;
   if (!in.config.train.recompute.chosen_by_plan()) {
     n.recompute = in.config.train.recompute;
-    return set_micro_batch(in, std::max(largest_micro_batch(in, plan, homes, n.recompute), least), n);
+    return set_micro_batch(in, std::max(largest_micro_batch(in, plan, tier_choice, n.recompute), least), n);
   }
   // Where activations are off the device, the micro-batch is the one that fits if all but block inputs is
   // recomputed. Whether more is kept there is a matter of time (recompute_level.h).
-  const bool off_device = homes.activations != nearest_tier(in.device);
-  const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, homes, Recompute::kNone);
-  const int64_t block = largest_micro_batch(in, plan, homes, Recompute::kBlock);
+  const bool off_device = tier_choice.activations != nearest_tier(in.device);
+  const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, tier_choice, Recompute::kNone);
+  const int64_t block = largest_micro_batch(in, plan, tier_choice, Recompute::kBlock);
   const bool keep = saving_is_faster(in, none, block);
   n.recompute = keep ? Recompute::kNone : Recompute::kBlock;
   set_micro_batch(in, std::max(keep ? none : block, least), n);
@@ -153,13 +153,13 @@ NumericsPlan settled(const PlanInput& in) {
   return n;
 }
 
-// Micro-batch and recomputation for the nearest homes in which some fit the machine's capacities.
+// Micro-batch and recomputation for the nearest tiers in which some fit the machine's capacities.
 Plan nearest_that_fits(const PlanInput& in, const Plan& base) {
   Plan plan;
-  for (const HomeChoice& homes : home_candidates(in)) {
+  for (const TierChoice& tier_choice : tier_candidates(in)) {
     plan = base;
-    choose_micro_batch_and_recompute(in, homes, plan);
-    place(in, homes, plan);
+    choose_micro_batch_and_recompute(in, tier_choice, plan);
+    place(in, tier_choice, plan);
     if (fits_capacity(plan)) break;
   }
   return plan;
@@ -233,7 +233,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   if (n.kernel_set != now.kernel_set)
     choices.push_back({"kernels", now.kernel_set,
                        "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});
-  // A plan of the door knows no versions.
+  // A plan of the CLI process knows no versions.
   if (!n.libraries.empty() && !now.libraries.empty() && n.libraries != now.libraries)
     choices.push_back(
         {"libraries", now.libraries,
@@ -262,7 +262,7 @@ void refuse_bf16(const PlanInput& in) {
   if (!gpu.capability.known() || gpu.capability.major >= 8) return;
   const Config& config = in.config;
   const bool model = config.model.dtype == ModelDType::kBF16;
-  const bool rule = in.trains() && is_orthogonal(config.optimizer.name);
+  const bool rule = in.trains() && is_muon(config.optimizer.name);
   if (!model && !rule) return;
   throw Error(
       Exit::kDoesNotFit,

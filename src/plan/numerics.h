@@ -30,7 +30,7 @@ struct NumericsPlan : Arithmetic {
   bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
   // Without its rounding, which changes no size.
   MasterForm form() const { return master_form(rule, master, trained_dtype()); }
-  StateStreams state() const { return {rule, form(), stateless}; }
+  StateTensors state() const { return {rule, form(), stateless}; }
   bool operator==(const NumericsPlan&) const = default;
 };
 

@@ -1,5 +1,5 @@
-// Where each class of state lives: resolves offload.* into homes, slots, tiles and groups. The device first;
-// what does not fit moves to the next home, one class after another in a fixed order, and of an `auto` class
+// Where each class of state lives: resolves offload.* into tiers, slots, tiles and groups. The device first;
+// what does not fit moves to the next tier, one class after another in a fixed order, and of an `auto` class
 // as many of the earliest arrays stay on the device as fit. Inside src/plan.
 #pragma once
 
@@ -9,35 +9,35 @@
 
 namespace lm {
 
-// Homes to try, the nearest first: for each class with `auto` one step further than in the candidate before.
-// Updates inside backward, where `auto` may choose them, come before any other home if they cost nothing, and
+// Tiers to try, the nearest first: for each class with `auto` one step further than in the candidate before.
+// Updates inside backward, where `auto` may choose them, come before any other tier if they cost nothing, and
 // last if clip = "global" wants a second backward for them. A tied table's gradient that is made last comes
 // before what leaves the device, and beside all of that as the last resort: it computes the logits twice.
-struct HomeChoice {
-  Home optimizer, gradients, weights, activations;
+struct TierChoice {
+  TierId optimizer, gradients, weights, activations;
   bool in_backward = false;
-  bool table_last = false;
+  bool defer_tied_gradient = false;
 };
-std::vector<HomeChoice> home_candidates(const PlanInput& in);
+std::vector<TierChoice> tier_candidates(const PlanInput& in);
 
-// Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing kept on
-// the device of a class that has another home. No group is larger than `most_group`.
-void place(const PlanInput& in, const HomeChoice& homes, Plan& plan,
+// Sets tiers, pools, tiles and group for `tier_choice` and plan.numerics, with the fewest slots and nothing
+// kept on the device of a class that has another tier. No group is larger than `most_group`.
+void place(const PlanInput& in, const TierChoice& tier_choice, Plan& plan,
            int64_t most_group = std::numeric_limits<int64_t>::max());
 
 // Spends what the tiers have left: slots that stage optimizer state ahead, then arrays of `auto` classes that
 // stay on the device; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
 void use_spare_memory(const PlanInput& in, Plan& plan);
 
-// The nearest homes whose memory fits the machine's capacities, then of these and farther ones the nearest
+// The nearest tiers whose memory fits the machine's capacities, then of these and farther ones the nearest
 // that fit what is free now; the rest of plan.placement, with the numerics as they are in `plan`.
 void choose_placement(const PlanInput& in, Plan& plan);
 
-// Numerics, placement and sizes: a plan that says what fits, and not yet what a step takes (forecast.h).
-// `foretold`: with the recomputation level of the shortest step; without it that of the numerics.
-Plan place_plan(const PlanInput& in, bool foretold);
+// Numerics, placement and sizes: a plan that says what fits, and not yet what a step takes (estimate.h).
+// `estimated`: with the recomputation level of the shortest step; without it that of the numerics.
+Plan place_plan(const PlanInput& in, bool estimated);
 
 // Records in plan.choices how each `auto` was resolved; nothing if all state is on the device.
-void explain_homes(const PlanInput& in, Plan& plan);
+void explain_tiers(const PlanInput& in, Plan& plan);
 
 }  // namespace lm

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/multiples.h"
 #include "plan/placement.h"
 #include "plan/recompute_level.h"
@@ -72,7 +72,7 @@ void advise_group(const PlanInput& in, Plan& plan) {
   if (!in.trains() || !has_shards(plan) || in.config.zero.group == ZeroGroup::kMachine) return;
   if (world.nodes == 1 || !world.by_machine || world.ranks == world.nodes) return;
   const auto machine =
-      plan_with(in, {{{}, [](Config& c) { c.zero.group = ZeroGroup::kMachine; }}}, Foretold::kAll);
+      plan_with(in, {{{}, [](Config& c) { c.zero.group = ZeroGroup::kMachine; }}}, Estimated::kAll);
   if (!machine || !machine->plan.fits) return;
   const Plan& other = machine->plan;
   if (other.step_seconds > kWorthwhile * plan.step_seconds) return;
@@ -93,11 +93,11 @@ Plan with_numerics(const PlanInput& in) {
 
 }  // namespace
 
-Plan place_plan(const PlanInput& in, bool foretold) {
+Plan place_plan(const PlanInput& in, bool estimated) {
   const Plan numerics = with_numerics(in);
   Plan plan = numerics;
   choose_placement(in, plan);
-  if (foretold) choose_recompute_level(in, numerics, plan);
+  if (estimated) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
   explain_experts(in, plan);
   explain_group(in, plan);
@@ -115,14 +115,14 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
   const PlanInput in{inputs, machine, world, purpose};
   Plan plan = place_plan(in, true);
   if (!in.trains()) return plan;
-  forecast(in, plan);
+  estimate_plan(in, plan);
   note_multiples(in, plan);
   return plan;
 }
 
-void foretell_again(const PlanInputs& inputs, const Machine& machine, Plan& plan) {
-  const std::vector<Choice> choices = plan.choices;  // a forecast says what it has assumed
-  forecast({inputs, machine, plan.world, PlanPurpose::kTrain}, plan);
+void estimate_again(const PlanInputs& inputs, const Machine& machine, Plan& plan) {
+  const std::vector<Choice> choices = plan.choices;  // an estimate says what it has assumed
+  estimate_plan({inputs, machine, plan.world, PlanPurpose::kTrain}, plan);
   plan.choices = choices;
 }
 

@@ -5,7 +5,7 @@
 //   choose_numerics   NumericsPlan    what decides the result's bits; recorded, and kept at resume
 //   choose_placement  PlacementPlan   tiers, slots and tiles; never changes a bit
 //   size_plan         PlanSizes       bytes of each class and tier, and whether they fit
-//   forecast          PlanCost        what a step takes; steers no numerics
+//   estimate          PlanCost        what a step takes; steers no numerics
 //
 // A placement is found by sizing candidates, and the recomputation level of a placement by their costs.
 #pragma once
@@ -18,11 +18,11 @@
 
 #include "base/error.h"
 #include "config/config.h"
-#include "plan/homes.h"
+#include "plan/cost_model.h"
+#include "plan/dry_run.h"
 #include "plan/machine.h"
 #include "plan/numerics.h"
-#include "plan/predict.h"
-#include "plan/rehearse.h"
+#include "plan/placement_plan.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -31,12 +31,12 @@ struct ClassBytes {
   std::string name;
   int64_t bytes = 0;
   std::string note;  // e.g. "fp32, 12 B per parameter"
-  Home home = Home::kHost;
+  TierId tier_id = TierId::kHost;
 };
 
 // A kind of memory: what the plan puts there, and what there is.
 struct Tier {
-  Home home = Home::kHost;
+  TierId tier_id = TierId::kHost;
   int64_t bytes = 0;
   int64_t capacity = 0;  // 0: not known, and then nothing is refused
   int64_t allowed = 0;   // the part of the capacity that the configuration lets a run plan for
@@ -76,7 +76,7 @@ struct RankTraffic {
   double bytes() const { return gradient_bytes + weight_bytes + vote_bytes; }
 };
 
-// What a plan knows of the data. Lengths, share and number are the prediction's: memory is planned for
+// What a plan knows of the data. Lengths, share and number are the estimate's: memory is planned for
 // data.max_length and train.global_batch whatever they say.
 struct DataShape {
   double mean_length = 0;      // tokens per sequence; 0: data.max_length
@@ -105,17 +105,17 @@ struct PlanSizes {
   StepConfig step;  // what a rank runs and a dry run counts
 };
 
-// What a step of a sized plan takes (forecast.h: forecast).
+// What a step of a sized plan takes (estimate.h: estimate).
 struct PlanCost {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
-  double step_tokens = 0;      // that the prediction is for
+  double step_tokens = 0;      // that the estimate is for
   double sequence_tokens = 0;  // likewise, where the data say how many a sequence has; 0: data.max_length
   RankTraffic traffic;
-  Timeline timeline;                 // where something is off the device: its step, in time and bytes
-  std::string binding;               // the resource that decides
-  double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
-  Prediction prediction;
+  Timeline timeline;                  // where something is off the device: its step, in time and bytes
+  std::string binding;                // the resource that decides
+  double peak_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
+  StepEstimate estimate;
 };
 
 struct Plan : PlanSizes, PlanCost {
@@ -140,8 +140,8 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
 // own; export reads weights tensor by tensor.
 enum class PlanPurpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
 
-// Of many plans, those whose step is foretold: a walk through its list costs more than placing it.
-enum class Foretold : uint8_t { kNothing, kWhatFits, kAll };
+// Of many plans, those whose step is estimated: a walk through its list costs more than placing it.
+enum class Estimated : uint8_t { kNothing, kWhatFits, kAll };
 
 // What a plan is made from beside the machine; borrowed for the call.
 struct PlanInputs {
@@ -169,11 +169,11 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                 PlanPurpose purpose = PlanPurpose::kTrain);
 
 // What a step takes, once more for data that are known by now.
-void foretell_again(const PlanInputs& inputs, const Machine& machine, Plan& plan);
+void estimate_again(const PlanInputs& inputs, const Machine& machine, Plan& plan);
 
-// Settings that take less of a home's memory than the plan for these inputs, those that save most first; ""
+// Settings that take less of a tier's memory than the plan for these inputs, those that save most first; ""
 // where none does.
-std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home);
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, TierId tier_id);
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

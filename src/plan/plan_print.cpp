@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/plan.h"
 #include "plan/recompute_level.h"
 #include "plan/step_lanes.h"
@@ -37,9 +37,9 @@ std::string amount(double value, const std::string& unit) {
   return fmt::format("{:.3g} {}{}", value, kPrefixes[prefix], unit);
 }
 
-// Utilization that the plan predicts, in percent.
-double predicted_sol(const Plan& plan) {
-  return 100 * plan.sol_seconds_per_token * tokens_per_second(plan) / plan.world.ranks;
+// Utilization that the plan estimates, in percent.
+double planned_utilization(const Plan& plan) {
+  return 100 * plan.peak_seconds_per_token * tokens_per_second(plan) / plan.world.ranks;
 }
 
 bool known(int64_t bytes) {
@@ -47,10 +47,10 @@ bool known(int64_t bytes) {
 }
 
 std::string tier_table(const Plan& plan, const Tier& tier) {
-  const TierRow& words = tier_row(tier.home);
+  const TierRow& words = tier_row(tier.tier_id);
   std::string out = std::string(words.title) + "\n";
   for (const ClassBytes& entry : plan.classes) {
-    if (entry.home == tier.home && entry.bytes > 0)
+    if (entry.tier_id == tier.tier_id && entry.bytes > 0)
       out += row(entry.name, format_bytes(entry.bytes), entry.note);
   }
   std::string note = words.note;
@@ -83,7 +83,7 @@ Json traffic_json(const Plan& plan) {
 std::string step_lines(const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % utilization, bound by {}",
-                                       tokens_per_second(plan), predicted_sol(plan), plan.binding);
+                                       tokens_per_second(plan), planned_utilization(plan), plan.binding);
   std::string out =
       fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}{}\n",
                   plan.step.micro_batches, n.micro_batch, plan.micro_tokens, recompute_text(plan.recompute()),
@@ -109,16 +109,16 @@ std::string step_lines(const Plan& plan) {
 }
 
 Json placement_json(const PlacementPlan& placement) {
-  Json homes = Json::object();
+  Json tier_names = Json::object();
   for (int i = 0; i < kStateClasses; ++i) {
-    homes[state_class_name(static_cast<StateClass>(i))] = tier_row(placement.home[i]).name;
+    tier_names[state_class_name(static_cast<StateClass>(i))] = tier_row(placement.tier_id[i]).name;
   }
   Json pools = Json::object();
   for (int i = 0; i < kPools; ++i) {
     const PoolPlan& pool = placement.pools[static_cast<size_t>(i)];
     if (pool.slots == 0) continue;
     pools[pool_name(static_cast<Pool>(i))] = {
-        {"home", tier_row(pool.home).name},
+        {"home", tier_row(pool.tier_id).name},
         {"arrays", pool.bytes.size()},
         {"off_device", std::count(pool.off_device.begin(), pool.off_device.end(), 1)},
         {"off_device_bytes", pool.off_device_bytes()},
@@ -126,7 +126,7 @@ Json placement_json(const PlacementPlan& placement) {
         {"slot_bytes", pool.slot_bytes}};
   }
   return {{"device", placement.device == DeviceType::kCpu ? "cpu" : "cuda"},
-          {"homes", homes},
+          {"homes", tier_names},
           {"pools", pools},
           {"group", placement.group},
           {"tile_granules", placement.tile_granules},
@@ -138,20 +138,20 @@ Json placement_json(const PlacementPlan& placement) {
 Json tier_json(const Plan& plan, const Tier& tier) {
   Json classes = Json::array();
   for (const ClassBytes& entry : plan.classes) {
-    if (entry.home != tier.home) continue;
+    if (entry.tier_id != tier.tier_id) continue;
     classes.push_back({{"name", entry.name}, {"bytes", entry.bytes}, {"note", entry.note}});
   }
-  Json out = {{"name", tier_row(tier.home).name}, {"bytes", tier.bytes}};
+  Json out = {{"name", tier_row(tier.tier_id).name}, {"bytes", tier.bytes}};
   out["capacity_bytes"] = tier.capacity > 0 ? Json(tier.capacity) : Json();
   out["usable_bytes"] = known(tier.usable) ? Json(tier.usable) : Json();
   out["classes"] = std::move(classes);
   return out;
 }
 
-Json phases_json(const Prediction& prediction) {
+Json phases_json(const StepEstimate& estimate) {
   Json out = Json::object();
   for (int i = 0; i < kOperationKinds; ++i) {
-    const double seconds = prediction.by_kind[static_cast<size_t>(i)];
+    const double seconds = estimate.by_kind[static_cast<size_t>(i)];
     if (seconds > 0) out[operation_name(static_cast<OperationKind>(i))] = seconds;
   }
   return out;
@@ -210,7 +210,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
       {"step_seconds", plan.step_seconds},
       {"tokens_per_s", tokens_per_second(plan)},
       {"sequence_tokens", plan.sequence_tokens},
-      {"sol_pct", predicted_sol(plan)},
+      {"sol_pct", planned_utilization(plan)},
       {"binding", plan.binding},
       {"tiers", tiers},
       {"links", links},
@@ -220,7 +220,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
       {"ranks", plan.world.ranks},
       {"nodes", plan.world.nodes},
       {"traffic", traffic_json(plan)},
-      {"phases", phases_json(plan.prediction)},
+      {"phases", phases_json(plan.estimate)},
       {"numerics", Json::parse(numerics_json(plan.recorded_numerics()))},
       {"placement", placement_json(plan.placement)},
       {"choices", choices}};

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "config/config_names.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 
 namespace lm {
 namespace {
@@ -25,7 +25,7 @@ Candidate with_level(const PlanInput& in, const Plan& base, RecomputeChoice leve
   choose_placement(in, out.plan);
   if (!out.plan.fits) return out;
   Plan timed = out.plan;
-  forecast(in, timed);
+  estimate_plan(in, timed);
   out.seconds = timed.step_seconds;
   return out;
 }

@@ -72,9 +72,9 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
 }
 
 // Of the memory that is too small.
-int64_t need(const Plan& plan, Home home) {
+int64_t need(const Plan& plan, TierId tier_id) {
   for (const Tier& tier : plan.tiers) {
-    if (tier.home == home) return tier.bytes;
+    if (tier.tier_id == tier_id) return tier.bytes;
   }
   return 0;
 }
@@ -86,14 +86,14 @@ std::string list(const Settings& settings, const char* between) {
   return out;
 }
 
-// What saves some of a home's memory, and what makes a plan fit.
+// What saves some of a tier's memory, and what makes a plan fit.
 class Advice {
  public:
-  Advice(const PlanInput& in, const Plan& plan, Home home)
-      : in_(in), home_(home), closest_need_(need(plan, home)) {
+  Advice(const PlanInput& in, const Plan& plan, TierId tier_id)
+      : in_(in), tier_id_(tier_id), closest_need_(need(plan, tier_id)) {
     for (Setting& one : candidates(in, plan)) {
-      const std::optional<Alternative> changed = plan_with(in, {one}, Foretold::kNothing);
-      one.saves = changed ? closest_need_ - need(changed->plan, home) : 0;
+      const std::optional<Alternative> changed = plan_with(in, {one}, Estimated::kNothing);
+      one.saves = changed ? closest_need_ - need(changed->plan, tier_id) : 0;
       if (one.saves <= 0) continue;
       saving_.push_back(std::move(one));
       if (changed->plan.fits && std::popcount(alone_) < kMostSettings) alone_ |= 1U << (saving_.size() - 1);
@@ -130,9 +130,9 @@ class Advice {
 
   // Whether those chosen make it fit; the ones that come closest are kept.
   bool fits_with(uint32_t bits) {
-    const std::optional<Alternative> changed = plan_with(in_, chosen(bits), Foretold::kNothing);
+    const std::optional<Alternative> changed = plan_with(in_, chosen(bits), Estimated::kNothing);
     if (!changed) return false;
-    const int64_t needed = need(changed->plan, home_);
+    const int64_t needed = need(changed->plan, tier_id_);
     if (needed < closest_need_) closest_ = bits, closest_need_ = needed;
     return changed->plan.fits;
   }
@@ -154,7 +154,7 @@ class Advice {
   uint32_t fitting_together(uint32_t among, int most) {
     if (most < 2) return 0;
     // Where all of them do not help, a few do not, and there are hundreds of ways to choose these.
-    const std::optional<Alternative> most_modest = plan_with(in_, chosen(among), Foretold::kNothing);
+    const std::optional<Alternative> most_modest = plan_with(in_, chosen(among), Estimated::kNothing);
     if (most_modest && !most_modest->plan.fits) {
       come_closer(among, most);
       return 0;
@@ -167,7 +167,7 @@ class Advice {
   }
 
   const PlanInput& in_;
-  Home home_;
+  TierId tier_id_;
   Settings saving_;
   uint32_t alone_ = 0;    // as bits: the first few that make it fit alone
   uint32_t closest_ = 0;  // likewise; 0: none comes closer than what is configured
@@ -195,7 +195,7 @@ std::string disk_advice(const PlanInput& in, const Tier& tier) {
 }
 
 std::string have(const PlanInput& in, const Tier& tier) {
-  if (tier_row(tier.home).medium == Medium::kDisk) return disk_have(in);
+  if (tier_row(tier.tier_id).medium == Medium::kDisk) return disk_have(in);
   const std::string usable = format_bytes(tier.usable);
   if (tier.capacity <= 0) return usable + " are free";
   return usable + " of " + format_bytes(tier.capacity) + " may be used";
@@ -203,15 +203,15 @@ std::string have(const PlanInput& in, const Tier& tier) {
 
 std::string other_ways(const PlanInput& in) {
   if (!in.trains()) return "";
-  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world, Foretold::kWhatFits));
+  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world, Estimated::kWhatFits));
   return fitting.empty() ? "" : "; of `lmlaunch plan --compare` these fit: " + fitting;
 }
 
 }  // namespace
 
-std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home) {
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, TierId tier_id) {
   const PlanInput in{inputs, machine, {}, PlanPurpose::kTrain};
-  return list(Advice(in, draft_plan(inputs, machine), home).best(), ", or ");
+  return list(Advice(in, draft_plan(inputs, machine), tier_id).best(), ", or ");
 }
 
 ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
@@ -220,19 +220,19 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
   LM_CHECK(full != plan.tiers.end(), "a plan that fits needs no refusal");
   std::string table;
   for (const ClassBytes& row : plan.classes) {
-    if (row.home != full->home || row.bytes == 0) continue;
+    if (row.tier_id != full->tier_id || row.bytes == 0) continue;
     table += "\n    " + row.name + ": " + format_bytes(row.bytes) +
              (row.note.empty() ? "" : " (" + row.note + ")");
   }
-  const TierRow& words = tier_row(full->home);
-  return {
-      .area = words.area,
-      .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
-              format_bytes(full->bytes) + " of " + words.memory + ", " + have(in, *full) + table,
-      .place = "",
-      .next = (words.medium == Medium::kDisk ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
-              other_ways(in),
-      .kept = "nothing was started or written"};
+  const TierRow& words = tier_row(full->tier_id);
+  return {.area = words.area,
+          .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
+                  format_bytes(full->bytes) + " of " + words.memory + ", " + have(in, *full) + table,
+          .place = "",
+          .next = (words.medium == Medium::kDisk ? disk_advice(in, *full)
+                                                 : Advice(in, plan, full->tier_id).text()) +
+                  other_ways(in),
+          .kept = "nothing was started or written"};
 }
 
 }  // namespace lm

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 
 namespace lm {
 namespace {
@@ -82,7 +82,7 @@ int find_fewest(const std::vector<int>& all, Rows& rows) {
 
 }  // namespace
 
-Scaling predict_scaling(const PlanInputs& inputs, const Machine& node, const World& most) {
+Scaling estimate_scaling(const PlanInputs& inputs, const Machine& node, const World& most) {
   const std::vector<int> all = numbers(most, inputs.config.train.global_batch);
   Rows rows(inputs, node, most);
   Scaling out;

@@ -26,13 +26,13 @@ struct Scaling {
 
 // `node`: a whole machine. Of the numbers up to `most`, those that fill machines of as many ranks, and no
 // more than there are sequences in a step.
-Scaling predict_scaling(const PlanInputs& inputs, const Machine& node, const World& most);
+Scaling estimate_scaling(const PlanInputs& inputs, const Machine& node, const World& most);
 
 std::string print_scaling(const Scaling& scaling, const Plan& plan);
 // An object of `fewest_ranks` and `rows`.
 std::string scaling_json(const Scaling& scaling);
 
-// What the forecast has not been held against, or leaves out; for people.
+// What the estimate has not been held against, or leaves out; for people.
 std::vector<std::string> scaling_notes(const Plan& plan);
 
 }  // namespace lm

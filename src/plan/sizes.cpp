@@ -114,48 +114,48 @@ int64_t step_list_bytes(const PlanInput& in, const Plan& plan) {
 struct Share {
   int64_t all = 0;
   OffDeviceBytes off;
-  void add(int64_t n, bool off_device, Home home) {
+  void add(int64_t n, bool off_device, TierId tier_id) {
     all += n;
     if (!off_device) return;
-    off.at[tier_index(home)] += n;
+    off.at[tier_index(tier_id)] += n;
     off.whole += n;
   }
 };
 
-// Calls body(block, first element, elements, whether off the device, home) for each tile.
+// Calls body(block, first element, elements, whether off the device, tier) for each tile.
 template <class Body>
 void each_tile(const PlacementPlan& p, const Body& body) {
   const PoolPlan& pool = p.pool(Pool::kOptimizer);
   for (size_t b = 0; b + 1 < p.first_tile.size(); ++b) {
     for (auto a = static_cast<size_t>(p.first_tile[b]); a < static_cast<size_t>(p.first_tile[b + 1]); ++a)
       body(b, p.first_granule[a] * kGranule, p.granules[a] * kGranule, pool.off_device[a] != 0,
-           pool.home_of(a));
+           pool.tier_id_of(a));
   }
 }
 
 // Of a stream of the optimizer's state; `elements` of the tiles.
-Share stream_bytes(const PlanInput& in, const Plan& plan, const StateStream& stream, const Share& elements) {
+Share stream_bytes(const PlanInput& in, const Plan& plan, const StateTensor& stream, const Share& elements) {
   const auto of = [&](int64_t n) { return stream.bytes(Elements{n}); };
-  if (stream.of == StreamOf::kAll) {
+  if (stream.of == StateTensorOf::kAll) {
     Share out{.all = of(elements.all), .off = {.whole = of(elements.off.whole)}};
     for (size_t t = 0; t < kTierCount; ++t) out.off.at[t] = of(elements.off.at[t]);
     return out;
   }
   Share out;
-  each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, Home home) {
-    out.add(stream.bytes(in.layout.blocks[b].count(first, first + n)), off_device, home);
+  each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, TierId tier_id) {
+    out.add(stream.bytes(in.layout.blocks[b].count(first, first + n)), off_device, tier_id);
   });
   return out;
 }
 
 // How a state is kept, by the last of its streams.
-std::string kept_as(const StateStream& stream) {
+std::string kept_as(const StateTensor& stream) {
   switch (stream.of) {
-    case StreamOf::kSmall:
+    case StateTensorOf::kSmall:
       return "codes, scales; fp32 of small tensors";
-    case StreamOf::kVectors:
+    case StateTensorOf::kVectors:
       return std::string(dtype_name(stream.type)) + " of rows, columns and vectors";
-    case StreamOf::kOutside:
+    case StateTensorOf::kOutside:
       return std::string(dtype_name(stream.type)) + " of vectors, embedding and head";
     default:
       return stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type);
@@ -164,10 +164,10 @@ std::string kept_as(const StateStream& stream) {
 
 // A row for each state: those in codes and of rows and columns consist of several streams.
 void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
-  const StateStreams streams = plan.numerics.state();
+  const StateTensors streams = plan.numerics.state();
   Share elements, sum;
-  each_tile(plan.placement, [&](size_t, int64_t, int64_t n, bool off_device, Home home) {
-    elements.add(n, off_device, home);
+  each_tile(plan.placement, [&](size_t, int64_t, int64_t n, bool off_device, TierId tier_id) {
+    elements.add(n, off_device, tier_id);
   });
   for (size_t s = 0; s < streams.size(); ++s) {
     const Share bytes = stream_bytes(in, plan, streams[s], elements);
@@ -196,7 +196,7 @@ std::string temporaries_note(const PlanInput& in, const Plan& plan) {
   const std::string note =
       fmt::format("logits of {} rows at once: {}", std::min(plan.numerics.row_chunk, plan.micro_tokens),
                   format_bytes(plan.arena.logits));
-  return note + (plan.placement.table_last ? "; at the end the table's gradient" : "");
+  return note + (plan.placement.defer_tied_gradient ? "; at the end the table's gradient" : "");
 }
 
 // What computes, and what that keeps.
@@ -206,7 +206,7 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
   const bool cpu = in.device == DeviceType::kCpu;
   if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
     table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
-  const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
+  const bool host_products = is_muon(n.rule) && (cpu || p.update_on_host);
   // Muon's products are of bf16 matrices.
   const int64_t panels = std::max(cpu ? gemm_panel_bytes(n.dtype, in.machine, n.threads) : 0,
                                   host_products ? gemm_panel_bytes(DType::kBF16, in.machine, n.threads) : 0);
@@ -222,7 +222,7 @@ void add_starts(const PlanInput& in, const Plan& plan, ClassTable& table) {
   const int64_t of_arena = in.device == DeviceType::kCpu ? plan.arena.bytes : 0;
   if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
     if (const int64_t more = loftq_bytes(in.layout) - of_arena; more > 0)
-      table.host("start of adapters", more, "a matrix that was quantised, in fp32");
+      table.host("start of adapters", more, "a matrix that was quantized, in fp32");
   }
   if (const int64_t pair = principal_pair_bytes(in.layout); pair > 0) {
     // A run writes them in the end as a plain adapter (export/plain_adapter.h), beside its temporaries.
@@ -278,7 +278,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
               off_device_bytes(inputs), saved_text(plan.recompute()));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
-  const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
+  const int64_t slot = p.defer_tied_gradient ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
   table.device("temporaries", plan.arena.bytes - plan.arena.saved - slot, temporaries_note(in, plan));
   add_generation(in, plan, table);
   table.slots();
@@ -291,7 +291,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
                                                : "fp32 sums of a step's distinct tokens");
   if (const int64_t scratch = in.trains() ? update_scratch_bytes(in.layout, n.rule) : 0; scratch > 0) {
     // On both where both update.
-    const bool products = is_orthogonal(n.rule);
+    const bool products = is_muon(n.rule);
     const std::string name = products ? "products" : "sums",
                       note = products ? "of the matrix whose momentum is made orthogonal"
                                       : "of rows and columns of the matrix whose weights are updated";
@@ -326,11 +326,11 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   return table.take();
 }
 
-Tier make_tier(const PlanInput& in, const std::vector<ClassBytes>& classes, Home home) {
-  const TierSpace space = tier_space(in, home);
-  Tier tier{.home = home, .capacity = space.capacity, .allowed = spend(space.budget, space.capacity)};
+Tier make_tier(const PlanInput& in, const std::vector<ClassBytes>& classes, TierId tier_id) {
+  const TierSpace space = tier_space(in, tier_id);
+  Tier tier{.tier_id = tier_id, .capacity = space.capacity, .allowed = spend(space.budget, space.capacity)};
   for (const ClassBytes& row : classes) {
-    if (row.home == home) tier.bytes += row.bytes;
+    if (row.tier_id == tier_id) tier.bytes += row.bytes;
   }
   tier.usable = space.free_now > 0 ? std::min(tier.allowed, space.free_now) : tier.allowed;
   return tier;
@@ -346,13 +346,13 @@ void spare_disk(const PlanInput& in, Plan& plan, Tier& disk) {
     spare = 0;
     return;
   }
-  plan.classes.push_back({"spare room", all, "for writes that their place refuses", disk.home});
+  plan.classes.push_back({"spare room", all, "for writes that their place refuses", disk.tier_id});
   disk.bytes += all;
 }
 
 bool all_memory(const Plan& plan, int64_t Tier::*limit) {
   return std::all_of(plan.tiers.begin(), plan.tiers.end(), [&](const Tier& tier) {
-    return tier_row(tier.home).medium == Medium::kDisk || tier.bytes <= tier.*limit;
+    return tier_row(tier.tier_id).medium == Medium::kDisk || tier.bytes <= tier.*limit;
   });
 }
 
@@ -379,7 +379,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .sharded = p.sharded,
           .copies = p.copies,
           .in_backward = p.in_backward(),
-          .table_last = p.table_last,
+          .defer_tied_gradient = p.defer_tied_gradient,
           .layer_inputs = spec.embedding.inputs.width > 0,
           .embedding_adapted =
               layout.blocks.front().trains("prompt") || layout.blocks.front().trains("embed.lora_A"),
@@ -395,16 +395,16 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
 
 OffloadConfig PlanInput::offload() const {
   OffloadConfig out = config.offload;
-  if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
-  if (purpose == PlanPurpose::kExport) out.weights = OffloadHome::kNone;
+  if (!trains()) out.optimizer = out.gradients = out.activations = OffloadTier::kNone;
+  if (purpose == PlanPurpose::kExport) out.weights = OffloadTier::kNone;
   return out;
 }
 
-Rehearsals::Key Rehearsals::key(const PlanInput& in, const StepConfig& step, int64_t tokens, int64_t count) {
+DryRuns::Key DryRuns::key(const PlanInput& in, const StepConfig& step, int64_t tokens, int64_t count) {
   return {&in.spec, &in.layout, in.adapter, step, tokens, count, in.trains()};
 }
 
-ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
+ArenaNeed DryRuns::arena(const PlanInput& in, const Plan& plan) {
   const StepConfig step = dry_run_step(plan.step);
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
   const auto [place, fresh] = arenas_.try_emplace(key(in, step, tokens, documents));
@@ -414,7 +414,7 @@ ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
   return place->second;
 }
 
-int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
+int64_t DryRuns::gemm_shapes(const PlanInput& in, const Plan& plan) {
   StepConfig step = dry_run_step(plan.step);
   step.group = 1;  // products are of one micro-batch, and of the second that adds to the first's
   const int64_t micro_batches = in.trains() ? std::min<int64_t>(plan.numerics.micro_batches, 2) : 0;
@@ -440,12 +440,12 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
     const GemmShapes shapes = kept_shapes(
-        in.rehearsals->gemm_shapes(in, plan),
+        in.dry_runs->gemm_shapes(in, plan),
         necessary_flops(in.spec, in.layout, uniform_work(static_cast<double>(plan.micro_tokens), longest)),
         in.trains());
     plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   }
-  if (in.device == DeviceType::kCpu && in.trains() && is_orthogonal(plan.numerics.rule)) {
+  if (in.device == DeviceType::kCpu && in.trains() && is_muon(plan.numerics.rule)) {
     std::set<GemmShape> gemms;
     for (const BlockLayout& block : in.layout.blocks)
       update_products(block, 0, block.flat_elements, plan.numerics.rule, in.device, &gemms);
@@ -456,7 +456,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // what it needs behind what the first one has sent, and so does a table's gradient.
     plan.placement.upload_bytes = (plan.step.may_run_ahead() ? 2 : 1) *
                                   upload_bytes(in, plan.numerics, plan.micro_tokens) *
-                                  (plan.step.measures() || plan.step.table_last ? 2 : 1);
+                                  (plan.step.two_pass_clip() || plan.step.defer_tied_gradient ? 2 : 1);
     const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
                                .processors = gpu.processors,
@@ -468,16 +468,16 @@ void size_plan(const PlanInput& in, Plan& plan) {
     plan.placement.result_bytes =
         kStepResultBytes + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = in.rehearsals->arena(in, plan);
+  plan.arena = in.dry_runs->arena(in, plan);
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};
   for (size_t t = tier_index(nearest_tier(in.device)); t < kTierCount; ++t) {
-    const auto home = static_cast<Home>(t);
-    if (home > Home::kHost && !plan.placement.uses(home)) continue;
-    Tier& tier = plan.tiers.emplace_back(make_tier(in, plan.classes, home));
-    if (tier_row(home).medium == Medium::kDisk) spare_disk(in, plan, tier);
-    plan.peak.of(tier_row(home).medium) += tier.bytes;
+    const auto tier_id = static_cast<TierId>(t);
+    if (tier_id > TierId::kHost && !plan.placement.uses(tier_id)) continue;
+    Tier& tier = plan.tiers.emplace_back(make_tier(in, plan.classes, tier_id));
+    if (tier_row(tier_id).medium == Medium::kDisk) spare_disk(in, plan, tier);
+    plan.peak.of(tier_row(tier_id).medium) += tier.bytes;
   }
   plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),
                           [](const Tier& tier) { return tier.bytes <= tier.usable; });

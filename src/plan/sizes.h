@@ -10,14 +10,14 @@
 
 namespace lm {
 
-// What was rehearsed while a plan is made: candidates differ in homes, and most of them not in what they need
+// What was dry-run while a plan is made: candidates differ in tiers, and most of them not in what they need
 // of the arena, fewer yet in what they multiply.
-class Rehearsals {
+class DryRuns {
  public:
   ArenaNeed arena(const PlanInput& in, const Plan& plan);
   // The different products of one micro-batch.
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
-  // Of a plan whose homes are chosen and which is not sized yet (rehearse.h: offloaded_activations).
+  // Of a plan whose tiers are chosen and which is not sized yet (dry_run.h: offloaded_activations).
   const std::vector<int64_t>& activations(const PlanInput& in, const Plan& plan);
 
  private:
@@ -36,7 +36,7 @@ struct PlanInput : PlanInputs {
   const Machine& machine;
   World world;
   PlanPurpose purpose;
-  std::shared_ptr<Rehearsals> rehearsals = std::make_shared<Rehearsals>();
+  std::shared_ptr<DryRuns> dry_runs = std::make_shared<DryRuns>();
 
   bool trains() const { return purpose == PlanPurpose::kTrain; }
   // The first block with a trained tensor, for full fine-tuning.
@@ -49,9 +49,9 @@ struct PlanInput : PlanInputs {
             machine,
             world,
             purpose,
-            rehearsals};
+            dry_runs};
   }
-  PlanInput with(const Machine& other) const { return {*this, other, world, purpose, rehearsals}; }
+  PlanInput with(const Machine& other) const { return {*this, other, world, purpose, dry_runs}; }
   PlanInput with(PlanPurpose other) const {
     PlanInput out = *this;
     out.purpose = other;

@@ -8,7 +8,7 @@
 namespace lm {
 namespace {
 
-// Numbers of a block's units, in the order of its flat array: the segments of a cut head, then the final
+// Numbers of a block's units, in the order of its flat array: the segments of a chunked head, then the final
 // norm.
 std::vector<int64_t> units_of_block(const std::vector<Unit>& units, int64_t block) {
   std::vector<int64_t> out;
@@ -29,9 +29,9 @@ void add_part(StateEntry array, const Shard& shard, int64_t u, StateCatalogue& o
 
 }  // namespace
 
-StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
+StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool chunked_head,
                           bool training, int part) {
-  const std::vector<Unit> units = layout.units(cut_head);
+  const std::vector<Unit> units = layout.units(chunked_head);
   const auto each_unit = [&](const auto& visit) {
     for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
       const std::string block = fmt::format("block{}.", b);
@@ -54,7 +54,7 @@ StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numeric
   if (part == 0)
     out.push_back(
         {.name = "optimizer.t", .state = StateClass::kOptimizer, .dtype = DType::kI64, .shape = {}});
-  const StateStreams streams = numerics.state();
+  const StateTensors streams = numerics.state();
   each_unit([&](const std::string& name, const BlockLayout& block, const Shard& shard, int64_t u) {
     for (size_t s = 0; s < streams.size(); ++s) {
       const auto values = [&](int64_t from, int64_t to) { return streams[s].values(block.count(from, to)); };

@@ -56,7 +56,7 @@ using StateCatalogue = std::vector<StateEntry>;
 // block, and a name's parts one after another. With several ranks each lists what it moves: its part of every
 // unit (Sharding::part; of a shard with copies each of them lists another), and the first also what is no
 // array. Together they are the whole.
-StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
+StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool chunked_head,
                           bool training, int part = 0);
 
 // What state comes from: memory of a rank, wherever it lives, or files.

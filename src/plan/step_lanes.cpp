@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 
 namespace lm {
 namespace {

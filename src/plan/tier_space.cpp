@@ -17,17 +17,17 @@ int64_t path_room(const OffloadConfig& offload, const Disk& disk) {
   return spend(*offload.disk_limit, disk.free_bytes);
 }
 
-TierSpace tier_space(const PlanInput& in, Home tier) {
+TierSpace tier_space(const PlanInput& in, TierId tier) {
   const OffloadConfig& offload = in.config.offload;
   switch (tier) {
-    case Home::kDevice: {
+    case TierId::kDevice: {
       if (in.device != DeviceType::kCuda) return {};
       const Gpu& gpu = in.machine.gpus.front();
       return {true, offload.device_memory, gpu.memory_bytes, gpu.free_bytes};
     }
-    case Home::kHost:
+    case TierId::kHost:
       return {true, offload.host_memory, in.machine.host_capacity(), in.machine.host_available};
-    case Home::kNvme:
+    case TierId::kNvme:
       break;
   }
   // All paths together: what one has no room for goes to the others.

@@ -10,7 +10,7 @@ struct TierSpace {
   Budget budget = {};                  // the part of the capacity to plan for
   int64_t capacity = 0, free_now = 0;  // bytes; 0: not known
 };
-TierSpace tier_space(const PlanInput& in, Home tier);
+TierSpace tier_space(const PlanInput& in, TierId tier);
 
 // The bytes of `capacity` that a budget allows; more than any plan needs if neither says a number.
 int64_t spend(const Budget& budget, int64_t capacity);

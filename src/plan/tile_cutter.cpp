@@ -25,13 +25,13 @@ void TileCutter::cut(const Unit& unit) {
 // Of the tile that begins `offset` elements behind each rank's shard.
 int64_t TileCutter::most_bytes(const Unit& unit, int64_t offset, int64_t elements) const {
   const Sharding sharding = placement_.sharding();
-  if (of_elements_) return streams_.bytes({elements});
+  if (of_elements_) return state_tensors_.bytes({elements});
   const BlockLayout& block = layout_.blocks[static_cast<size_t>(unit.block)];
   int64_t most = 0;
   for (int place = 0; place < sharding.group; ++place) {
     const Shard shard = shard_of(unit, sharding, place);
     const int64_t first = std::min(shard.first + offset, shard.end());
-    most = std::max(most, streams_.bytes(block.count(first, std::min(first + elements, shard.end()))));
+    most = std::max(most, state_tensors_.bytes(block.count(first, std::min(first + elements, shard.end()))));
   }
   return most;
 }

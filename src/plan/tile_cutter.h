@@ -16,8 +16,8 @@ class TileCutter {
       : placement_(placement),
         layout_(layout),
         rule_(numerics.rule),
-        streams_(numerics.state()),
-        of_elements_(streams_.of_elements()),
+        state_tensors_(numerics.state()),
+        of_elements_(state_tensors_.of_elements()),
         each_(each) {}
 
   void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
@@ -32,7 +32,7 @@ class TileCutter {
   PlacementPlan& placement_;
   const ModelLayout& layout_;
   RuleId rule_;
-  StateStreams streams_;
+  StateTensors state_tensors_;
   bool of_elements_;  // a tile's bytes follow from its length
   int64_t each_;
   std::vector<int64_t> bytes_;

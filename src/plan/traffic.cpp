@@ -59,7 +59,7 @@ std::vector<Collective> Traffic::stop_vote() const {
 }
 
 std::vector<Collective> Traffic::in_levels(const Collective& call) const {
-  if (call.exchange || call.reach != Collective::Reach::kAll || neighbours_ == 1) return {call};
+  if (call.reduce_scatter || call.reach != Collective::Reach::kAll || neighbours_ == 1) return {call};
   Collective machines = call, machine = call;
   machines.machine_ranks = machine.machine_ranks = neighbours_;
   machines.reach = Collective::Reach::kMachines, machine.reach = Collective::Reach::kMachine;
@@ -92,10 +92,10 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   const Unit& unit = units_[static_cast<size_t>(op.unit)];
   if (is_transfer(op) || unit.elements == 0) return {};
   if (op.kind == OperationKind::kGather) return {in_group(Kind::kWeights, unit, weight_bytes_)};
-  if (op.kind == OperationKind::kExchange) {
+  if (op.kind == OperationKind::kReduceScatter) {
     Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_);
     if (sharding_.group > 1) sums.reach = Collective::Reach::kCopies, sums.machine_ranks = sharding_.group;
-    std::vector<Collective> calls = exchange_of(unit);
+    std::vector<Collective> calls = reduce_scatter_of(unit);
     if (sharding_.copies() > 1) calls.push_back(sums);
     return calls;
   }
@@ -105,12 +105,12 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   return {norms};
 }
 
-std::vector<Collective> Traffic::exchange_of(const Unit& unit) const {
+std::vector<Collective> Traffic::reduce_scatter_of(const Unit& unit) const {
   Collective all = of_unit(Collective::Kind::kGradients, unit, gradient_bytes_);
-  all.exchange = true;
+  all.reduce_scatter = true;
   if (machine_ranks_ == 1) return {all};
   Collective machines = of_unit(Collective::Kind::kGradients, unit, sizeof(float));  // sums
-  machines.exchange = true;
+  machines.reduce_scatter = true;
   all.machine_ranks = machines.machine_ranks = machine_ranks_;
   all.reach = Collective::Reach::kMachine, machines.reach = Collective::Reach::kMachines;
   return {all, machines};
@@ -124,9 +124,9 @@ CollectiveTime collective_time(const Collective& call, const World& world, const
   // The first rank has the longest shard: nobody sends or receives more.
   const auto each = static_cast<double>(call.shard);
   const int here = world.ranks_per_node(), inside = here - 1, outside = world.ranks - here;
-  if (call.reach == Collective::Reach::kMachine)  // of an exchange one call for each machine's shards
+  if (call.reach == Collective::Reach::kMachine)  // of a reduce_scatter one call for each machine's shards
     return {.inside = each * inside * world.nodes / links.inside,
-            .fixed = (call.exchange ? world.nodes : 1) * links.call_seconds};
+            .fixed = (call.reduce_scatter ? world.nodes : 1) * links.call_seconds};
   if (call.reach == Collective::Reach::kGroup)
     return {.inside = each * inside / links.inside, .fixed = links.call_seconds};
   if (call.reach == Collective::Reach::kMachines || call.reach == Collective::Reach::kCopies)

@@ -11,16 +11,16 @@
 namespace lm {
 
 // A call that all ranks make: of an array each of them has a shard, the first one's no shorter than any.
-// Either each has made its shard and all get all of it, or (an exchange) each has an array of its own and
-// adds up its shard of all of them.
+// Either each has made its shard and all get all of it, or (a reduce_scatter) each has an array of its own
+// and adds up its shard of all of them.
 struct Collective {
   enum class Kind : uint8_t { kGradients, kWeights, kVotes } kind = Kind::kVotes;
-  // Among all; or in two levels, of an exchange first among the ranks of each machine, of every machine's
-  // shards those of the ranks with the same places, then among machines, each rank with those of its place on
-  // the others; of what is shared first among machines. Or in groups: the ranks of each share its shards, or
-  // those with one place have parts of a shard, which has as many copies.
+  // Among all; or in two levels, of a reduce_scatter first among the ranks of each machine, of every
+  // machine's shards those of the ranks with the same places, then among machines, each rank with those of
+  // its place on the others; of what is shared first among machines. Or in groups: the ranks of each share
+  // its shards, or those with one place have parts of a shard, which has as many copies.
   enum class Reach : uint8_t { kAll, kMachine, kMachines, kGroup, kCopies } reach = Reach::kAll;
-  bool exchange = false;
+  bool reduce_scatter = false;
   int64_t bytes = 0;      // of the array
   int64_t shard = 0;      // of the first rank
   int machine_ranks = 1;  // in two levels; of a group
@@ -49,7 +49,7 @@ class Traffic {
   // Whose parts are each rank's; and whose shards are those of a group.
   Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
   Collective in_group(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
-  std::vector<Collective> exchange_of(const Unit& unit) const;
+  std::vector<Collective> reduce_scatter_of(const Unit& unit) const;
 
   int ranks_;
   int machine_ranks_;  // whose gradients are added up first

@@ -25,7 +25,7 @@ bool cuts_head(const PlanInput& in) {
 }
 
 // What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
-// by segments. The embedding is looked up at its home, without a slot; a final norm is worth no transfer.
+// by segments. The embedding is looked up in its tier, without a slot; a final norm is worth no transfer.
 std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
   std::vector<Unit> units = in.layout.units(through_slots && cuts_head(in));
   for (Unit& unit : units) {
@@ -35,7 +35,7 @@ std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
 }
 
 // Whole arrays of which each rank has a shard of so many bytes on that tier.
-void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_t> bytes,
+void place_shards(const PlanInput& in, TierId tier_id, Pool which, std::vector<int64_t> bytes,
                   std::vector<int64_t> shard_bytes, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(which);
   const Sharding sharding = sharding_of(in);
@@ -43,11 +43,11 @@ void place_shards(const PlanInput& in, Home home, Pool which, std::vector<int64_
   for (size_t a = 0; a < bytes.size() && sharding.copies() > 1; ++a)
     longer = std::max(longer, shard_bytes[a] - ceil_div(bytes[a], sharding.group));
   // Whole arrays exist in slots alone, on every device.
-  pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
+  pool = make_pool(TierId::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
   pool.shards = sharding.group;
   pool.longer = longer;
-  if (is_off_device(home, in.device))
-    plan.placement.pool(*shards_of(which)) = make_pool(home, std::move(shard_bytes), kSlots, in.device);
+  if (is_off_device(tier_id, in.device))
+    plan.placement.pool(*shards_of(which)) = make_pool(tier_id, std::move(shard_bytes), kSlots, in.device);
 }
 
 bool shards_weights(const PlanInput& in) {
@@ -61,12 +61,12 @@ Sharding sharding_of(const PlanInput& in) {
   return {in.world.ranks, machine ? in.world.ranks_per_node() : in.world.ranks};
 }
 
-PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
+PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
   PoolPlan pool;
-  pool.home = home;
+  pool.tier_id = tier_id;
   pool.bytes = std::move(bytes);
   pool.off_device.assign(pool.bytes.size(), 0);
-  if (!is_off_device(home, device)) return pool;
+  if (!is_off_device(tier_id, device)) return pool;
   int64_t count = 0;
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
     if (pool.bytes[a] == 0) continue;
@@ -85,13 +85,13 @@ bool shards_gradients(const PlanInput& in, const Plan& plan) {
          micro_batches <= kMostInGroup;
 }
 
-void place_weights(const PlanInput& in, Home home, Plan& plan) {
+void place_weights(const PlanInput& in, TierId tier_id, Plan& plan) {
   std::vector<int64_t> bytes, shard_bytes;  // the first rank's, which is no shorter than any
   const bool shards = shards_weights(in);
   const Sharding sharding = sharding_of(in);
   const DType trained = plan.numerics.trained_dtype();
   plan.placement.frozen_arrays.clear();
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(tier_id, in.device))) {
     const bool frozen = moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, trained);
     plan.placement.frozen_arrays.push_back(frozen ? 1 : 0);
     bytes.push_back(frozen                  ? unit.frozen_bytes
@@ -103,12 +103,12 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
   }
   plan.placement.pool(Pool::kWeightShards) = {};
   if (shards) {
-    place_shards(in, home, Pool::kWeights, std::move(bytes), std::move(shard_bytes), plan);
+    place_shards(in, tier_id, Pool::kWeights, std::move(bytes), std::move(shard_bytes), plan);
   } else {
-    plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
+    plan.placement.pool(Pool::kWeights) = make_pool(tier_id, std::move(bytes), kSlots, in.device);
   }
   // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
-  const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
+  const bool leaves = in.device == DeviceType::kCuda && is_off_device(tier_id, in.device) && !in.spec.tied;
   const BlockLayout& embedding = in.layout.blocks.front();
   plan.placement.embedding_in_host = !leaves ? 0
                                      : embedding.frozen_bytes > 0
@@ -116,18 +116,18 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
                                          : embedding.flat_elements * size_of(trained);
 }
 
-void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan) {
+void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan) {
   std::vector<int64_t> bytes, shard_bytes;
   const int64_t size = size_of(plan.numerics.gradient_dtype);
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device))) {
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(tier_id, in.device))) {
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
     shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, sharding_of(in), 0).elements * size);
   }
   plan.placement.pool(Pool::kGradientShards) = {};
   if (shards) {
-    place_shards(in, home, Pool::kGradients, std::move(bytes), std::move(shard_bytes), plan);
+    place_shards(in, tier_id, Pool::kGradients, std::move(bytes), std::move(shard_bytes), plan);
   } else {
-    plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
+    plan.placement.pool(Pool::kGradients) = make_pool(tier_id, std::move(bytes), kSlots, in.device);
   }
 }
 

@@ -15,7 +15,7 @@ inline constexpr int64_t kSlots = 3;
 Sharding sharding_of(const PlanInput& in);
 
 // A pool of arrays, all of them on that tier, with at most so many slots.
-PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device);
+PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, DeviceType device);
 
 // Whether gradients may be in shards. One that several micro-batches or groups add to is exchanged when it is
 // whole, so that every stage adds in the same order: until then each rank needs all of it, unless all
@@ -24,8 +24,8 @@ bool shards_gradients(const PlanInput& in, const Plan& plan);
 
 // Set the pools, whole arrays and this rank's shards of them (the first rank's: no other's are longer).
 // `shards`: gradients are in shards.
-void place_weights(const PlanInput& in, Home home, Plan& plan);
-void place_gradients(const PlanInput& in, Home home, bool shards, Plan& plan);
+void place_weights(const PlanInput& in, TierId tier_id, Plan& plan);
+void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan);
 
 // The pool whose arrays lie on a class's tier: where whole ones are in shards, that of the shards.
 Pool tier_pool(const PlacementPlan& placement, Pool whole);

@@ -3,22 +3,22 @@
 #include <algorithm>
 
 #include "base/arena.h"
-#include "kernels/orthogonal.h"
+#include "kernels/newton_schulz.h"
 
 namespace lm {
 
-int64_t state_bytes(const ModelLayout& layout, const StateStreams& streams) {
+int64_t state_bytes(const ModelLayout& layout, const StateTensors& streams) {
   int64_t bytes = 0;
   for (const BlockLayout& block : layout.blocks) bytes += streams.bytes(block.count(0, block.flat_elements));
   return bytes;
 }
 
-bool steps_orthogonally(RuleId rule, const BlockLayout& block, const TensorPlace& tensor) {
-  return is_orthogonal(rule) && block.linear && !tensor.frozen && !tensor.parameter.vector();
+bool steps_by_muon(RuleId rule, const BlockLayout& block, const TensorPlace& tensor) {
+  return is_muon(rule) && block.linear && !tensor.frozen && !tensor.parameter.vector();
 }
 
 bool updates_whole(RuleId rule, const BlockLayout& block) {
-  return rule_text(rule).whole_tensors && (block.linear || !is_orthogonal(rule));
+  return rule_text(rule).whole_tensors && (block.linear || !is_muon(rule));
 }
 
 int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule) {
@@ -26,10 +26,10 @@ int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule) {
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
       if (place.frozen) continue;
-      const bool orthogonal = steps_orthogonally(rule, block, place);
+      const bool muon = steps_by_muon(rule, block, place);
       place.each_part([&](int64_t, int64_t rows, int64_t columns) {
         if (is_factored(rule)) most = std::max(most, factored_scratch(rows, columns) * 4);
-        if (orthogonal) most = std::max(most, orthogonal_scratch_bytes(rows, columns));
+        if (muon) most = std::max(most, newton_schulz_scratch_bytes(rows, columns));
       });
     }
   }
@@ -39,13 +39,13 @@ int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule) {
 Cost update_products(const BlockLayout& block, int64_t first, int64_t elements, RuleId rule,
                      DeviceType device, std::set<GemmShape>* gemms) {
   Counts counts{.cost = {}, .gemms = gemms};
-  if (!is_orthogonal(rule)) return {};
+  if (!is_muon(rule)) return {};
   auto* const nowhere = reinterpret_cast<std::byte*>(Arena::kAlignment);
   for (const TensorPlace& place : block.tensors) {
-    if (!steps_orthogonally(rule, block, place)) continue;
+    if (!steps_by_muon(rule, block, place)) continue;
     if (place.offset < first || place.offset >= first + elements) continue;
     place.each_part([&](int64_t, int64_t rows, int64_t columns) {
-      orthogonalise(counting_kernels(device), rows, columns, nowhere, counting_stream(counts, device, 1));
+      newton_schulz(counting_kernels(device), rows, columns, nowhere, counting_stream(counts, device, 1));
     });
   }
   return counts.cost;

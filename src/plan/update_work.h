@@ -11,9 +11,9 @@
 namespace lm {
 
 // Bytes of all blocks' state.
-int64_t state_bytes(const ModelLayout& layout, const StateStreams& streams);
+int64_t state_bytes(const ModelLayout& layout, const StateTensors& streams);
 // Whether the tensor's matrices step by their orthogonal momentum.
-bool steps_orthogonally(RuleId rule, const BlockLayout& block, const TensorPlace& tensor);
+bool steps_by_muon(RuleId rule, const BlockLayout& block, const TensorPlace& tensor);
 // Whether an update of the block's tensors takes all of each.
 bool updates_whole(RuleId rule, const BlockLayout& block);
 // Bytes that an update works in, of the tensor that wants most.

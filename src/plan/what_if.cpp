@@ -5,7 +5,7 @@
 
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/placement.h"
 #include "plan/trained_tensors.h"
 #include "plan/update_work.h"
@@ -29,7 +29,7 @@ const char* method_name(const PlanInput& in) {
   return plain ? "lora" : "qlora";
 }
 
-Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold) {
+Alternative plan_of(const PlanInput& in, const Config& config, Estimated estimated) {
   const bool lora = trains_adapter(config), had = in.adapter != nullptr;
   const DType dtype = storage_type(config.model.dtype);
   AdapterSpec fresh;
@@ -47,9 +47,9 @@ Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold
 
   Alternative out;
   // A refusal looks at too many ways to compare levels of each.
-  out.plan = place_plan(changed, foretold == Foretold::kAll);
-  const bool wanted = foretold == Foretold::kAll || (foretold == Foretold::kWhatFits && out.plan.fits);
-  if (wanted && in.trains()) forecast(changed, out.plan);
+  out.plan = place_plan(changed, estimated == Estimated::kAll);
+  const bool wanted = estimated == Estimated::kAll || (estimated == Estimated::kWhatFits && out.plan.fits);
+  if (wanted && in.trains()) estimate_plan(changed, out.plan);
   out.method = method_name(changed);
   out.rule = rule_text(config.optimizer.name).name;
   out.weight_bits = lora ? bits_of_each(layout.frozen_bytes, layout.frozen_elements)
@@ -68,9 +68,9 @@ Config with_settings(Config config, const std::vector<Setting>& settings) {
 }
 
 std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
-                                     Foretold foretold) {
+                                     Estimated estimated) {
   try {
-    Alternative out = plan_of(in, with_settings(in.config, settings), foretold);
+    Alternative out = plan_of(in, with_settings(in.config, settings), estimated);
     for (const Setting& setting : settings)
       out.settings.insert(out.settings.end(), setting.text.begin(), setting.text.end());
     return out;
@@ -85,7 +85,7 @@ bool may_train_adapters(const Config& config) {
 }
 
 bool may_use_disk(const OffloadConfig& o) {
-  const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
+  const auto free_choice = [](OffloadTier tier_id) { return tier_id == OffloadTier::kAuto; };
   return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||
                              free_choice(o.activations));
 }

@@ -23,7 +23,7 @@ Config with_settings(Config config, const std::vector<Setting>& settings);
 // Nothing where there is no such plan (LoRA targets that the model lacks). A bug of the planner is no
 // property of a configuration: it is thrown.
 std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
-                                     Foretold foretold);
+                                     Estimated estimated);
 
 // A run of all weights may train adapters in their place: with new tokens only where [lora] trains their
 // rows, too.

@@ -46,7 +46,7 @@ TimedList::TimedList(const StepSchedule& list, const StepConfig& config)
       const auto pool = static_cast<Pool>(p);
       if (holds_shards(pool) != shards) continue;
       for (const ArrayUse& use : array_uses(inner, pool, config)) {
-        if (!use.at_home) wanted_[place[use.begin]].emplace_back(pool, use.array);
+        if (!use.in_place) wanted_[place[use.begin]].emplace_back(pool, use.array);
       }
     }
   }
@@ -87,13 +87,13 @@ void RankClock::arrive(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   if (is_transfer(op))
     return wait(
-        std::max({arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)}));
+        std::max({arrived(list, i), at(slot_free_, op.pool, op.slot), at(source_ready_, op.pool, op.array)}));
   // The thread that enqueues this did the updates before it.
   wait(std::max({arrived(list, i), host_, called(op)}));
 }
 
 bool RankClock::beside(const Operation& op) const {
-  return config_.calls_beside() && (gathers(op) || op.kind == OperationKind::kExchange ||
+  return config_.calls_beside() && (gathers(op) || op.kind == OperationKind::kReduceScatter ||
                                     op.kind == OperationKind::kNorm || op.kind == OperationKind::kGather);
 }
 
@@ -102,7 +102,7 @@ double RankClock::ready_beside(const TimedList& list, size_t i) {
   const double issued = std::max({now, host_, calls_free_});
   if (!is_transfer(op)) return std::max(issued, arrived(list, i));
   return std::max(
-      {issued, arrived(list, i), at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
+      {issued, arrived(list, i), at(slot_free_, op.pool, op.slot), at(source_ready_, op.pool, op.array)});
 }
 
 void RankClock::pass_beside(const Operation& op, double start, double end) {
@@ -140,7 +140,8 @@ double RankClock::called(const Operation& op) const {
 }
 
 void RankClock::leave(const Operation& op, double time) {
-  const bool call = gathers(op) || op.kind == OperationKind::kExchange || op.kind == OperationKind::kGather;
+  const bool call =
+      gathers(op) || op.kind == OperationKind::kReduceScatter || op.kind == OperationKind::kGather;
   note(call ? Lane::kRanks : Lane::kCompute, op, now, time);
   now = time;
   if (is_transfer(op)) at(ready_, op.pool, op.array) = now;
@@ -183,9 +184,9 @@ void RankClock::transfer(const Operation& op) {
   const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
   const bool link = config_.on_gpu() && !by_host && !place.in_shards;
   const double issued = by_host ? host_ : now;
-  double& home_ready = at(home_ready_, op.pool, op.array);
+  double& source_ready = at(source_ready_, op.pool, op.array);
   double& slot_free = at(slot_free_, op.pool, op.slot);
-  double done = std::max({issued, slot_free, home_ready});
+  double done = std::max({issued, slot_free, source_ready});
   const auto move = [&](Lane lane, double& free_at, double rate) {
     done = occupy(free_at, done, bytes / rate);
     note(lane, op, done - bytes / rate, done);
@@ -199,13 +200,13 @@ void RankClock::transfer(const Operation& op) {
     if (disk) move_on_disk(Lane::kDiskRead, disks_.read, disks_.write, rates_.disk_read), read += bytes;
     if (link) move(Lane::kToDevice, up_free_, rates_.link), crossed += bytes;
     at(ready_, op.pool, op.array) = done;
-  } else if (op.kind == OperationKind::kClaim) {
+  } else if (op.kind == OperationKind::kAllocateSlot) {
     at(ready_, op.pool, op.array) = done;
   } else {
-    done = std::max({issued, home_ready, at(ready_, op.pool, op.array)});
+    done = std::max({issued, source_ready, at(ready_, op.pool, op.array)});
     if (link) move(Lane::kFromDevice, down_free_, rates_.link), crossed += bytes;
     if (disk) move_on_disk(Lane::kDiskWrite, disks_.write, disks_.read, rates_.disk_write), written += bytes;
-    slot_free = home_ready = done;
+    slot_free = source_ready = done;
     // What leaves is in its shard's slot then.
     const std::optional<Pool> shards = shards_of(op.pool);
     if (shards && config_.pool(*shards).holds(op.array)) at(ready_, *shards, op.array) = done;

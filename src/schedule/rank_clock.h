@@ -1,5 +1,5 @@
 // The clocks of one rank while it walks steps' lists: compute in order, transfers on their links beside it.
-// The forecast walks one rank. Inside src/schedule and src/plan; one thread.
+// The estimate walks one rank. Inside src/schedule and src/plan; one thread.
 #pragma once
 
 #include <array>
@@ -97,7 +97,7 @@ class RankClock {
   double up_free_ = 0, down_free_ = 0;
   double calls_free_ = 0;         // when the stream of calls has done what it was given so far
   std::vector<double> gathered_;  // when a unit's weights have come from all ranks
-  Times slot_free_, home_ready_, ready_;
+  Times slot_free_, source_ready_, ready_;
 };
 
 }  // namespace lm

@@ -68,7 +68,7 @@ class Builder {
       for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
     }
     if (!final) return;
-    if (step_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
+    if (step_.defer_tied_gradient) pass(OperationKind::kTableGradient, embedding_, 0, end);
     add(OperationKind::kAddRows, embedding_, 0);
     finished(embedding_);
   }
@@ -116,7 +116,7 @@ class Builder {
 
   // The unit's last backward has been.
   void complete(int64_t unit) {
-    if (step_.ranks > 1) add(OperationKind::kExchange, unit, 0);
+    if (step_.ranks > 1) add(OperationKind::kReduceScatter, unit, 0);
     if (!measured_) add(OperationKind::kNorm, unit, 0);
   }
 
@@ -163,7 +163,7 @@ bool computes(OperationKind kind) {
 }
 
 bool is_transfer(const Operation& operation) {
-  return operation.kind == OperationKind::kFetch || operation.kind == OperationKind::kClaim ||
+  return operation.kind == OperationKind::kFetch || operation.kind == OperationKind::kAllocateSlot ||
          operation.kind == OperationKind::kWriteBack;
 }
 
@@ -200,9 +200,10 @@ StepSchedule make_schedule(const StepConfig& step) {
   LM_CHECK(step.group >= 1, "a group has at least one micro-batch");
   LM_CHECK(!step.in_backward || step.group >= step.micro_batches,
            "updates inside backward want all micro-batches of a step in one group");
-  LM_CHECK(!step.table_last || (step.tied && !step.layer_inputs && !step.measures()),
+  LM_CHECK(!step.defer_tied_gradient || (step.tied && !step.layer_inputs && !step.two_pass_clip()),
            "a gradient that is made last is a tied table's alone, of a step with one backward");
-  LM_CHECK(!step.table_last || step.first_trained == 0, "a gradient that is made last is of a trained table");
+  LM_CHECK(!step.defer_tied_gradient || step.first_trained == 0,
+           "a gradient that is made last is of a trained table");
   Builder builder(step);
   for (int64_t first = 0; first < step.micro_batches; first += step.group) {
     const int64_t end = std::min(first + step.group, step.micro_batches);
@@ -211,7 +212,7 @@ StepSchedule make_schedule(const StepConfig& step) {
     builder.backward(first, end, end == step.micro_batches);
   }
   builder.check_and_update();
-  if (step.measures()) builder.second_backward(step.micro_batches);
+  if (step.two_pass_clip()) builder.second_backward(step.micro_batches);
   return builder.take();
 }
 

@@ -1,4 +1,4 @@
-// The step as a value: a list of operations that the executor walks, the predictor times and tests inspect.
+// The step as a value: a list of operations that the executor walks, the cost model times and tests inspect.
 // The order is known beforehand because the model's code is ours. Operations are on units
 // (spec/block_layout.h): the embedding, the transformer blocks, the head.
 //
@@ -24,15 +24,16 @@ enum class OperationKind : uint8_t {
   kBackward,
   kTableGradient,  // the head's part of a tied table's gradient, where that is made last
   kAddRows,        // the rows that the embedding's backward has summed join the block's gradient
-  kExchange,  // every rank adds up its shard of the unit's gradient from all of them; absent with one rank
-  kNorm,      // the unit's gradient is final: its part of the norm
-  kCheck,     // loss, norm and finiteness are known: the step's one wait
-  kUpdate,    // of a tile of the unit's state
-  kGather,    // every rank has updated its shard of weights that all keep whole: all get all of them
-  // Between an array's home and a slot; inserted by transfers.h, absent while everything is at home.
-  kFetch,      // the array's bytes start on their way into the slot
-  kClaim,      // the slot becomes the array's, whose bytes are about to be made
-  kWriteBack,  // the array's bytes, changed, start on their way home
+  kReduceScatter,  // every rank adds up its shard of the unit's gradient from all of them; absent with one
+                   // rank
+  kNorm,           // the unit's gradient is final: its part of the norm
+  kCheck,          // loss, norm and finiteness are known: the step's one wait
+  kUpdate,         // of a tile of the unit's state
+  kGather,         // every rank has updated its shard of weights that all keep whole: all get all of them
+  // Between an array's tier and a slot; inserted by transfers.h, absent while everything is in place.
+  kFetch,         // the array's bytes start on their way into the slot
+  kAllocateSlot,  // the slot becomes the array's, whose bytes are about to be made
+  kWriteBack,     // the array's bytes, changed, start on their way back
 };
 const char* operation_name(OperationKind kind);
 // The model's passes, each of one micro-batch (model/pass.h). The others are of a unit, or of the step.

@@ -1,5 +1,5 @@
 // What a step is made with, once: the model's passes (model/pass.h), the step's list (schedule.h) and its
-// transfers (transfers.h), their dry run (plan/rehearse.h) and the executor (train/step.h) all read it. A
+// transfers (transfers.h), their dry run (plan/dry_run.h) and the executor (train/step.h) all read it. A
 // plan makes it (plan/plan.h). A value.
 #pragma once
 
@@ -123,7 +123,7 @@ struct StepConfig {
   // The gradient of a tied table is made when every block's has ended, in the memory of these and of the
   // activations: the head leaves it out, and its logits are computed once more. Only with updates inside
   // backward, and one backward of a step.
-  bool table_last = false;
+  bool defer_tied_gradient = false;
 
   // The embedding makes inputs for the layers, and its backward pass needs its weights.
   bool layer_inputs = false;
@@ -162,17 +162,19 @@ struct StepConfig {
   // Ranks with GPUs exchange, gather and take norms in a stream beside compute.
   bool calls_beside() const { return on_gpu() && ranks > 1; }
   // A first backward is for the norm alone, a second one makes the gradients once more for the updates.
-  bool measures() const { return clip == Clip::kGlobal && in_backward; }
+  bool two_pass_clip() const { return clip == Clip::kGlobal && in_backward; }
   // The first of two backwards leaves block inputs to the second.
-  bool keeps_inputs() const { return measures() && recompute.whole(); }
-  int64_t segments() const;  // of a cut head; 0: it is whole
-  bool cut_head() const { return segments() > 0; }
+  bool keeps_inputs() const { return two_pass_clip() && recompute.whole(); }
+  int64_t segments() const;  // of a chunked head; 0: it is whole
+  bool chunked_head() const { return segments() > 0; }
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   bool uses_slots() const;  // any pool
   // Whether nothing of a step keeps the next one from being enqueued before this one's result is known.
-  bool may_run_ahead() const { return ranks == 1 && clip == Clip::kGlobal && !measures() && !uses_slots(); }
+  bool may_run_ahead() const {
+    return ranks == 1 && clip == Clip::kGlobal && !two_pass_clip() && !uses_slots();
+  }
   bool moves_shards() const {  // of weights or gradients, between their tier and slots of their own
     return pool(Pool::kWeightShards).slots + pool(Pool::kGradientShards).slots > 0;
   }

@@ -1,5 +1,5 @@
-// The lists of a run's steps with their transfers, one after another: a forecast times them, and the executor
-// walks them. One thread.
+// The lists of a run's steps with their transfers, one after another: an estimate times them, and the
+// executor walks them. One thread.
 #pragma once
 
 #include <optional>

@@ -56,15 +56,15 @@ class UseCollector {
     if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
     const bool changes = op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather;
     if (!changes || config_.unit(op.unit).frozen) return;
-    const bool at_home = config_.unit(op.unit).in_shards;
-    add({index, index, op.unit, !at_home, !at_home, false, at_home});
+    const bool in_place = config_.unit(op.unit).in_shards;
+    add({index, index, op.unit, !in_place, !in_place, false, in_place});
   }
 
   void gradients(size_t index, const Operation& op) {
     if (!config_.pool(pool_).holds(op.unit)) return;
     if (op.kind == OperationKind::kBackward) add({index, index, op.unit, op.micro > 0, true, false});
     if (op.kind == OperationKind::kAddRows) add({index, index, op.unit, true, true, false});
-    if (op.kind == OperationKind::kExchange) add({index, index, op.unit, true, true, false});
+    if (op.kind == OperationKind::kReduceScatter) add({index, index, op.unit, true, true, false});
     if (op.kind == OperationKind::kNorm) add({index, index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate)
       add({index, index, op.unit, true, false, op.tile + 1 >= config_.unit(op.unit).end_tile});
@@ -99,7 +99,7 @@ class UseCollector {
     const int64_t block = config_.unit(op.unit).block;
     const auto input = [&](int64_t b) { return config_.input_array(b, op.micro); };
     // Of the backwards: a second one finds nothing but block inputs; else a second forward comes first.
-    const bool last = !config_.measures() || checked_ || !config_.recompute.whole();
+    const bool last = !config_.two_pass_clip() || checked_ || !config_.recompute.whole();
     const Recompute level = config_.recompute.of(block);
     const bool trained = role == UnitRole::kBody && block >= config_.first_trained;
     switch (op.kind) {
@@ -188,7 +188,7 @@ class PoolPlanner {
   static size_t index(const ArrayUse& use) { return static_cast<size_t>(use.array); }
 
   void visit(const ArrayUse& use) {
-    if (use.at_home) return change_home(use);
+    if (use.in_place) return change_in_place(use);
     const size_t s = find(index(use)) < work_.size() ? find(index(use)) : bring(use);
     Work& w = work_[s];
     ++order_;
@@ -205,7 +205,7 @@ class PoolPlanner {
     if (use.begin < length_) state_[s] = w.slot;
   }
 
-  void change_home(const ArrayUse& use) {
+  void change_in_place(const ArrayUse& use) {
     left_at_[index(use)] = use.end + 1;
     const size_t s = find(index(use));
     if (s == work_.size()) return;
@@ -243,14 +243,14 @@ class PoolPlanner {
     size_t position = w.free_at;
     if (w.slot.array >= 0 && w.slot.changed) {
       insert(w.changed_at, 0, OperationKind::kWriteBack, w.slot.array, s);
-      // The home knows it from there on, whether or not the array leaves its slot within this list.
+      // The tier knows it from there on, whether or not the array leaves its slot within this list.
       if (w.changed_at <= length_ && state_[s].array == w.slot.array) state_[s].changed = false;
       position = std::max(position, w.changed_at);
       size_t& left_at = left_at_[static_cast<size_t>(w.slot.array)];
       left_at = std::max(left_at, w.changed_at);
     }
     position = std::max(position, left_at_[index(use)]);
-    insert(position, 1, use.needs ? OperationKind::kFetch : OperationKind::kClaim, use.array, s);
+    insert(position, 1, use.needs ? OperationKind::kFetch : OperationKind::kAllocateSlot, use.array, s);
     fill(s, {.array = use.array, .changed = false, .promised = true, .order = order_});
     w.free_at = position;
     if (position <= length_) state_[s] = w.slot;

@@ -1,8 +1,9 @@
-// Plans the transfers of a step: given a step's operations and which arrays live off the device, decides into which slot
-// each array is fetched, when, and what is written back. Every pool has a fixed number of slots, in which the
-// array used longest ago makes room; a fetch stands where its slot becomes free, as early as the order of the
-// list allows, and what will have left its slot before it is used again is written back right after its last
-// change. Executor, predictor and tests walk the resulting list; it does not depend on timing. Pure values.
+// Plans the transfers of a step: given a step's operations and which arrays live off the device, decides into
+// which slot each array is fetched, when, and what is written back. Every pool has a fixed number of slots,
+// in which the array used longest ago makes room; a fetch stands where its slot becomes free, as early as the
+// order of the list allows, and what will have left its slot before it is used again is written back right
+// after its last change. Executor, cost model and tests walk the resulting list; it does not depend on
+// timing. Pure values.
 //
 // Shards off the device are planned after everything else: a fetch or write-back of the whole array uses the
 // shard, which then has to be in a slot of its own.
@@ -43,10 +44,10 @@ StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, c
 struct ArrayUse {
   size_t begin = 0, end = 0;  // operations, inclusive: the array stays in its slot between them
   int64_t array = 0;
-  bool needs = true;     // the bytes must be there
-  bool changes = false;  // and are others afterwards
-  bool dies = false;     // dead afterwards: no write-back
-  bool at_home = false;  // no use of a slot: the home changes, and what a slot has of the array is old
+  bool needs = true;      // the bytes must be there
+  bool changes = false;   // and are others afterwards
+  bool dies = false;      // dead afterwards: no write-back
+  bool in_place = false;  // no use of a slot: the tier changes, and what a slot has of the array is old
 };
 std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const StepConfig& config);
 

@@ -109,7 +109,7 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
 }
 
 // Gives the head's matrix, which `units` has with the final norm, to its segments.
-void cut_head_matrix(const TensorPlace& head, const BlockLayout& block, std::vector<Unit>& units) {
+void chunk_head_matrix(const TensorPlace& head, const BlockLayout& block, std::vector<Unit>& units) {
   LM_CHECK(head.offset == 0, "the head's matrix comes first in its block");
   const int64_t rows = head.parameter.rows;
   const int64_t row_size = head.frozen ? head.pieces.front().bytes / rows : head.parameter.columns;
@@ -167,8 +167,8 @@ std::vector<Unit> list_units(int64_t layers, int64_t segments) {
   return out;
 }
 
-std::vector<Unit> ModelLayout::units(bool cut_head) const {
-  const TensorPlace* const head = cut_head ? blocks.back().find("head") : nullptr;
+std::vector<Unit> ModelLayout::units(bool chunked_head) const {
+  const TensorPlace* const head = chunked_head ? blocks.back().find("head") : nullptr;
   std::vector<Unit> out = list_units(
       std::ssize(blocks) - 2, head == nullptr ? 0 : ceil_div(head->parameter.rows, kVocabularySegment));
   for (Unit& unit : out) {
@@ -177,7 +177,7 @@ std::vector<Unit> ModelLayout::units(bool cut_head) const {
     unit.elements = block.flat_elements;
     unit.frozen_bytes = block.frozen_bytes;
   }
-  if (head != nullptr) cut_head_matrix(*head, blocks.back(), out);
+  if (head != nullptr) chunk_head_matrix(*head, blocks.back(), out);
   return out;
 }
 

@@ -171,7 +171,7 @@ struct ModelLayout {
   int64_t frozen_bytes = 0;
 
   // As list_units has them; a tied head has no matrix to cut.
-  std::vector<Unit> units(bool cut_head) const;
+  std::vector<Unit> units(bool chunked_head) const;
   std::string name(const Unit& unit) const;  // "block 3", "head, segment 2"
   // The first block of which something is trained; 0 where nothing is.
   int64_t first_trained() const;

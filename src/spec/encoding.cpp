@@ -33,7 +33,7 @@ constexpr Encoding kPlain[] = {{dtype_name(DType::kF32), EncodingKind::kPlain, e
                                {dtype_name(DType::kBF16), EncodingKind::kPlain, elements<DType::kBF16>},
                                {dtype_name(DType::kF16), EncodingKind::kPlain, elements<DType::kF16>}};
 
-constexpr Encoding kQuantised[] = {{"nf4", EncodingKind::kNf4, four_bits},
+constexpr Encoding kQuantized[] = {{"nf4", EncodingKind::kNf4, four_bits},
                                    {"fp4", EncodingKind::kFp4, four_bits},
                                    {"nf4, double", EncodingKind::kNf4Double, four_bits_double},
                                    {"fp4, double", EncodingKind::kFp4Double, four_bits_double},
@@ -50,7 +50,7 @@ const Encoding& plain_encoding(DType dtype) {
 
 const Encoding& encoding_of(EncodingKind kind) {
   LM_CHECK(kind != EncodingKind::kPlain, "a plain encoding is of a type");
-  for (const Encoding& one : kQuantised) {
+  for (const Encoding& one : kQuantized) {
     if (one.kind == kind) return one;
   }
   LM_CHECK(false, "an encoding without a row in the table");

@@ -51,8 +51,8 @@ void refuse_what_is_set(const ConfigReader& config, const Family& family) {
   }
 }
 
-// What bitsandbytes quantised is read as it is.
-EncodingKind read_quantisation(const ConfigReader& config) {
+// What bitsandbytes quantized is read as it is.
+EncodingKind read_quantization(const ConfigReader& config) {
   constexpr const char* kKey = "quantization_config";
   const Json* const table = config.find(kKey);
   if (table == nullptr) return EncodingKind::kPlain;
@@ -61,7 +61,7 @@ EncodingKind read_quantisation(const ConfigReader& config) {
       table->contains("quant_method") ? (*table)["quant_method"].dump().substr(0, 100) : "an unnamed method";
   const bool four = q.boolean("load_in_4bit", false), eight = q.boolean("load_in_8bit", false);
   if (method != "\"bitsandbytes\"" || four == eight) {
-    config.fail(kKey, "quantised weights (" + method +
+    config.fail(kKey, "quantized weights (" + method +
                           ") are not supported: use the model's bf16, fp16 or fp32 version, or what "
                           "bitsandbytes made of it in 4 or 8 bits");
   }
@@ -239,7 +239,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   if (wrapped) spec.wrapper = family.wrapper;
   spec.names = family.names();
   refuse_what_is_set(config, family);
-  spec.stored = read_quantisation(wrapped && !file.find("quantization_config") ? config : file);
+  spec.stored = read_quantization(wrapped && !file.find("quantization_config") ? config : file);
   read_sizes(config, family, wrapped ? family.sizes : ClassSizes{}, spec);
   // Older files of a model inside another one have the key in neither object, and mean the text's class.
   constexpr const char* kTied = "tie_word_embeddings";

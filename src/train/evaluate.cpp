@@ -60,7 +60,7 @@ std::optional<Sums> sums_of(Rank& rank, const EvalBatches& set, const std::funct
     std::vector<ByteRange> shards;
     for (int r = 0; r < group.ranks(); ++r)
       shards.push_back({begin(r) * bytes, (begin(r + 1) - begin(r)) * bytes});
-    group.share("evaluation", reinterpret_cast<std::byte*>(values.data()), shards);
+    group.all_gather("evaluation", reinterpret_cast<std::byte*>(values.data()), shards);
   };
   const auto document = [&](int64_t r) { return sums.first[static_cast<size_t>(first(r))]; };
   share(sums.batches, first);

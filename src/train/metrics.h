@@ -9,7 +9,7 @@
 
 #include "base/batch.h"
 #include "data/choices.h"
-#include "plan/predict.h"
+#include "plan/cost_model.h"
 #include "train/event_file.h"
 #include "train/objectives/objective.h"
 

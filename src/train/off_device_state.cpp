@@ -29,7 +29,7 @@ std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& 
 std::vector<char> in_host(const PoolPlan& pool) {
   std::vector<char> out(pool.bytes.size(), 0);
   for (size_t a = 0; a < out.size(); ++a)
-    out[a] = tier_row(pool.home_of(a)).medium == Medium::kMemory ? 1 : 0;
+    out[a] = tier_row(pool.tier_id_of(a)).medium == Medium::kMemory ? 1 : 0;
   return out;
 }
 

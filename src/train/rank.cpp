@@ -89,7 +89,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .group = &device_group_}),
       weights_(setup.layout, setup.plan.numerics.trained_dtype(), stream.device,
                {.store = off_device_.store(Pool::kWeights),
-                .cut_head = setup_.plan.placement.head_segments() > 0,
+                .chunked_head = setup_.plan.placement.head_segments() > 0,
                 .embedding = off_device_.embedding(),
                 .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1}),
       arena_(stream.device, setup.plan.arena.bytes),
@@ -119,10 +119,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     gradients_ =
         std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
                                     update_stream, tail(result_memory_, kResultBytes),
-                                    GradientHomes{.store = off_device_.store(Pool::kGradients),
-                                                  .in_slot = setup.plan.placement.gradients_in_slot,
-                                                  .slot_elsewhere = setup.plan.placement.table_last,
-                                                  .cut_head = setup.plan.placement.head_segments() > 0});
+                                    GradientPlaces{.store = off_device_.store(Pool::kGradients),
+                                                   .in_slot = setup.plan.placement.gradients_in_slot,
+                                                   .slot_elsewhere = setup.plan.placement.defer_tied_gradient,
+                                                   .chunked_head = setup.plan.placement.head_segments() > 0});
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
@@ -177,7 +177,7 @@ void Rank::make_step() {
                 .host_decisions = tail(result_memory_, kLossBytes)
                                       .first(result_memory_.size() > 0 ? kResultBytes - kLossBytes : 0),
                 .trace = setup_.trace,
-                .pulse = &pulse_,
+                .progress_counter = &progress_counter_,
                 .objective = setup_.objective},
       std::move(config));
 }
@@ -214,9 +214,9 @@ void Rank::reset() {
 }
 
 StateCatalogue Rank::catalogue() const {
-  const bool cut_head = setup_.plan.placement.head_segments() > 0;
+  const bool chunked_head = setup_.plan.placement.head_segments() > 0;
   const int part = setup_.plan.placement.sharding().part(group_.rank());
-  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training(), part);
+  return list_state(setup_.layout, setup_.plan.numerics, chunked_head, training(), part);
 }
 
 void Rank::restore(StateReader& from, int64_t updates) {
@@ -245,7 +245,7 @@ void Rank::restore(StateReader& from, int64_t updates) {
     open.close();
   }
   if (optimizer_ == nullptr) return from.read(parts), staging.finish();
-  const StateStreams streams = setup_.plan.numerics.state();
+  const StateTensors streams = setup_.plan.numerics.state();
   for (int64_t b = 0; b < std::ssize(setup_.layout.blocks); ++b) {
     for (int64_t tile = 0; tile < optimizer_->tiles(b); ++tile) {
       optimizer_->restore(b, tile, staging, [&](size_t s, int64_t offset, std::span<std::byte> out) {

@@ -61,7 +61,7 @@ class Rank {
   Decoder& decoder() { return *decoder_; }
   Group& group() { return group_; }
   Group& device_group() { return device_group_; }
-  StepPulse& pulse() { return pulse_; }
+  ProgressCounter& progress_counter() { return progress_counter_; }
   // To other ranks so far, of what lies on the device and of the rest.
   int64_t sent_bytes() const {
     return group_.sent_bytes() + (&device_group_ == &group_ ? 0 : device_group_.sent_bytes());
@@ -91,7 +91,7 @@ class Rank {
   void make_step();
 
   const RankSetup setup_;
-  StepPulse pulse_;
+  ProgressCounter progress_counter_;
   LocalGroup alone_;
   Group& group_;
   Group& device_group_;

@@ -20,7 +20,7 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       group_(parts.group),
       device_group_(parts.device_group),
       trace_(parts.trace),
-      pulse_(parts.pulse),
+      progress_counter_(parts.progress_counter),
       objective_(parts.objective),
       head_(std::ssize(parts.model.layout.blocks) - 1),
       lists_(std::move(config)),
@@ -63,7 +63,7 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   loss_scale_ = loss_scale;
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
-  if (pulse_ != nullptr) pulse_->begin_step(step);
+  if (progress_counter_ != nullptr) progress_counter_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
   const double divisor = batches.divisor();
   pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(loss_scale / divisor) : 0.0F);
@@ -79,7 +79,7 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   begin_routers();
   const bool transfers = config_.uses_slots();
   const StepSchedule& list = lists_.step(micro_batches);
-  const WalkedList walked(pulse_);
+  const WalkedList walked(progress_counter_);
   for (const Operation& operation : list.operations) {
     walked.begin(operation);
     if (transfers) off_device_.poll();
@@ -88,7 +88,7 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   }
   pass_.end();
   batches_ = nullptr;
-  if (config_.measures()) wait_for_group();  // a second backward has sent and exchanged since the check
+  if (config_.two_pass_clip()) wait_for_group();  // a second backward has sent and exchanged since the check
   if (!decision_) finished_.push_back(std::move(result_));
 }
 
@@ -102,7 +102,7 @@ void TrainStep::wait_for_group() {
 void TrainStep::flush() {
   if (lists_.pending()) {
     const StepSchedule list = lists_.flush();
-    const WalkedList walked(pulse_);
+    const WalkedList walked(progress_counter_);
     for (const Operation& operation : list.operations) {
       walked.begin(operation);
       execute(operation);
@@ -160,9 +160,9 @@ void TrainStep::carry_out(const Operation& operation) {
     case OperationKind::kAddRows:
       add_rows();
       break;
-    case OperationKind::kExchange:
+    case OperationKind::kReduceScatter:
       if (unit(operation).elements > 0)
-        gradients_->exchange(operation.unit, device_group_, config_.sharding(), config_.machine_ranks);
+        gradients_->reduce_scatter(operation.unit, device_group_, config_.sharding(), config_.machine_ranks);
       break;
     case OperationKind::kNorm:
       norm(operation);
@@ -178,7 +178,7 @@ void TrainStep::carry_out(const Operation& operation) {
       update(operation);
       break;
     case OperationKind::kFetch:
-    case OperationKind::kClaim:
+    case OperationKind::kAllocateSlot:
     case OperationKind::kWriteBack:
       transfer(operation);
       break;
@@ -195,7 +195,8 @@ void TrainStep::transfer(const Operation& operation) {
     if (save_ != nullptr && before >= 0) save_->take_back(operation.pool, before);
   }
   if (operation.kind == OperationKind::kFetch) return store.fetch(operation.array, operation.slot);
-  if (operation.kind == OperationKind::kClaim) return store.claim(operation.array, operation.slot);
+  if (operation.kind == OperationKind::kAllocateSlot)
+    return store.allocate_slot(operation.array, operation.slot);
   store.write_back(operation.array);
 }
 
@@ -274,19 +275,20 @@ void TrainStep::gather(const Operation& operation) {
   constexpr char kWhat[] = "gather of weights";
   const std::vector<ByteRange> shards =
       shard_bytes(range, config_.sharding(), static_cast<int64_t>(dtype_size(weights_.dtype())));
-  std::byte* const weights = weights_.trainable_home(operation.unit);
+  std::byte* const weights = weights_.trainable_in_place(operation.unit);
   if (weights_.in_host_memory(operation.unit)) {
     synchronize(context_.stream);
-    return group_.share(kWhat, weights, shards);
+    return group_.all_gather(kWhat, weights, shards);
   }
   device_group_.begin_after(context_.stream);
-  device_group_.share(kWhat, weights, shards);
+  device_group_.all_gather(kWhat, weights, shards);
   // The slot's copies follow compute.
   if (weights_.trained_through_slots(operation.unit)) return device_group_.end_before(context_.stream);
   gathered_[static_cast<size_t>(operation.unit)].record(device_group_.stream(context_.stream));
 }
 
-// Of the block. A cut head's updates begin with the final norm; if that is frozen, with the first segment.
+// Of the block. A chunked head's updates begin with the final norm; if that is frozen, with the first
+// segment.
 bool TrainStep::first_update(const Operation& operation) const {
   if (operation.tile != config_.unit(operation.unit).first_tile) return false;
   const Unit& range = unit(operation);
@@ -308,9 +310,9 @@ void TrainStep::update(const Operation& operation) {
   const bool first = first_update(operation);
   if (config_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
   // A second backward's gradient has been exchanged since the check.
-  if (config_.measures() && first) device_group_.end_before(context_.stream);
+  if (config_.two_pass_clip() && first) device_group_.end_before(context_.stream);
   const UpdateInputs inputs{
-      .weights = weights_.trainable_home(u),
+      .weights = weights_.trainable_in_place(u),
       .gradients = gradients_->unit(u),
       .gradient_dtype = gradients_->dtype(),
       .gradient_scale = update_.scale,
@@ -319,8 +321,8 @@ void TrainStep::update(const Operation& operation) {
       .step = update_.step,
       // The check or the block's norm has waited for everything on the device; what comes through slots of
       // the device, or from a second backward, is only on its way.
-      .ready =
-          !decision_ && !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
+      .ready = !decision_ && !weights_.through_slots(u) && !gradients_->through_slots(u) &&
+               !config_.two_pass_clip(),
       .first = range.first,
       .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
@@ -338,7 +340,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
   watch(routers, placed);
   ForwardPass pass(pass_, std::move(placed), routers != nullptr);
   const ListWithSlots& forward = lists_.evaluation();
-  const WalkedList walked(pulse_);
+  const WalkedList walked(progress_counter_);
   for (const Operation& operation : forward.list.operations) {
     walked.begin(operation);
     if (!computes(operation.kind)) {

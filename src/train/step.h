@@ -23,7 +23,7 @@
 #include "train/device_decision.h"
 #include "train/objectives/objective.h"
 #include "train/off_device_state.h"
-#include "train/step_pulse.h"
+#include "train/progress_counter.h"
 #include "train/step_save.h"
 #include "weights/loans.h"
 
@@ -46,7 +46,7 @@ struct StepParts {
   // The same for StepDecision of DeviceDecision::kInFlight steps.
   std::span<std::byte> host_decisions = {};
   Trace* trace = nullptr;
-  StepPulse* pulse = nullptr;  // null: nobody watches
+  ProgressCounter* progress_counter = nullptr;  // null: nobody watches
   const Objective& objective = objectives::cross_entropy;
 };
 
@@ -81,7 +81,7 @@ class TrainStep : private PassMemory {
   StepResult finish();
   bool runs_ahead() const { return decision_.has_value(); }
 
-  // Completes what is deferred and empties the slots: afterwards every byte of state is at its home. Throws
+  // Completes what is deferred and empties the slots: afterwards every byte of state is in its tier. Throws
   // what a store reports of a write (offload/store.h).
   void flush();
 
@@ -189,7 +189,7 @@ class TrainStep : private PassMemory {
   Group& group_;
   Group& device_group_;
   Trace* trace_;
-  StepPulse* pulse_;
+  ProgressCounter* progress_counter_;
   const Objective& objective_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   int64_t head_;            // the last block, and its unit

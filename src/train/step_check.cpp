@@ -42,7 +42,7 @@ void TrainStep::check() {
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
   // Of two backwards the second has the block's gradient.
-  if (result_.skipped && !(faulty_block_ && config_.measures()))
+  if (result_.skipped && !(faulty_block_ && config_.two_pass_clip()))
     result_.fault = find_fault(faulty_block_, result_.loss);
   if (config_.clip != Clip::kGlobal) {
     if (result_.skipped) fail_step(result_.fault);
@@ -94,7 +94,7 @@ StepResult TrainStep::finish() {
 
 // A first backward has found the fault, the second one has the gradient.
 void TrainStep::explain_skip(int64_t block) {
-  if (!config_.measures() || faulty_block_ != block || !result_.fault.empty()) return;
+  if (!config_.two_pass_clip() || faulty_block_ != block || !result_.fault.empty()) return;
   device_group_.end_before(context_.stream);
   result_.fault = find_fault(block, result_.loss);
 }

@@ -36,7 +36,7 @@ void TrainStep::settle_routers() {
     for (int r = 0; r < group_.ranks(); ++r) shards.push_back({r * mine, mine});
     std::vector<double> all(sums.size() * static_cast<size_t>(group_.ranks()));
     std::ranges::copy(sums, all.begin() + group_.rank() * std::ssize(sums));
-    group_.share("loads of experts", reinterpret_cast<std::byte*>(all.data()), shards);
+    group_.all_gather("loads of experts", reinterpret_cast<std::byte*>(all.data()), shards);
     std::ranges::fill(sums, 0);
     for (size_t i = 0; i < all.size(); ++i) sums[i % sums.size()] += all[i];
   }

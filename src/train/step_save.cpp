@@ -56,7 +56,7 @@ void StepSave::take_in() {
       (weights ? weights_ : optimizer_)[u] = entries;
       expected_ += weights ? 1 : 0;
     } else if (weights) {
-      lend_weights(entries, state_.weights.trainable_home(first.unit));
+      lend_weights(entries, state_.weights.trainable_in_place(first.unit));
     } else {
       for (int64_t tile = 0; tile < state_.optimizer.tiles(unit.block); ++tile)
         lend_tile(entries, unit.block, tile);

@@ -15,7 +15,7 @@ bool works(OperationKind kind) {
     case OperationKind::kAcquire:
     case OperationKind::kRelease:
     case OperationKind::kFetch:
-    case OperationKind::kClaim:
+    case OperationKind::kAllocateSlot:
     case OperationKind::kWriteBack:
       return false;
     default:

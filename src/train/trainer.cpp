@@ -76,11 +76,11 @@ void Trainer::finish_step() {
   result_.tokens += row.tokens;
 }
 
-bool TrainerState::observe(double held_out_loss, double threshold) {
-  const bool best = std::isfinite(held_out_loss) && (!best_eval || held_out_loss < *best_eval);
-  const bool lower = best && (!best_eval || *best_eval - held_out_loss > threshold);
+bool TrainerState::observe(double eval_loss, double threshold) {
+  const bool best = std::isfinite(eval_loss) && (!best_eval || eval_loss < *best_eval);
+  const bool lower = best && (!best_eval || *best_eval - eval_loss > threshold);
   no_lower = lower ? 0 : no_lower + 1;
-  if (best) best_eval = held_out_loss, best_step = step;
+  if (best) best_eval = eval_loss, best_step = step;
   return best;
 }
 
@@ -151,7 +151,7 @@ StepRow Trainer::read_row(Started step) {
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   state_.tokens += row.tokens;
   state_.seconds += seconds;
-  if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(step.work, seconds);
+  if (options_.utilization) row.sol_pct = 100 * options_.utilization(step.work, seconds);
   // We allocate nothing within a step, and LibTorch frees nothing: the value between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();

@@ -18,7 +18,7 @@ namespace lm {
 struct TrainerOptions {
   int64_t total_steps = 0;
   // The utilization for so much work in so many seconds; empty: unknown.
-  std::function<double(const StepWork&, double seconds)> sol_share;
+  std::function<double(const StepWork&, double seconds)> utilization;
 };
 
 // Training-loop callbacks; all optional.
@@ -56,7 +56,7 @@ struct TrainerState {
 
   // Records an evaluation; returns whether its loss is the lowest so far (false if not finite). For early
   // stopping a loss counts as lower only if the decrease exceeds `threshold`.
-  bool observe(double held_out_loss, double threshold);
+  bool observe(double eval_loss, double threshold);
 };
 // To an object of a checkpoint's manifest, and back. Throws Error(11) for an invalid object.
 Json state_json(const TrainerState& state);

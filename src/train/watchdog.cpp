@@ -54,19 +54,19 @@ double Watchdog::limit() const {
 }
 
 bool Watchdog::look() {
-  const StepPulse::Beat beat = setup_.pulse.latest();
+  const ProgressCounter::Position position = setup_.progress_counter.latest();
   const std::optional<DeviceStand> gpu = setup_.gpus != nullptr ? setup_.gpus->device() : std::nullopt;
   const int64_t bytes = setup_.moved_bytes ? setup_.moved_bytes() : 0;
   const double now = monotonic_seconds();
-  if (!beat.at || setup_.group.waits() || (setup_.gpus != nullptr && setup_.gpus->waits())) {
+  if (!position.at || setup_.group.waits() || (setup_.gpus != nullptr && setup_.gpus->waits())) {
     stall_.restart(now);
     return true;
   }
   const uint64_t progress =
-      beat.count + static_cast<uint64_t>(bytes) + (gpu ? gpu->passed : 0);  // none falls
+      position.count + static_cast<uint64_t>(bytes) + (gpu ? gpu->passed : 0);  // none falls
   const double still = stall_.look(progress, now), allowed = limit();
   if (still < (gpu && gpu->inside ? kInCollective : 1) * allowed) return true;
-  const std::string doing = fmt::format("\"{}\" of step {}", setup_.name(*beat.at), beat.step);
+  const std::string doing = fmt::format("\"{}\" of step {}", setup_.name(*position.at), position.step);
   setup_.give_up(
       no_progress({setup_.group.rank(), setup_.host}, doing, still, allowed, gpu ? gpu->where : ""));
   return false;

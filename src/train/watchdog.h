@@ -20,17 +20,17 @@
 #include "comm/group.h"
 #include "comm/liveness.h"
 #include "comm/periodic.h"
-#include "train/step_pulse.h"
+#include "train/progress_counter.h"
 
 namespace lm {
 
 struct WatchdogSetup {
-  const StepPulse& pulse;       // borrowed
-  const Group& group;           // borrowed
-  const Group* gpus = nullptr;  // the same ranks, if collectives are enqueued; borrowed
-  double least = 60;            // seconds
-  double step_seconds = 0;      // as planned, until steps are measured
-  std::string host = {};        // of this rank, for the message
+  const ProgressCounter& progress_counter;  // borrowed
+  const Group& group;                       // borrowed
+  const Group* gpus = nullptr;              // the same ranks, if collectives are enqueued; borrowed
+  double least = 60;                        // seconds
+  double step_seconds = 0;                  // as planned, until steps are measured
+  std::string host = {};                    // of this rank, for the message
   std::function<std::string(const Operation&)> name = {};  // for the message; called by this thread
   std::function<int64_t()> moved_bytes = {};               // disk bytes so far; called by this thread
   std::function<void(const Error&)> give_up = {};          // called by this thread, once, with an Error(41)

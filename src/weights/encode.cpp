@@ -78,7 +78,7 @@ void encode(const EncodedMatrix& matrix, DType dtype, const MatrixElements& elem
     static thread_local std::vector<std::byte> buffer;
     buffer.resize(static_cast<size_t>(end - begin) * dtype_size(dtype));
     elements(begin, end - begin, buffer.data());
-    cpu.quantise({.kind = kind,
+    cpu.quantize({.kind = kind,
                   .x = buffer.data(),
                   .elements = end - begin,
                   .columns = matrix.columns,
@@ -88,7 +88,7 @@ void encode(const EncodedMatrix& matrix, DType dtype, const MatrixElements& elem
                  here(1));
   });
   if (twice)
-    quantise_scales(all, reinterpret_cast<uint8_t*>(matrix.pieces[1]),
+    quantize_scales(all, reinterpret_cast<uint8_t*>(matrix.pieces[1]),
                     reinterpret_cast<float*>(matrix.pieces[2]));
 }
 

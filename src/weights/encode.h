@@ -1,4 +1,4 @@
-// Quantisation while loading: converts a matrix of the files to the components of a quantization format, a
+// Quantization while loading: converts a matrix of the files to the components of a quantization format, a
 // bounded number of elements at a time, so that neither the matrix nor a second copy of it is ever whole in
 // memory. The caller owns the memory; complete on return.
 #pragma once

@@ -115,7 +115,7 @@ class Filling {
 
 // Calls read(wanted) for all blocks on the device together, in the order of the files, then for each other
 // block and each segment of a vocabulary-chunked head separately, since these share one slot.
-void by_home(const WeightStore& store, const std::function<void(const std::function<bool(int64_t)>&)>& read) {
+void by_tier(const WeightStore& store, const std::function<void(const std::function<bool(int64_t)>&)>& read) {
   const auto by_itself = [&](int64_t unit) {
     return store.through_slots(unit) || store.units()[static_cast<size_t>(unit)].segment();
   };
@@ -179,7 +179,7 @@ void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
   const ModelFiles files(directory);
   Filling filling(setup, store);
-  by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
+  by_tier(store, [&](const std::function<bool(int64_t)>& wanted) {
     load_model(files, setup.spec, setup.layout, filling.targets(wanted), filling.options());
     filling.close();
   });
@@ -226,7 +226,7 @@ void start_whole_tensors(const LoadSetup& setup, int64_t seed, const std::string
   if (directory.empty()) return;
   const ModelFiles files(directory);
   Filling filling(setup, store);
-  by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
+  by_tier(store, [&](const std::function<bool(int64_t)>& wanted) {
     load_whole_tensors(files, setup.spec, setup.layout, filling.targets(wanted), filling.options());
     filling.close();
   });

@@ -10,20 +10,20 @@
 namespace lm {
 
 Loan::Loan(WeightStore& store, int64_t unit)
-    : store_(&store), unit_(unit), version_(store.homes_[static_cast<size_t>(unit)].version) {
-  ++store.homes_[static_cast<size_t>(unit)].loans;
+    : store_(&store), unit_(unit), version_(store.places_[static_cast<size_t>(unit)].version) {
+  ++store.places_[static_cast<size_t>(unit)].loans;
 }
 
 Loan::Loan(Loan&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)), unit_(other.unit_), version_(other.version_) {}
 
 Loan::~Loan() {
-  if (store_ != nullptr) --store_->homes_[static_cast<size_t>(unit_)].loans;
+  if (store_ != nullptr) --store_->places_[static_cast<size_t>(unit_)].loans;
 }
 
 std::byte* Loan::trainable() const {
-  const auto& home = store_->homes_[static_cast<size_t>(unit_)];
-  LM_CHECK(home.version == version_, fmt::format("a loan of unit {} outlived an update", unit_));
+  const auto& unit_place = store_->places_[static_cast<size_t>(unit_)];
+  LM_CHECK(unit_place.version == version_, fmt::format("a loan of unit {} outlived an update", unit_));
   return store_->trainable(unit_);
 }
 
@@ -73,21 +73,22 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
 }
 
-WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightHomes& homes)
+WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device,
+                         const WeightPlaces& places)
     : layout_(layout),
       dtype_(dtype),
-      off_device_(homes.store),
-      embedding_(homes.embedding),
-      shards_(homes.shards),
-      units_(layout.units(homes.cut_head)) {
+      off_device_(places.store),
+      embedding_(places.embedding),
+      shards_(places.shards),
+      units_(layout.units(places.chunked_head)) {
   for (const Unit& unit : units_) {
-    const bool in_host = homes_.empty() && embedding_ != nullptr;
-    const bool off_device = in_host || through_slots(static_cast<int64_t>(homes_.size()));
+    const bool in_host = places_.empty() && embedding_ != nullptr;
+    const bool off_device = in_host || through_slots(static_cast<int64_t>(places_.size()));
     const bool frozen = in_host ? unit.frozen_bytes > 0
                                 : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);
     const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
-    homes_.push_back({Memory(device, off_device && !frozen ? 0 : trainable),
-                      Memory(device, off_device && frozen ? 0 : unit.frozen_bytes), frozen});
+    places_.push_back({Memory(device, off_device && !frozen ? 0 : trainable),
+                       Memory(device, off_device && frozen ? 0 : unit.frozen_bytes), frozen});
   }
 }
 
@@ -99,7 +100,7 @@ std::vector<int64_t> WeightStore::units_of(int64_t block, const TensorPlace& pla
 }
 
 bool WeightStore::frozen_off_device(int64_t unit) const {
-  return through_slots(unit) && homes_[static_cast<size_t>(unit)].moves_frozen;
+  return through_slots(unit) && places_[static_cast<size_t>(unit)].moves_frozen;
 }
 
 bool WeightStore::trainable_off_device(int64_t unit) const {
@@ -108,19 +109,19 @@ bool WeightStore::trainable_off_device(int64_t unit) const {
 
 std::byte* WeightStore::trainable(int64_t unit) const {
   if (trainable_off_device(unit)) return off_device_->use(unit);
-  return in_host_memory(unit) ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
+  return in_host_memory(unit) ? embedding_ : places_[static_cast<size_t>(unit)].trainable.data();
 }
 
 std::byte* WeightStore::frozen(int64_t unit) const {
   if (frozen_off_device(unit)) return off_device_->use(unit);
   const bool in_host = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes > 0;
-  return in_host ? embedding_ : homes_[static_cast<size_t>(unit)].frozen.data();
+  return in_host ? embedding_ : places_[static_cast<size_t>(unit)].frozen.data();
 }
 
-std::byte* WeightStore::trainable_home(int64_t unit) {
-  const UnitHome& home = homes_[static_cast<size_t>(unit)];
-  LM_CHECK(home.loans == 0, fmt::format("unit {} is on loan", unit));
-  return in_shards(unit) ? off_device_->use_home(unit) : trainable(unit);
+std::byte* WeightStore::trainable_in_place(int64_t unit) {
+  const UnitPlace& unit_place = places_[static_cast<size_t>(unit)];
+  LM_CHECK(unit_place.loans == 0, fmt::format("unit {} is on loan", unit));
+  return in_shards(unit) ? off_device_->use_in_place(unit) : trainable(unit);
 }
 
 }  // namespace lm

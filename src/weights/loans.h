@@ -59,11 +59,11 @@ class OpenUnit {
 };
 
 // The placement of weights without their own memory; all is borrowed.
-struct WeightHomes {
+struct WeightPlaces {
   // Holds the offloaded units, of each the part that moves (moves_frozen); the rest of a unit is on the
   // device.
   Store* store = nullptr;
-  bool cut_head = false;  // the head's units are segments of its vocabulary
+  bool chunked_head = false;  // the head's units are segments of its vocabulary
   // The embedding's weights (if some of them are frozen, these), in memory that the device can use in place.
   std::byte* embedding = nullptr;
   bool shards = false;  // `store` has a shard of each of its arrays
@@ -72,7 +72,7 @@ struct WeightHomes {
 class WeightStore {
  public:
   // `dtype`: of the trainable weights.
-  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightHomes& homes = {});
+  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightPlaces& places = {});
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }
@@ -82,10 +82,10 @@ class WeightStore {
   std::vector<int64_t> units_of(int64_t block, const TensorPlace& place) const;
 
   // For the update: the unit's trainable weights, on the device or in their slot; for sharded weights this
-  // rank's shard on its tier (Store::use_home). Refused while the unit is on loan.
-  std::byte* trainable_home(int64_t unit);
+  // rank's shard on its tier (Store::use_in_place). Refused while the unit is on loan.
+  std::byte* trainable_in_place(int64_t unit);
   // Marks the update of a unit as complete: earlier loans of it become invalid.
-  void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
+  void advance(int64_t unit) { ++places_[static_cast<size_t>(unit)].version; }
   // Whether each rank has a shard of the unit's trainable weights; `read` copies bytes of this rank's.
   bool in_shards(int64_t unit) const { return shards_ && trainable_off_device(unit); }
   void read(int64_t unit, int64_t begin, std::span<std::byte> out) const {
@@ -102,7 +102,7 @@ class WeightStore {
  private:
   friend class Loan;
   friend class OpenUnit;
-  struct UnitHome {
+  struct UnitPlace {
     Memory trainable;  // elements of `dtype`
     Memory frozen;
     bool moves_frozen = false;  // where it is offloaded
@@ -121,7 +121,7 @@ class WeightStore {
   std::byte* embedding_;
   bool shards_;  // `store` has a shard of each of its arrays
   std::vector<Unit> units_;
-  std::vector<UnitHome> homes_;  // of each unit
+  std::vector<UnitPlace> places_;  // of each unit
 };
 
 }  // namespace lm

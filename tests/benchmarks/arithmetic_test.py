@@ -13,9 +13,9 @@ import gpu_arithmetic as arithmetic  # noqa: E402
 
 
 def counted(method):
-    """Times of each operation per block and micro-batch, from tests/twin/counters.txt."""
+    """Times of each operation per block and micro-batch, from tests/emulator/counters.txt."""
     times = {}
-    for line in (ROOT / "tests/twin/counters.txt").read_text().splitlines():
+    for line in (ROOT / "tests/emulator/counters.txt").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if cells[0] == method:
             times[cells[1].split("<")[0].strip()] = int(cells[2].split()[0])

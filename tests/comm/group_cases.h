@@ -28,7 +28,7 @@ inline std::vector<ByteRange> random_shards(std::mt19937& random, int ranks, int
   return shards;
 }
 
-inline void share_gives_everyone_every_run(Group& group) {
+inline void all_gather_gives_everyone_every_run(Group& group) {
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {
     const std::vector<ByteRange> shards =
@@ -38,7 +38,7 @@ inline void share_gives_everyone_every_run(Group& group) {
     const ByteRange& mine = shards[static_cast<size_t>(group.rank())];
     for (int64_t i = 0; i < mine.bytes; ++i)
       data[static_cast<size_t>(mine.begin + i)] = value(group.rank(), i + round);
-    group.share("share", data.data(), shards);
+    group.all_gather("share", data.data(), shards);
     std::vector<std::byte> wanted(data.size(), std::byte{0xee});
     for (int r = 0; r < group.ranks(); ++r) {
       for (int64_t i = 0; i < shards[static_cast<size_t>(r)].bytes; ++i)
@@ -48,7 +48,7 @@ inline void share_gives_everyone_every_run(Group& group) {
   }
 }
 
-inline void exchange_brings_every_rank_its_run_of_all(Group& group) {
+inline void reduce_scatter_brings_every_rank_its_run_of_all(Group& group) {
   std::mt19937 random(8);
   for (int round = 0; round < 60; ++round) {
     const std::vector<ByteRange> shards =
@@ -57,24 +57,24 @@ inline void exchange_brings_every_rank_its_run_of_all(Group& group) {
     for (size_t i = 0; i < data.size(); ++i) data[i] = value(group.rank(), static_cast<int64_t>(i) + round);
     int64_t done = 0;
     const ByteRange& mine = shards[static_cast<size_t>(group.rank())];
-    group.exchange("exchange", data.data(), shards,
-                   [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                     ASSERT_EQ(offset, done);
-                     ASSERT_EQ(std::ssize(from), group.ranks());
-                     ASSERT_TRUE(bytes % kExchangePart == 0 || offset + bytes == mine.bytes);
-                     for (int r = 0; r < group.ranks(); ++r) {
-                       for (int64_t i = 0; i < bytes; ++i)
-                         ASSERT_EQ(from[static_cast<size_t>(r)][i],
-                                   value(r, mine.begin + offset + i + round));
-                     }
-                     done += bytes;
-                   });
+    group.reduce_scatter("exchange", data.data(), shards,
+                         [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                           ASSERT_EQ(offset, done);
+                           ASSERT_EQ(std::ssize(from), group.ranks());
+                           ASSERT_TRUE(bytes % kReduceScatterPart == 0 || offset + bytes == mine.bytes);
+                           for (int r = 0; r < group.ranks(); ++r) {
+                             for (int64_t i = 0; i < bytes; ++i)
+                               ASSERT_EQ(from[static_cast<size_t>(r)][i],
+                                         value(r, mine.begin + offset + i + round));
+                           }
+                           done += bytes;
+                         });
     ASSERT_EQ(done, mine.bytes);
   }
 }
 
 // Every second rank, and then halves: two sets make the call at once, with shards of other lengths.
-inline void an_exchange_among_some_brings_theirs(Group& group) {
+inline void a_reduce_scatter_among_some_brings_theirs(Group& group) {
   if (group.ranks() % 2 != 0) return;
   std::mt19937 random(9);
   const int half = group.ranks() / 2, rank = group.rank();
@@ -90,7 +90,7 @@ inline void an_exchange_among_some_brings_theirs(Group& group) {
     for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, static_cast<int64_t>(i) + round);
     const ByteRange& mine = shards[static_cast<size_t>(members.place)];
     int64_t done = 0;
-    group.exchange_among(
+    group.reduce_scatter_among(
         members, "exchange among some", data.data(), shards, std::max(longest_of(first), longest_of(second)),
         [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
           ASSERT_EQ(offset, done);
@@ -106,21 +106,23 @@ inline void an_exchange_among_some_brings_theirs(Group& group) {
 }
 
 // As gradients do: the sum replaces what was there, in the order of ranks.
-inline void an_exchange_may_add_where_the_array_is(Group& group) {
+inline void a_reduce_scatter_may_add_where_the_array_is(Group& group) {
   constexpr int64_t kEach = 50000;
   std::vector<uint32_t> data(static_cast<size_t>(kEach * group.ranks()));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint32_t>(i * 7 + 1) << group.rank();
   std::vector<ByteRange> shards;
   for (int r = 0; r < group.ranks(); ++r) shards.push_back({r * kEach * 4, kEach * 4});
   uint32_t* const mine = data.data() + group.rank() * kEach;
-  group.exchange("sum", reinterpret_cast<const std::byte*>(data.data()), shards,
-                 [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                   uint32_t* const out = mine + offset / 4;
-                   for (int r = 0; r < group.ranks(); ++r) {
-                     const auto* const part = reinterpret_cast<const uint32_t*>(from[static_cast<size_t>(r)]);
-                     for (int64_t i = 0; i < bytes / 4; ++i) out[i] = (r == 0 ? 0 : 3 * out[i]) + part[i];
-                   }
-                 });
+  group.reduce_scatter("sum", reinterpret_cast<const std::byte*>(data.data()), shards,
+                       [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                         uint32_t* const out = mine + offset / 4;
+                         for (int r = 0; r < group.ranks(); ++r) {
+                           const auto* const part =
+                               reinterpret_cast<const uint32_t*>(from[static_cast<size_t>(r)]);
+                           for (int64_t i = 0; i < bytes / 4; ++i)
+                             out[i] = (r == 0 ? 0 : 3 * out[i]) + part[i];
+                         }
+                       });
   for (int64_t i = 0; i < kEach; ++i) {
     const auto value = static_cast<uint32_t>((group.rank() * kEach + i) * 7 + 1);
     uint32_t wanted = 0;
@@ -136,7 +138,7 @@ inline void what_is_shared_crosses_once_per_machine(Group& group, Group& counts)
     if (group.ranks() % each != 0) continue;
     group.set_machines(each);
     counts.set_machines(each);
-    share_gives_everyone_every_run(group);
+    all_gather_gives_everyone_every_run(group);
     std::vector<ByteRange> shards;
     int64_t all = 0;
     for (int r = 0; r < group.ranks(); ++r) {
@@ -145,7 +147,7 @@ inline void what_is_shared_crosses_once_per_machine(Group& group, Group& counts)
     }
     std::vector<std::byte> data(static_cast<size_t>(all));
     const int64_t before = counts.sent_bytes(), before_between = counts.sent_between_machines();
-    group.share("share", data.data(), shards);
+    group.all_gather("share", data.data(), shards);
     const int machines = group.ranks() / each;
     int64_t of_place = 0;
     for (int r = group.rank() % each; r < group.ranks(); r += each)
@@ -179,7 +181,7 @@ inline void groups_share_their_own_and_copies(Group& group, Group& counts) {
       for (int p = 0; p < each; ++p) fill(wanted, shards[static_cast<size_t>(p)], first + p);
       const int64_t before = counts.sent_bytes(), between = counts.sent_between_machines();
       if (each < ranks) {
-        group.share("shards of a group", data.data(), shards);
+        group.all_gather("shards of a group", data.data(), shards);
         ASSERT_EQ(data, wanted) << "rank " << rank << ", groups of " << each;
         ASSERT_EQ(counts.sent_bytes() - before, (each - 1) * shards[static_cast<size_t>(place)].bytes);
       }

@@ -28,24 +28,24 @@ class MpiGroups : public ::testing::Test {
 };
 std::unique_ptr<MpiLink> MpiGroups::link_;
 
-TEST_F(MpiGroups, ShareGivesEveryoneEveryRun) {
+TEST_F(MpiGroups, AllGatherGivesEveryoneEveryRun) {
   MpiGroup group(*link_);
-  share_gives_everyone_every_run(group);
+  all_gather_gives_everyone_every_run(group);
 }
 
-TEST_F(MpiGroups, ExchangeBringsEveryRankItsRunOfAll) {
+TEST_F(MpiGroups, ReduceScatterBringsEveryRankItsRunOfAll) {
   MpiGroup group(*link_, int64_t{1} << 15);  // in several parts
-  exchange_brings_every_rank_its_run_of_all(group);
+  reduce_scatter_brings_every_rank_its_run_of_all(group);
 }
 
-TEST_F(MpiGroups, AnExchangeAmongSomeBringsTheirs) {
+TEST_F(MpiGroups, AReduceScatterAmongSomeBringsTheirs) {
   MpiGroup group(*link_, int64_t{1} << 15);
-  an_exchange_among_some_brings_theirs(group);
+  a_reduce_scatter_among_some_brings_theirs(group);
 }
 
-TEST_F(MpiGroups, AnExchangeMayAddWhereTheArrayIs) {
+TEST_F(MpiGroups, AReduceScatterMayAddWhereTheArrayIs) {
   MpiGroup group(*link_, int64_t{1} << 15);
-  an_exchange_may_add_where_the_array_is(group);
+  a_reduce_scatter_may_add_where_the_array_is(group);
 }
 
 TEST_F(MpiGroups, GatherBroadcastAndCountWhatIsSent) {

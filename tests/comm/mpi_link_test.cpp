@@ -399,7 +399,7 @@ TEST(MpiLink, ACallInTwoLevelsIsFinishedWhenAnotherRankEnds) {
   EXPECT_EQ(out[0], "");
 }
 
-TEST(MpiLink, WhatADoorHasSeenEndsARankThatWaits) {
+TEST(MpiLink, WhatACliHasSeenEndsARankThatWaits) {
   const std::vector<std::string> out = with_links(
       2,
       [](MpiLink& link, Group& group) {

@@ -1,4 +1,4 @@
-// The group of GPUs, as processes: on a machine with a GPU over NCCL itself, else over the twin's.
+// The group of GPUs, as processes: on a machine with a GPU over NCCL itself, else over the emulator's.
 #include "comm/nccl_group.h"
 
 #include <chrono>
@@ -17,38 +17,38 @@ class ThroughDevice final : public Group {
   explicit ThroughDevice(GpuRank& rank) : group_(rank.group), compute_(rank.compute) {}
   int rank() const override { return group_.rank(); }
   int ranks() const override { return group_.ranks(); }
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override {
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override {
     const int64_t bytes = end_of(shards);
     const Memory memory(DeviceType::kCuda, bytes);
     copy_bytes(memory.data(), data, bytes, compute_);
     group_.begin_after(compute_);
-    group_.share_among(members, what, memory.data(), shards, longest);
+    group_.all_gather_among(members, what, memory.data(), shards, longest);
     group_.end_before(compute_);
     copy_bytes(data, memory.data(), bytes, compute_);
     synchronize(compute_);
     group_.check();
   }
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
     const int64_t bytes = end_of(shards);
     const Memory memory(DeviceType::kCuda, bytes);
     copy_bytes(memory.data(), data, bytes, compute_);
     group_.begin_after(compute_);
     const StreamView stream = group_.stream(compute_);
-    group_.exchange_among(members, what, memory.data(), shards, longest,
-                          [&](int64_t offset, int64_t length, std::span<const std::byte* const> from) {
-                            std::vector<std::vector<std::byte>> host;
-                            std::vector<const std::byte*> parts;
-                            for (const std::byte* const part : from) {
-                              host.emplace_back(static_cast<size_t>(length));
-                              copy_bytes(host.back().data(), part, length, stream);
-                              parts.push_back(host.back().data());
-                            }
-                            synchronize(stream);
-                            group_.check();
-                            add(offset, length, parts);
-                          });
+    group_.reduce_scatter_among(members, what, memory.data(), shards, longest,
+                                [&](int64_t offset, int64_t length, std::span<const std::byte* const> from) {
+                                  std::vector<std::vector<std::byte>> host;
+                                  std::vector<const std::byte*> parts;
+                                  for (const std::byte* const part : from) {
+                                    host.emplace_back(static_cast<size_t>(length));
+                                    copy_bytes(host.back().data(), part, length, stream);
+                                    parts.push_back(host.back().data());
+                                  }
+                                  synchronize(stream);
+                                  group_.check();
+                                  add(offset, length, parts);
+                                });
     group_.end_before(compute_);
     synchronize(compute_);
     group_.check();
@@ -70,10 +70,10 @@ TEST_P(NcclGroups, MoveWhatEveryGroupMoves) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = GetParam(), .staging = 1 << 17}, [](GpuRank& rank) {
     ThroughDevice group(rank);
-    share_gives_everyone_every_run(group);
-    exchange_brings_every_rank_its_run_of_all(group);
-    an_exchange_among_some_brings_theirs(group);
-    an_exchange_may_add_where_the_array_is(group);
+    all_gather_gives_everyone_every_run(group);
+    reduce_scatter_brings_every_rank_its_run_of_all(group);
+    a_reduce_scatter_among_some_brings_theirs(group);
+    a_reduce_scatter_may_add_where_the_array_is(group);
     const int64_t before = rank.group.sent_bytes();
     std::vector<std::byte> text(70000, rank.group.rank() == 0 ? std::byte{7} : std::byte{0});
     group.broadcast("broadcast", text);
@@ -120,7 +120,7 @@ TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {
       // On the device: a copy from the host's memory would be over when the call returns.
       copy_bytes(array.data() + me * kEach, source.data() + round * kEach, kEach, rank.compute);
       rank.group.begin_after(rank.compute);
-      rank.group.share("share", array.data(), shards);
+      rank.group.all_gather("share", array.data(), shards);
       rank.group.end_before(rank.compute);
       copy_bytes(seen.data() + round * 2 * kEach, array.data(), 2 * kEach, rank.compute);
     }
@@ -139,14 +139,15 @@ TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {
 void wait_for_others(GpuRank& rank) {
   const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
   const Memory array(DeviceType::kCuda, 192);
-  rank.group.share("gather of an array", array.data(), shards);
+  rank.group.all_gather("gather of an array", array.data(), shards);
   rank.group.end_before(rank.compute);
   synchronize(rank.compute);
   rank.group.check();
 }
 
-// Whoever looks at traces waits for nothing: a twin that does nothing before somebody waits would do nothing.
-const std::vector<std::string> kEager = {"TWIN_LAZY=0"};
+// Whoever looks at traces waits for nothing: an emulator that does nothing before somebody waits would do
+// nothing.
+const std::vector<std::string> kEager = {"EMULATOR_LAZY=0"};
 
 // The group's thread looks five times a second. Two collectives were the start's.
 bool comes_to(const GpuRank& rank, const std::string& where) {
@@ -164,12 +165,12 @@ TEST(NcclGroup, TracesOfCollectivesSayForWhomAGpuWaits) {
   expect_good_ends(with_gpus({.ranks = 3, .variables = kEager}, [](GpuRank& rank) {
     const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
     const Memory array(DeviceType::kCuda, 192);
-    rank.group.share("first", array.data(), shards);
+    rank.group.all_gather("first", array.data(), shards);
     comes_to(rank, "has completed all 3 collectives");
     EXPECT_FALSE(rank.group.waits());
     rank.peers.barrier("all have done it");
     if (rank.group.rank() != 1) {
-      rank.group.share("second", array.data(), shards);
+      rank.group.all_gather("second", array.data(), shards);
       comes_to(
           rank,
           "waits in \"second\" (collective 4) for rank 1, whose GPU has completed 3 of 3 enqueued there");
@@ -177,7 +178,7 @@ TEST(NcclGroup, TracesOfCollectivesSayForWhomAGpuWaits) {
       EXPECT_TRUE(rank.group.device()->inside);
     }
     rank.peers.barrier("all have looked");
-    if (rank.group.rank() == 1) rank.group.share("second", array.data(), shards);
+    if (rank.group.rank() == 1) rank.group.all_gather("second", array.data(), shards);
     comes_to(rank, "has completed all 4 collectives");
     EXPECT_FALSE(rank.group.waits());
   }));
@@ -191,9 +192,9 @@ TEST(NcclGroup, CollectivesHaveTheSameNumbersWhereSomeHaveNothingToMove) {
     const Memory array(DeviceType::kCuda, 128);
     const std::vector<ByteRange> shards{{0, each}, {each, each}};
     const Members members = every(1, first, 2, me - first);
-    rank.group.share_among(members, "shared by two of four", array.data(), shards, 64);
-    rank.group.exchange_among(members, "exchanged by two of four", array.data(), shards, 64,
-                              [](int64_t, int64_t, std::span<const std::byte* const>) {});
+    rank.group.all_gather_among(members, "shared by two of four", array.data(), shards, 64);
+    rank.group.reduce_scatter_among(members, "exchanged by two of four", array.data(), shards, 64,
+                                    [](int64_t, int64_t, std::span<const std::byte* const>) {});
     comes_to(rank, "has completed all 4 collectives");
   }));
 }
@@ -203,7 +204,7 @@ TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
   const std::vector<GpuRankEnd> ends = with_gpus({.ranks = 3}, [](GpuRank& rank) {
     if (rank.group.rank() != 1) return wait_for_others(rank);
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    rank.region.end();  // as the door does
+    rank.region.end();  // as the CLI process does
     _exit(3);
   });
   EXPECT_EQ(ends[1].code, 3);
@@ -351,7 +352,7 @@ TEST(NcclGroup, TheReasonIsKnownBeforeACallThatIsStuckIsAborted) {
     std::string thrown = "nothing";
     try {
       const std::vector<ByteRange> shards = {{0, 1}, {1, 1}};
-      group.share("weights", nullptr, shards);
+      group.all_gather("weights", nullptr, shards);
     } catch (const Error& error) {
       thrown = error.what();
     }

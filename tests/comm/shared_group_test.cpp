@@ -49,20 +49,20 @@ void expect_none(const std::vector<std::string>& errors) {
 
 class SharedGroups : public ::testing::TestWithParam<int> {};
 
-TEST_P(SharedGroups, ShareGivesEveryoneEveryRun) {
-  expect_none(with_ranks(GetParam(), share_gives_everyone_every_run, int64_t{1} << 16));
+TEST_P(SharedGroups, AllGatherGivesEveryoneEveryRun) {
+  expect_none(with_ranks(GetParam(), all_gather_gives_everyone_every_run, int64_t{1} << 16));
 }
 
-TEST_P(SharedGroups, ExchangeBringsEveryRankItsRunOfAll) {
-  expect_none(with_ranks(GetParam(), exchange_brings_every_rank_its_run_of_all, int64_t{1} << 17));
+TEST_P(SharedGroups, ReduceScatterBringsEveryRankItsRunOfAll) {
+  expect_none(with_ranks(GetParam(), reduce_scatter_brings_every_rank_its_run_of_all, int64_t{1} << 17));
 }
 
-TEST_P(SharedGroups, AnExchangeAmongSomeBringsTheirs) {
-  expect_none(with_ranks(GetParam(), an_exchange_among_some_brings_theirs, int64_t{1} << 17));
+TEST_P(SharedGroups, AReduceScatterAmongSomeBringsTheirs) {
+  expect_none(with_ranks(GetParam(), a_reduce_scatter_among_some_brings_theirs, int64_t{1} << 17));
 }
 
-TEST_P(SharedGroups, AnExchangeMayAddWhereTheArrayIs) {
-  expect_none(with_ranks(GetParam(), an_exchange_may_add_where_the_array_is, int64_t{1} << 17));
+TEST_P(SharedGroups, AReduceScatterMayAddWhereTheArrayIs) {
+  expect_none(with_ranks(GetParam(), a_reduce_scatter_may_add_where_the_array_is, int64_t{1} << 17));
 }
 
 TEST_P(SharedGroups, GatherBroadcastAndCountWhatIsSent) {
@@ -267,14 +267,14 @@ TEST(LocalGroup, HasEverythingAlready) {
   LocalGroup group;
   int value = 5;
   const ByteRange all[] = {{0, sizeof value}};
-  group.share("share", reinterpret_cast<std::byte*>(&value), all);
+  group.all_gather("share", reinterpret_cast<std::byte*>(&value), all);
   EXPECT_EQ(value, 5);
   int seen = 0;
-  group.exchange("exchange", reinterpret_cast<std::byte*>(&value), all,
-                 [&](int64_t, int64_t bytes, std::span<const std::byte* const> from) {
-                   ASSERT_EQ(bytes, 4);
-                   std::memcpy(&seen, from[0], sizeof seen);
-                 });
+  group.reduce_scatter("exchange", reinterpret_cast<std::byte*>(&value), all,
+                       [&](int64_t, int64_t bytes, std::span<const std::byte* const> from) {
+                         ASSERT_EQ(bytes, 4);
+                         std::memcpy(&seen, from[0], sizeof seen);
+                       });
   EXPECT_EQ(seen, 5);
   EXPECT_EQ(group.gather("gather", 3), std::vector<int>{3});
 }

@@ -110,8 +110,8 @@ std::vector<Summed> sum(const Grouping& grouping, const std::vector<std::vector<
       SharedGroup group(region, r);
       TwoLevels levels(group, grouping.each, DeviceType::kCpu, partial);
       Summed& mine = out[static_cast<size_t>(r)];
-      levels.exchange("sum", arrays[static_cast<size_t>(r)].data(), ranges,
-                      adding_into(mine.shard, element_bytes));
+      levels.reduce_scatter("sum", arrays[static_cast<size_t>(r)].data(), ranges,
+                            adding_into(mine.shard, element_bytes));
       mine.sent = group.sent_bytes();
     });
   }
@@ -132,7 +132,7 @@ TEST_P(TwoLevelSums, AreAddedByRankThenByMachine) {
       if (ranks > 2) shards[1].bytes = 0;
       std::vector<std::vector<std::byte>> arrays;
       for (int r = 0; r < ranks; ++r) arrays.push_back(bytes_of(values(r, ranks * length), element_bytes));
-      const int64_t partial = grouping.machines * kExchangePart * 4 * 3;
+      const int64_t partial = grouping.machines * kReduceScatterPart * 4 * 3;
       const std::vector<Summed> got = sum(grouping, arrays, shards, element_bytes, partial);
       for (int r = 0; r < ranks; ++r) {
         const ByteRange& shard = shards[static_cast<size_t>(r)];
@@ -199,7 +199,7 @@ TEST(TwoLevelGathers, HaveTheBytesOfOneAndCrossOncePerMachine) {
             const ByteRange mine = shards[static_cast<size_t>(r)];
             for (int64_t i = 0; i < mine.bytes; ++i)
               data[static_cast<size_t>(mine.begin + i)] = static_cast<std::byte>(i * 7 + r);
-            group.share("gather", data.data(), shards);
+            group.all_gather("gather", data.data(), shards);
             between[static_cast<size_t>(r)] = group.sent_between_machines();
           });
         }

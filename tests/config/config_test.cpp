@@ -72,7 +72,7 @@ TEST(Config, OneMistakeIsOneLineWithItsPlace) {
       "  next: correct it; `lmlaunch presets` lists commented configurations to start from\n");
 }
 
-TEST(Config, QloraIsLoraOfAQuantisedModel) {
+TEST(Config, QloraIsLoraOfAQuantizedModel) {
   const auto with = [](const std::string& keys, const std::vector<std::string>& overrides = {}) {
     return parse_config(std::string(kLeast) + keys, "c.toml", overrides);
   };
@@ -274,7 +274,7 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
     return parse_config(std::string(kLeast) + "[offload]\npaths = \"/fast\"\n" + rest, "c.toml");
   };
   Config config = offload("optimizer = \"nvme\"\nhost_memory = \"1.5 GiB\"\n[io]\ntile = \"16MiB\"\n");
-  EXPECT_EQ(config.offload.optimizer, OffloadHome::kNvme);
+  EXPECT_EQ(config.offload.optimizer, OffloadTier::kNvme);
   EXPECT_EQ(config.offload.host_memory.bytes, 1610612736);
   EXPECT_EQ(config.io.tile->bytes, 16777216);
   EXPECT_DOUBLE_EQ(config.offload.device_memory.share, 0.9);

@@ -34,7 +34,7 @@ TEST(Permutation, DependsOnSeedEpochAndPurpose) {
   EXPECT_EQ(base, list(1, 0, ShufflePurpose::kEpoch));
   EXPECT_NE(base, list(2, 0, ShufflePurpose::kEpoch));
   EXPECT_NE(base, list(1, 1, ShufflePurpose::kEpoch));
-  EXPECT_NE(base, list(1, 0, ShufflePurpose::kHeldOut));
+  EXPECT_NE(base, list(1, 0, ShufflePurpose::kEvalSplit));
   EXPECT_NE(base, list(1LL << 40 | 1, 0, ShufflePurpose::kEpoch));
 }
 

@@ -17,15 +17,15 @@ def environment(**more):
 
 
 def start(work, name, ranks, *arguments, options=(), machine_ranks=None, dealt=False, **variables):
-    """mpirun with `ranks` doors, in a session of its own; on machines of so many each, which differ in the kernel's boot id. `dealt`: in turn."""
-    door = [str(BIN / "lmlaunch")]
+    """mpirun with `ranks` CLI processes, in a session of its own; on machines of so many each, which differ in the kernel's boot id. `dealt`: in turn."""
+    cli = [str(BIN / "lmlaunch")]
     if machine_ranks:
         place = f"% {ranks // machine_ranks}" if dealt else f"/ {machine_ranks}"
         for machine in range(ranks // machine_ranks):
             (work / f"boot{machine}").write_text(f"00000000-0000-0000-0000-{machine:012}\n")
-        door = ["unshare", "--mount", "sh", "-c", f'mount --bind "boot$((OMPI_COMM_WORLD_RANK {place}))" '
-                '/proc/sys/kernel/random/boot_id && exec "$@"', "sh", *door]
-    command = ["mpirun", "--oversubscribe", *options, "-n", str(ranks), *door, f"{name}.toml", *arguments]
+        cli = ["unshare", "--mount", "sh", "-c", f'mount --bind "boot$((OMPI_COMM_WORLD_RANK {place}))" '
+                '/proc/sys/kernel/random/boot_id && exec "$@"', "sh", *cli]
+    command = ["mpirun", "--oversubscribe", *options, "-n", str(ranks), *cli, f"{name}.toml", *arguments]
     return subprocess.Popen(command, cwd=work, env=environment(**variables), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                             start_new_session=True)
 

@@ -1,5 +1,5 @@
 """Adapters in fp32 over a bf16 model (`lora.dtype`), as their users start them: what comes out is held against peft, and against
-itself in every home, resumed, on ranks and merged."""
+itself in every tier, resumed, on ranks and merged."""
 
 import json
 import shutil

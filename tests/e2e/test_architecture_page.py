@@ -83,7 +83,7 @@ def test_the_table_of_layers_is_that_of_the_include_rules():
 # Question -> files without which the walk does not answer it.
 WALKS = {
     "Where is the memory of a step decided?": ["src/plan/plan.h", "src/plan/placement.cpp", "src/plan/sizes.cpp", "src/train/rank.cpp"],
-    "What happens when a rank dies?": ["launcher/door/supervise.cpp", "comm/shared_region.cpp", "launcher/rank/checkpoints.cpp"],
+    "What happens when a rank dies?": ["launcher/cli/supervise.cpp", "comm/shared_region.cpp", "launcher/worker/checkpoints.cpp"],
     "How does a weight get from a file to the GPU?": ["src/weights/loader.cpp", "src/base/staging.cpp", "src/train/step.cpp"],
 }
 
@@ -121,7 +121,7 @@ def test_a_wrong_name_is_found(text, expected):
     ("| `comm` |", "| `offload` |", "comm has no row here"),
     ("| base, config, spec |\n| `offload`", "| base, config |\n| `offload`",
      "src/schedule: here and in MAY_INCLUDE are not the same: src/spec"),
-    ("| base, offload |", "| base, offload, launcher/rank |", "comm stands above launcher/rank, which it may include"),
+    ("| base, offload |", "| base, offload, launcher/worker |", "comm stands above launcher/worker, which it may include"),
 ])
 def test_a_wrong_layer_is_found(old, new, expected):
     assert PAGE.count(old) == 1

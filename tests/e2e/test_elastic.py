@@ -20,11 +20,11 @@ from test_run import BIN, rows
 EVERY = 5
 
 
-def ranks_of(door):
+def ranks_of(cli):
     """{rank: pid} of a CLI process's workers."""
     out = {}
     with contextlib.suppress(OSError):
-        for pid in Path(f"/proc/{door.pid}/task/{door.pid}/children").read_text().split():
+        for pid in Path(f"/proc/{cli.pid}/task/{cli.pid}/children").read_text().split():
             with contextlib.suppress(OSError):  # it has just ended
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"--rank" in words:
@@ -46,15 +46,15 @@ class Restarted:
     def __init__(self, work, name, *arguments):
         self.work, self.name, self.kills, self.messages = work, name, 0, work / f"{name}.messages"
         with open(self.messages, "w") as messages:
-            self.door = subprocess.Popen([BIN / "lmlaunch", *map(str, arguments), f"{name}.toml"], cwd=work, stderr=messages)
+            self.cli = subprocess.Popen([BIN / "lmlaunch", *map(str, arguments), f"{name}.toml"], cwd=work, stderr=messages)
 
     def restarts(self):
         return self.messages.read_text().count("note RUN-42: restart ")
 
     def kill(self, rank, after):
         """Kills that rank, once the start that follows the last kill has it and `after` steps are done; whether it could."""
-        while self.door.poll() is None:
-            pid = ranks_of(self.door).get(rank) if self.restarts() == self.kills else None
+        while self.cli.poll() is None:
+            pid = ranks_of(self.cli).get(rank) if self.restarts() == self.kills else None
             if pid is not None and steps_done(self.work, self.name) >= after:
                 os.kill(pid, signal.SIGKILL)
                 self.kills += 1
@@ -65,9 +65,9 @@ class Restarted:
     def ends(self):
         """Its exit code and messages."""
         try:
-            code = self.door.wait(timeout=300)
+            code = self.cli.wait(timeout=300)
         finally:
-            self.door.kill()
+            self.cli.kill()
         return code, self.messages.read_text()
 
 
@@ -91,7 +91,7 @@ def test_ranks_that_are_killed_at_random_steps_leave_no_trace(work):
     run(work, "undisturbed", ranks)
     prepared(work, "random", **settings)
     disturbed, at = Restarted(work, "random", "--ranks", ranks, "--restarts", kills), 0
-    half_written = work / "runs" / "random" / f"status.json.tmp-{disturbed.door.pid}-1"
+    half_written = work / "runs" / "random" / f"status.json.tmp-{disturbed.cli.pid}-1"
     for kill in range(kills):
         # Below what the last start has done it is killed while it loads, or repeats steps.
         at = max(steps_done(work, "random"), at) + draw.randint(-3, EVERY + 2)

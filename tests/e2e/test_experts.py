@@ -1,5 +1,5 @@
 """Mixtures of experts as their users start them, on the CPU: a small Qwen3-MoE with a dense layer and more experts than a batch always
-needs. Losses, weights and files are held against transformers and peft, and homes, ranks and resumption against the plain run."""
+needs. Losses, weights and files are held against transformers and peft, and tiers, ranks and resumption against the plain run."""
 
 import json
 import shutil
@@ -216,7 +216,7 @@ def test_a_frozen_tensor_of_all_experts_keeps_its_type_and_its_bits(work):
         assert hash_of(work, f"runs/{run}/model") == hash_of(work, checkpoint)
 
 
-def test_a_quantised_base_learns_with_its_router_as_it_is(work):
+def test_a_quantized_base_learns_with_its_router_as_it_is(work):
     lmlaunch(config(work, "qlora", model__path="qwen3_moe", train__method="qlora", **ADAPTER), cwd=work)
     before, after = eval_losses(work, "qlora")
     assert after < before

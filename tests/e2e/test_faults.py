@@ -38,26 +38,26 @@ def row(request):
 
 @contextlib.contextmanager
 def training(work, name, disk, *changes):
-    """A run that would last for hours, once it trains: (door, rank's process id, where its stderr goes)."""
+    """A run that would last for hours, once it trains: (CLI process, rank's process id, where its stderr goes)."""
     err = work / f"{name}.err"
     with open(err, "w") as file:
-        door = subprocess.Popen([BIN / "lmlaunch", "c.toml", f"run.dir=runs/{name}", *on_disk(disk), "train.steps=1000000", *changes],
+        cli = subprocess.Popen([BIN / "lmlaunch", "c.toml", f"run.dir=runs/{name}", *on_disk(disk), "train.steps=1000000", *changes],
                                 cwd=work, env=environment(work), stderr=file)
     try:
         status = work / "runs" / name / "status.json"
-        wait_for(lambda: door.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
-        assert door.poll() is None, err.read_text()
-        yield door, children_of(door.pid)[0], err
+        wait_for(lambda: cli.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
+        assert cli.poll() is None, err.read_text()
+        yield cli, children_of(cli.pid)[0], err
     finally:
-        if door.poll() is None:
-            door.kill()
-        door.wait()
+        if cli.poll() is None:
+            cli.kill()
+        cli.wait()
 
 
-def ended(door, err, code, *words):
+def ended(cli, err, code, *words):
     """The code, one error with these words and a next step, and the last line."""
     text = err.read_text()
-    assert door.returncode == code, f"exit {door.returncode}\n{text[-2000:]}"
+    assert cli.returncode == code, f"exit {cli.returncode}\n{text[-2000:]}"
     errors = re.findall(r"^lmlaunch: error .*", text, re.M)
     assert len(errors) == 1 and all(re.search(word, errors[0]) for word in words), text[-2000:]
     assert re.search(r"^  next: \S", text, re.M)
@@ -82,22 +82,22 @@ METHODS = {"full": [], "lora": ["train.method=lora", "lora.r=4", "optimizer.lr=1
 def test_bytes_that_change_on_the_disk_are_exit_22(work, method, engine):
     skip_without(engine)
     swap = work / "swap"
-    with training(work, f"changed_{method}_{engine}", swap, f"io.engine={engine}", *METHODS[method]) as (door, rank, err):
+    with training(work, f"changed_{method}_{engine}", swap, f"io.engine={engine}", *METHODS[method]) as (cli, rank, err):
         assert runs_on(engine, err.read_text())
         file = swap_file(rank, swap)
         try:
             size, deadline = os.fstat(file).st_size, time.monotonic() + 30
-            while door.poll() is None and time.monotonic() < deadline:
+            while cli.poll() is None and time.monotonic() < deadline:
                 # A bit of every chunk; some are written over before they are read.
                 for offset in range(0, size, 8192):
                     byte = os.pread(file, 1, offset + 100)
                     os.pwrite(file, bytes([byte[0] ^ 4]), offset + 100)
-                    if door.poll() is not None:
+                    if cli.poll() is not None:
                         break
         finally:
             os.close(file)
-        assert door.poll() is not None, "the run goes on with changed bytes"
-    ended(door, err, 22, "IO-06", r"(weights|optimizer state|gradient|input) of ", "8192 bytes at [0-9]+ of [0-9]+ are not what was written",
+        assert cli.poll() is not None, "the run goes on with changed bytes"
+    ended(cli, err, 22, "IO-06", r"(weights|optimizer state|gradient|input) of ", "8192 bytes at [0-9]+ of [0-9]+ are not what was written",
           rf" at {re.escape(str(swap))}\+[0-9]+")
     assert not list(swap.iterdir())
 
@@ -114,10 +114,10 @@ def shut_down(directory):
 
 def test_a_disk_that_answers_eio_is_exit_21(work, tmp_path):
     with loop_disk(tmp_path, 64) as disk:
-        with training(work, "eio", disk) as (door, rank, err):
+        with training(work, "eio", disk) as (cli, rank, err):
             shut_down(disk)
-            door.wait(timeout=30)
-        ended(door, err, 21, "IO-03", "(read|write) of ", "EIO", rf" at {re.escape(str(disk))}\+[0-9]+")
+            cli.wait(timeout=30)
+        ended(cli, err, 21, "IO-03", "(read|write) of ", "EIO", rf" at {re.escape(str(disk))}\+[0-9]+")
 
 
 @contextlib.contextmanager
@@ -137,18 +137,18 @@ def frozen(directory):
 
 @pytest.mark.parametrize("engine", ["uring", "threads"])
 def test_a_disk_that_no_longer_answers_for_its_timeout_is_exit_21(work, tmp_path, engine):
-    """Also where the rank cannot even be killed: the door goes without it, and gives the directory back."""
+    """Also where the rank cannot even be killed: the CLI process goes without it, and gives the directory back."""
     skip_without(engine)
     with loop_disk(tmp_path, 64) as disk:
-        with training(work, f"hang_{engine}", disk, f"io.engine={engine}", "io.timeout=2") as (door, rank, err):
+        with training(work, f"hang_{engine}", disk, f"io.engine={engine}", "io.timeout=2") as (cli, rank, err):
             with frozen(disk):
-                door.wait(timeout=60)
+                cli.wait(timeout=60)
                 text = err.read_text()
                 assert Path(f"/proc/{rank}").exists(), "the rank was expected to be held by the kernel"
                 assert f"process {rank} is left behind" in text, text[-2000:]
                 with open(work / "runs" / f"hang_{engine}" / ".lock", "r+") as lock:
                     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run's directory is given back
-            ended(door, err, 21, "IO-05", "the disk has not answered for 2 s; waiting for the write of ",
+            ended(cli, err, 21, "IO-05", "the disk has not answered for 2 s; waiting for the write of ",
                   rf" at {re.escape(str(disk))}\+[0-9]+")
             assert text.index("error IO-05") < text.index("is left behind")
         wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the rank outlives the hang")
@@ -157,10 +157,10 @@ def test_a_disk_that_no_longer_answers_for_its_timeout_is_exit_21(work, tmp_path
 def test_room_that_ends_while_a_run_trains_is_exit_20(work):
     """By the limit on a file's size: unlike a full disk it may come after the space was reserved."""
     swap = work / "swap"
-    with training(work, "limit", swap) as (door, rank, err):
+    with training(work, "limit", swap) as (cli, rank, err):
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (8192, 8192))
-        door.wait(timeout=30)
-    ended(door, err, 20, "IO-02", "write of ", "EFBIG", rf" at {re.escape(str(swap))}\+[0-9]+")
+        cli.wait(timeout=30)
+    ended(cli, err, 20, "IO-02", "write of ", "EFBIG", rf" at {re.escape(str(swap))}\+[0-9]+")
     assert not list(swap.iterdir())
 
 
@@ -187,21 +187,21 @@ def test_memory_that_is_refused_is_exit_12_or_31_and_never_70(work):
 def test_a_rank_killed_for_want_of_memory_is_exit_31_and_says_what_saves_most(work):
     """By the kernel, in a group whose limit others use up."""
     with memory_limit(512 << 20, group_only=True) as enter, open(work / "oom.err", "w") as file:
-        door = subprocess.Popen([BIN / "lmlaunch", "c.toml", "run.dir=runs/oom", "train.steps=1000000", "train.recompute=none"], cwd=work,
+        cli = subprocess.Popen([BIN / "lmlaunch", "c.toml", "run.dir=runs/oom", "train.steps=1000000", "train.recompute=none"], cwd=work,
                                 env=environment(work), stderr=file, preexec_fn=enter)
         hog = None
         try:
             status = work / "runs" / "oom" / "status.json"
-            wait_for(lambda: door.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
-            assert door.poll() is None, (work / "oom.err").read_text()[-2000:]
-            Path(f"/proc/{children_of(door.pid)[0]}/oom_score_adj").write_text("1000")  # it goes first
+            wait_for(lambda: cli.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
+            assert cli.poll() is None, (work / "oom.err").read_text()[-2000:]
+            Path(f"/proc/{children_of(cli.pid)[0]}/oom_score_adj").write_text("1000")  # it goes first
             hog = subprocess.Popen([sys.executable, "-c", "import time; held = bytearray(b'x' * (500 << 20)); time.sleep(60)"], preexec_fn=enter)
-            door.wait(timeout=60)
+            cli.wait(timeout=60)
         finally:
-            for process in filter(None, [hog, door]):
+            for process in filter(None, [hog, cli]):
                 process.kill()
                 process.wait()
-    ended(door, work / "oom.err", 31, "MEM-16", "killed by the kernel; cgroup limit 512 MiB")
+    ended(cli, work / "oom.err", 31, "MEM-16", "killed by the kernel; cgroup limit 512 MiB")
     advice = re.search(r"^  next: raise the limit, or set (.*)", (work / "oom.err").read_text(), re.M)
     saved = [float(bytes_) * (1024 if unit == "MiB" else 1) for bytes_, unit in re.findall(r"\(saves ([0-9.]+) ([KM]iB)\)", advice[1])]
     assert saved and saved == sorted(saved, reverse=True), advice[0]

@@ -1,5 +1,5 @@
-"""`lmlaunch --gpus N` on the twin (tests/twin), whose libnccl is a stand-in: ranks are processes with a card each, and every
-stage and home gives the same bits at one number of GPUs, close to those of as many processes on the CPU. `-m long` has the
+"""`lmlaunch --gpus N` on the emulator (tests/emulator), whose libnccl is a stand-in: ranks are processes with a card each, and every
+stage and tier gives the same bits at one number of GPUs, close to those of as many processes on the CPU. `-m long` has the
 rest of the combinations."""
 
 import json
@@ -14,7 +14,7 @@ import pytest
 import mpi
 from test_ranks import gone
 from test_run import config, filled
-from test_twin import H100, TWIN, finish, lmlaunch, rows, start, twin_environment
+from test_emulator import H100, EMULATOR, finish, lmlaunch, rows, start, emulator_environment
 
 STEPS = 4
 long = pytest.mark.long
@@ -46,7 +46,7 @@ def result(work, name, method="full"):
 
 def train(work, name, gpus, *arguments, method="full", code=0, variables=None, **changes):
     file = prepared(work, name, method, **changes)
-    err = lmlaunch("--gpus", gpus, file, *arguments, cwd=work, code=code, TWIN_GPUS=cards(max(gpus, 1)), **(variables or {}))[1]
+    err = lmlaunch("--gpus", gpus, file, *arguments, cwd=work, code=code, EMULATOR_GPUS=cards(max(gpus, 1)), **(variables or {}))[1]
     return result(work, name, method) if code == 0 else err
 
 
@@ -74,18 +74,18 @@ def check_one_result(work, gpus, method, ways):
 HOST = {f"offload__{name}": "host" for name in ("optimizer", "weights", "gradients", "activations")}
 STAGES = [({"zero__stage": stage}, {}) for stage in (0, 1, 2, 3)]
 # What must not matter: where state lives, how late streams are, what order they take.
-QUICK = [*STAGES, ({"zero__stage": 3, "offload__optimizer": "host"}, {"TWIN_RACES": "2"}), ({"zero__stage": 1, **HOST}, {}),
-         ({"zero__stage": 2}, {"TWIN_LAZY": "1"}), ({"zero__stage": 3, **HOST}, {"TWIN_RACES": "2"})]
+QUICK = [*STAGES, ({"zero__stage": 3, "offload__optimizer": "host"}, {"EMULATOR_RACES": "2"}), ({"zero__stage": 1, **HOST}, {}),
+         ({"zero__stage": 2}, {"EMULATOR_LAZY": "1"}), ({"zero__stage": 3, **HOST}, {"EMULATOR_RACES": "2"})]
 
 
-def test_stages_and_homes_give_the_same_bits_on_two_gpus_and_are_close_to_the_cpus(work):
+def test_stages_and_tiers_give_the_same_bits_on_two_gpus_and_are_close_to_the_cpus(work):
     gpu = check_one_result(work, 2, "full", QUICK)
     expect_close(gpu, train_on_cpu(work, "cpu", 2, zero__stage=3), 2e-5)
 
 
 def test_a_frozen_base_in_shards_of_two_gpus(work):
-    ways = [({"zero__stage": 0}, {}), ({"zero__stage": 3}, {"TWIN_RACES": "2"}),
-            ({"zero__stage": 3, "offload__weights": "host"}, {"TWIN_RACES": "2"})]
+    ways = [({"zero__stage": 0}, {}), ({"zero__stage": 3}, {"EMULATOR_RACES": "2"}),
+            ({"zero__stage": 3, "offload__weights": "host"}, {"EMULATOR_RACES": "2"})]
     gpu = check_one_result(work, 2, "lora", ways)
     expect_close(gpu, train_on_cpu(work, "cpu", 2, "lora", zero__stage=3), 2e-5)
 
@@ -101,10 +101,10 @@ def test_four_gpus_add_bf16_gradients_in_the_order_of_ranks(work):
 @pytest.mark.parametrize("method", MODEL_FILE)
 @pytest.mark.parametrize("clip", ["global", "block"])
 def test_every_combination(work, gpus, method, clip):
-    homes = [{}, HOST, {"offload__optimizer": "host"}, {"offload__weights": "host"},
+    placements = [{}, HOST, {"offload__optimizer": "host"}, {"offload__weights": "host"},
              {"offload__optimizer": "nvme", "offload__paths": ["."]}]
-    ways = [({"zero__stage": stage, "optimizer__clip": clip, **home}, {"TWIN_RACES": "2"} if (stage + i) % 3 == 0 else {"TWIN_DELAY": f"{i}:300"})
-            for stage in (0, 1, 2, 3) for i, home in enumerate(homes)]
+    ways = [({"zero__stage": stage, "optimizer__clip": clip, **placement}, {"EMULATOR_RACES": "2"} if (stage + i) % 3 == 0 else {"EMULATOR_DELAY": f"{i}:300"})
+            for stage in (0, 1, 2, 3) for i, placement in enumerate(placements)]
     gpu = check_one_result(work, gpus, method, ways)
     expect_close(gpu, train_on_cpu(work, "cpu", gpus, method, zero__stage=3, optimizer__clip=clip), 5e-5)
 
@@ -113,14 +113,14 @@ def test_a_run_goes_on_with_as_many_gpus_bit_for_bit_and_with_one(work):
     steps = {"train__steps": 12, "train__eval_every": 50, "zero__stage": 3}
     whole = train(work, "whole", 2, **steps)
     file = prepared(work, "parts", **steps)
-    door, _ = started(work, "parts", 2, 2)
-    door.send_signal(signal.SIGUSR1)
-    err = door.communicate(timeout=120)[1]
-    assert door.returncode == 75, err
+    cli, _ = started(work, "parts", 2, 2)
+    cli.send_signal(signal.SIGUSR1)
+    err = cli.communicate(timeout=120)[1]
+    assert cli.returncode == 75, err
     shutil.copytree(work / "runs" / "parts", work / "runs" / "one")
-    lmlaunch("--gpus", 2, file, cwd=work, TWIN_GPUS=cards(2))
+    lmlaunch("--gpus", 2, file, cwd=work, EMULATOR_GPUS=cards(2))
     assert result(work, "parts") == whole
-    lmlaunch("--gpus", 1, file, "run.dir=runs/one", cwd=work, TWIN_GPUS=cards(1))
+    lmlaunch("--gpus", 1, file, "run.dir=runs/one", cwd=work, EMULATOR_GPUS=cards(1))
     expect_close(result(work, "one"), whole, 1e-4)
 
 
@@ -128,11 +128,11 @@ def test_an_elastic_run_continues_without_a_gpu_that_is_gone(work):
     settings = {"train__steps": 12, "train__eval_every": 50, "zero__stage": 3, "checkpoint__every": 2}
     whole, lost = train(work, "three", 3, **settings), work / "lost"
     prepared(work, "gone", **settings)
-    door, ranks = started(work, "gone", 3, 4, "--restarts", 1, "--elastic", TWIN_LOST=str(lost))
-    assert len(ranks) == 3, door.stderr.read() if door.poll() is not None else ranks
+    cli, ranks = started(work, "gone", 3, 4, "--restarts", 1, "--elastic", EMULATOR_LOST=str(lost))
+    assert len(ranks) == 3, cli.stderr.read() if cli.poll() is not None else ranks
     lost.write_text("1\n")
     os.kill(ranks[1], signal.SIGKILL)
-    err = finish(door)[1]
+    err = finish(cli)[1]
     assert "; with 2 of 3 ranks: GPU-22222222-2222-2222-2222-222222222222 gone\n" in err, err
     assert "this run began with 3, and losses differ in rounding" in err
     expect_close(result(work, "gone"), whole, 1e-4)
@@ -150,7 +150,7 @@ def test_a_save_of_gpus_rides_on_the_next_step(work):
         return [row["read_bytes"] for row in rows(work, name) if "loss" in row]
 
     plain = train(work, "unsaved", 2, **settings, checkpoint__every=0)
-    whole = train(work, "saved", 2, variables={"TWIN_RACES": "2"}, **settings, checkpoint__every=1)
+    whole = train(work, "saved", 2, variables={"EMULATOR_RACES": "2"}, **settings, checkpoint__every=1)
     assert whole == plain
     # What is fetched for the updates after the last row may be in it or not; each of four saves would read as much.
     assert abs(sum(read_bytes("saved")) - sum(read_bytes("unsaved"))) <= max(read_bytes("unsaved")) > 0
@@ -159,7 +159,7 @@ def test_a_save_of_gpus_rides_on_the_next_step(work):
     for directory in (*later, work / "runs" / "saved" / "model"):
         shutil.rmtree(directory)
     (work / "runs" / "saved" / "status.json").unlink()
-    lmlaunch("--gpus", 2, "saved.toml", cwd=work, TWIN_GPUS=cards(2))
+    lmlaunch("--gpus", 2, "saved.toml", cwd=work, EMULATOR_GPUS=cards(2))
     assert result(work, "saved") == whole
 
 
@@ -167,10 +167,10 @@ def test_ranks_have_a_card_each_of_those_that_are_shown(work):
     uuids = [f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "1234"]
     file = prepared(work, "shown", train__steps=1)
     two = f"{H100}:80,{H100}:40"
-    err = lmlaunch("--gpus", 2, file, cwd=work, TWIN_GPUS=f"{two},{two.replace('40', '80')}", CUDA_VISIBLE_DEVICES=f"{uuids[3]},{uuids[1]}")[1]
+    err = lmlaunch("--gpus", 2, file, cwd=work, EMULATOR_GPUS=f"{two},{two.replace('40', '80')}", CUDA_VISIBLE_DEVICES=f"{uuids[3]},{uuids[1]}")[1]
     assert "of the GPU; 36.00 GiB may be used" in err  # the smaller one decides
     assert uuids[3] in err and uuids[1] in (work / "runs" / "shown" / "log.rank1.txt").read_text()
-    err = lmlaunch("--gpus", 3, file, cwd=work, code=12, TWIN_GPUS=cards(4), CUDA_VISIBLE_DEVICES="0,1")[1]
+    err = lmlaunch("--gpus", 3, file, cwd=work, code=12, EMULATOR_GPUS=cards(4), CUDA_VISIBLE_DEVICES="0,1")[1]
     assert "3 GPUs are asked for, and 2 are visible here" in err
 
 
@@ -192,8 +192,8 @@ def test_ranks_run_on_the_nodes_of_their_gpus(work):
             (work / "devices" / address).mkdir(exist_ok=True)
             (work / "devices" / address / "numa_node").write_text(node + "\n")
         shutil.rmtree(work / "runs" / "nodes_of_cards", ignore_errors=True)
-        environment = twin_environment(TWIN_GPUS=cards(2), CUDA_VISIBLE_DEVICES=f"{uuids[1]},{uuids[0]}")
-        done = subprocess.run(["unshare", "-m", "sh", "-c", f'{mounts} && exec "{TWIN}/bin/lmlaunch" --gpus 2 {file}'], cwd=work,
+        environment = emulator_environment(EMULATOR_GPUS=cards(2), CUDA_VISIBLE_DEVICES=f"{uuids[1]},{uuids[0]}")
+        done = subprocess.run(["unshare", "-m", "sh", "-c", f'{mounts} && exec "{EMULATOR}/bin/lmlaunch" --gpus 2 {file}'], cwd=work,
                               env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         other = (work / "runs" / "nodes_of_cards" / "log.rank1.txt").read_text()
@@ -207,8 +207,8 @@ def test_nccl_without_room_in_shared_memory_ends_before_the_model_is_loaded(work
     file = prepared(work, "no_shm", train__steps=1)
 
     def run(command):
-        return subprocess.run(["unshare", "-m", "sh", "-c", f'{mount} && exec "{TWIN}/bin/lmlaunch" {command}'], cwd=work,
-                              env=twin_environment(TWIN_GPUS=cards(2)), capture_output=True, text=True, timeout=300)
+        return subprocess.run(["unshare", "-m", "sh", "-c", f'{mount} && exec "{EMULATOR}/bin/lmlaunch" {command}'], cwd=work,
+                              env=emulator_environment(EMULATOR_GPUS=cards(2)), capture_output=True, text=True, timeout=300)
 
     done = run(f"--gpus 2 {file}")
     assert done.returncode == 12, done.stderr
@@ -224,34 +224,34 @@ def came_to(work, name, step):
 
 
 def started(work, name, gpus, step, *arguments, **variables):
-    door = start("--gpus", gpus, f"{name}.toml", *arguments, cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
-    while door.poll() is None and not came_to(work, name, step):
+    cli = start("--gpus", gpus, f"{name}.toml", *arguments, cwd=work, on="emulator", EMULATOR_GPUS=cards(gpus), **variables)
+    while cli.poll() is None and not came_to(work, name, step):
         time.sleep(0.01)
-    pids = subprocess.run(["pgrep", "-P", str(door.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()
-    return door, [int(pid) for pid in pids]
+    pids = subprocess.run(["pgrep", "-P", str(cli.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()
+    return cli, [int(pid) for pid in pids]
 
 
 @pytest.mark.parametrize("how, code, said", [(signal.SIGKILL, 40, "was killed by signal 9"),
                                              (signal.SIGSTOP, 41, "no heartbeat from rank 1 for ")])
 def test_a_rank_that_is_lost_ends_all(work, how, code, said):
     prepared(work, "lost", train__steps=100000, zero__stage=3)
-    door, ranks = started(work, "lost", 2, 2, LMLAUNCH_SILENCE="2")
-    assert len(ranks) == 2, door.stderr.read() if door.poll() is not None else ranks
+    cli, ranks = started(work, "lost", 2, 2, LMLAUNCH_SILENCE="2")
+    assert len(ranks) == 2, cli.stderr.read() if cli.poll() is not None else ranks
     os.kill(ranks[1], how)
-    err = door.communicate(timeout=60)[1]
-    assert door.returncode == code, err
+    err = cli.communicate(timeout=60)[1]
+    assert cli.returncode == code, err
     assert said in err and "rank 1" in err, err
     assert err.strip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} ")
     gone(ranks)
 
 
 def test_an_error_of_nccl_ends_the_run_with_its_name(work):
-    err = train(work, "failed", 2, code=40, train__steps=50, variables={"TWIN_NCCL": "fail:1:30"})
+    err = train(work, "failed", 2, code=40, train__steps=50, variables={"EMULATOR_NCCL": "fail:1:30"})
     assert "error NCCL-10 (exit 40): NCCL has failed in " in err and "remote process exited" in err and " at rank 1 on " in err, err
 
 
 def test_doctor_says_which_nccl_there_is(work):
-    out = subprocess.run([TWIN / "bin" / "lmlaunch", "doctor", "--json"], cwd=work, capture_output=True, text=True).stdout
+    out = subprocess.run([EMULATOR / "bin" / "lmlaunch", "doctor", "--json"], cwd=work, capture_output=True, text=True).stdout
     assert any(check["name"] == "nccl" and check["ok"] for check in json.loads(out)["checks"]), out
 
 
@@ -259,33 +259,33 @@ def test_doctor_says_which_nccl_there_is(work):
 def test_one_gpu_opens_no_socket_and_knows_nothing_of_mpi(work):
     file = prepared(work, "alone")
     train(work, "tokens", 1)  # text is prepared by Python, once
-    variables = [part for item in {**twin_environment(TWIN_GPUS=cards(1))}.items() if item[0].startswith(("LD_", "TWIN_")) for part in ("-E", "=".join(item))]
+    variables = [part for item in {**emulator_environment(EMULATOR_GPUS=cards(1))}.items() if item[0].startswith(("LD_", "EMULATOR_")) for part in ("-E", "=".join(item))]
     done = subprocess.run(["strace", "-f", "-qq", "-o", work / "calls", "-e", "trace=network,openat,execve", *variables,
-                           TWIN / "bin" / "lmlaunch", "--gpus", "1", file], cwd=work, capture_output=True, text=True, timeout=300)
+                           EMULATOR / "bin" / "lmlaunch", "--gpus", "1", file], cwd=work, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     calls = (work / "calls").read_text()
-    assert "lmlaunch-cuda" in calls and "libtwin_cudart" in calls
+    assert "lmlaunch-cuda" in calls and "libemulator_cudart" in calls
     for name in ("socket(", "connect(", "bind(", "listen("):
         assert name not in calls, [line for line in calls.splitlines() if name in line][:5]
     assert "lmlaunch-mpi" not in calls and "libmpi" not in calls
 
 
-no_mpi = pytest.mark.skipif(shutil.which("mpirun") is None or not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
+no_mpi = pytest.mark.skipif(shutil.which("mpirun") is None or not (EMULATOR / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
 
 
 def mpirun(work, file, ranks, **variables):
-    # Bound to one core each, products on the twin would be those of one thread.
-    return subprocess.Popen(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), TWIN / "bin" / "lmlaunch", file], cwd=work,
-                            env={**twin_environment(), **mpi.ROOT_MAY, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    # Bound to one core each, products on the emulator would be those of one thread.
+    return subprocess.Popen(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), EMULATOR / "bin" / "lmlaunch", file], cwd=work,
+                            env={**emulator_environment(), **mpi.ROOT_MAY, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             start_new_session=True)
 
 
 @no_mpi
-def test_mpirun_gives_what_one_door_gives(work):
-    wanted = train(work, "door", 2, zero__stage=3)
+def test_mpirun_gives_what_one_cli_gives(work):
+    wanted = train(work, "cli", 2, zero__stage=3)
     file = prepared(work, "mpi", zero__stage=3)
-    finish(mpirun(work, file, 2, TWIN_GPUS=cards(2)))
+    finish(mpirun(work, file, 2, EMULATOR_GPUS=cards(2)))
     assert result(work, "mpi") == wanted
     shutil.rmtree(work / "runs" / "mpi")
-    err = finish(mpirun(work, file, 2, TWIN_GPUS=cards(1)), 12)[1]
+    err = finish(mpirun(work, file, 2, EMULATOR_GPUS=cards(1)), 12)[1]
     assert "ranks 0 and 1 were given the same GPU" in err and "--gpus 0" in err, err

@@ -1,4 +1,4 @@
-"""`lmlaunch --gpus N`, and mpirun, on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never
+"""`lmlaunch --gpus N`, and mpirun, on the emulator while a rank with a GPU is stopped, its compute thread is held, or its GPU never
 ends what it is at: all ranks end, one message names rank, host and operation, and no process is left. What the GPUs are at when
 ranks only wait is no reason to end."""
 
@@ -53,23 +53,23 @@ def test_no_thread_is_held_where_it_keeps_a_lock_that_others_want():
 
 
 def running(work, name, gpus, **variables):
-    """A run in its steps: the door, and the ranks' process ids."""
+    """A run in its steps: the CLI process, and the ranks' process ids."""
     prepared(work, name, train__steps=100000, train__eval_every=0, zero__stage=3)
-    door, ranks = started(work, name, gpus, 3, LMLAUNCH_SILENCE=str(SILENCE), **variables)
-    assert len(ranks) == gpus, door.stderr.read() if door.poll() is not None else ranks
-    return door, ranks
+    cli, ranks = started(work, name, gpus, 3, LMLAUNCH_SILENCE=str(SILENCE), **variables)
+    assert len(ranks) == gpus, cli.stderr.read() if cli.poll() is not None else ranks
+    return cli, ranks
 
 
-def ended(work, name, door, ranks, held=None):
+def ended(work, name, cli, ranks, held=None):
     """The only error, once all have ended."""
     try:
         if held:
             mpi.until(held.has_ended, DEADLINE, "the end of the rank whose thread is held")
-        messages = door.communicate(timeout=DEADLINE)[1]
+        messages = cli.communicate(timeout=DEADLINE)[1]
     finally:
-        if door.poll() is None:
-            door.kill()  # its ranks go with it
-    assert door.returncode == 41, messages
+        if cli.poll() is None:
+            cli.kill()  # its ranks go with it
+    assert cli.returncode == 41, messages
     gone(ranks)
     errors = re.findall(r"^lmlaunch: error .*", messages, re.M)
     assert len(errors) == 1 and errors[0].startswith("lmlaunch: error HANG-09 (exit 41): "), messages
@@ -89,9 +89,9 @@ def waits_for(work, name, rank, other):
 
 
 def test_a_rank_that_is_stopped_is_named_by_one_that_waits_for_it(work):
-    door, ranks = running(work, "stopped", 2)
+    cli, ranks = running(work, "stopped", 2)
     os.kill(ranks[1], signal.SIGSTOP)
-    error = ended(work, "stopped", door, ranks)
+    error = ended(work, "stopped", cli, ranks)
     assert re.search(r'no heartbeat from rank 1 for [\d.]+ s.* at rank 0, in "\w', error), error
     # Where rank 0 waits in a call of the processes, the machine is not named: it is the one.
     assert re.search(rf'(on {HOST} the GPU of rank 0 |last in "\w[^"]*" \(collective \d+\) at rank 0)', error), error
@@ -101,9 +101,9 @@ def test_a_rank_that_is_stopped_is_named_by_one_that_waits_for_it(work):
 def test_a_rank_whose_compute_thread_is_held_names_itself(work, rank):
     """Its other threads say that it lives, and its GPU does what it was given."""
     name = f"held{rank}"
-    door, ranks = running(work, name, 3)
+    cli, ranks = running(work, name, 3)
     held = Stuck(ranks[rank])
-    error = ended(work, name, door, ranks, held)
+    error = ended(work, name, cli, ranks, held)
     assert re.search(rf'rank {rank} on {HOST} has made no progress for [\d.]+ s: it is stuck in "\w[^"]*" of step \d+', error), error
     assert "its GPU has completed " in error, error
     for other in {0, 1, 2} - {rank}:
@@ -113,9 +113,9 @@ def test_a_rank_whose_compute_thread_is_held_names_itself(work, rank):
 def test_a_gpu_that_never_ends_a_kernel_is_named(work):
     """Its rank's host has enqueued as much as the others' and waits for the GPU, as they do."""
     trigger = work / "hang"
-    door, ranks = running(work, "hangs", 2, TWIN_HANG=f"1:{trigger}")
+    cli, ranks = running(work, "hangs", 2, EMULATOR_HANG=f"1:{trigger}")
     trigger.touch()
-    error = ended(work, "hangs", door, ranks)
+    error = ended(work, "hangs", cli, ranks)
     trigger.unlink()
     assert re.search(rf"rank 1 on {HOST} has made no progress for ", error), error
     assert re.search(r'its GPU has completed (collective \d+ and does not reach "\w[^"]*" \(collective \d+\)|all \d+ collectives)', error), error
@@ -124,23 +124,23 @@ def test_a_gpu_that_never_ends_a_kernel_is_named(work):
 
 def test_a_call_to_which_all_have_come_and_that_never_ends(work):
     """NCCL, or the link between two GPUs, is stuck: any rank may say so, and one does."""
-    door, ranks = running(work, "stuck_call", 2, TWIN_NCCL="hang:1:200")
-    error = ended(work, "stuck_call", door, ranks)
+    cli, ranks = running(work, "stuck_call", 2, EMULATOR_NCCL="hang:1:200")
+    error = ended(work, "stuck_call", cli, ranks)
     assert re.search(rf'rank [01] on {HOST} has made no progress for .*its GPU does not complete "\w[^"]*" \(collective \d+\), which all ranks have entered', error), error
 
 
 def test_ranks_that_wait_for_a_slow_one_are_spared(work):
     """A rank that is held for a moment again and again is slow; nobody is given up."""
-    door, ranks = running(work, "slow", 2)
+    cli, ranks = running(work, "slow", 2)
     for _ in range(10):  # for three silences
         os.kill(ranks[1], signal.SIGSTOP)
         time.sleep(SILENCE / 4)
         os.kill(ranks[1], signal.SIGCONT)
         time.sleep(0.2)
-    assert door.poll() is None, door.stderr.read()
-    door.send_signal(signal.SIGTERM)
-    messages = door.communicate(timeout=120)[1]
-    assert door.returncode == 75, messages
+    assert cli.poll() is None, cli.stderr.read()
+    cli.send_signal(signal.SIGTERM)
+    messages = cli.communicate(timeout=120)[1]
+    assert cli.returncode == 75, messages
 
 
 @no_mpi
@@ -152,7 +152,7 @@ def test_under_mpirun_all_end_with_the_rank_named(work, how, said):
     """They share no memory there: each knows of its own GPU alone, and a word goes round that ranks live."""
     name, trigger = f"mpi_{how}", work / f"mpi_{how}.trigger"
     file = prepared(work, name, train__steps=100000, train__eval_every=0, zero__stage=3)
-    job = mpirun(work, file, 2, TWIN_GPUS=cards(2), LMLAUNCH_SILENCE=str(SILENCE), TWIN_HANG=f"1:{trigger}")
+    job = mpirun(work, file, 2, EMULATOR_GPUS=cards(2), LMLAUNCH_SILENCE=str(SILENCE), EMULATOR_HANG=f"1:{trigger}")
     try:
         mpi.until(lambda: job.poll() is not None or came_to(work, name, 3), 120, "steps")
         assert job.poll() is None, job.communicate()[1]

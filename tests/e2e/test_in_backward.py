@@ -114,6 +114,6 @@ def test_a_run_goes_on_with_the_other_one(work):
     assert run(work, "parts", *parts[2:], "train.update=after") == {**whole, "host_bytes": unittest.mock.ANY, "plan": unittest.mock.ANY}
 
 
-def test_gradients_with_a_home_of_their_own_are_of_updates_after(work):
+def test_gradients_with_a_tier_of_their_own_are_of_updates_after(work):
     done = lmlaunch(work, "plan", "c.toml", "train.update=in_backward", "offload.gradients=nvme", 'offload.paths=["."]', code=10)
     assert "offload.gradients" in done.stderr and "has at most one block's" in done.stderr

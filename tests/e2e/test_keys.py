@@ -263,8 +263,8 @@ def test_factors_and_norms_begin_as_the_base_and_are_pefts_and_merged_and_contin
     assert eval_losses(work, f"more_{method}")[0] == pytest.approx(eval_losses(work, method)[-1], rel=1e-6)
     refused = continue_it(work, f"runs/{method}/model", f"other_{method}", check=False)
     assert refused.returncode == 10 and f'set train.method = "{method}"' in refused.stderr, refused.stderr
-    quantised = config(work, f"nf4_{method}", **changes, model__quantize="nf4", train__steps=2)
-    lmlaunch(quantised, cwd=work)
+    quantized = config(work, f"nf4_{method}", **changes, model__quantize="nf4", train__steps=2)
+    lmlaunch(quantized, cwd=work)
     assert len(load_file(work / f"runs/nf4_{method}/model/adapter_model.safetensors")) == len(tensors)
 
 

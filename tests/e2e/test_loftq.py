@@ -1,5 +1,5 @@
-"""Adapters that begin with what quantising the model lost: held against numpy's singular values of what bitsandbytes makes of
-the model, against themselves in other homes, and against peft once trained."""
+"""Adapters that begin with what quantizing the model lost: held against numpy's singular values of what bitsandbytes makes of
+the model, against themselves in other tiers, and against peft once trained."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from test_run import BIN, config, eval_losses, expect_resumed_bits, filled, lmla
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
-from quantised_base import four_bits  # noqa: E402
+from quantized_base import four_bits  # noqa: E402
 
 R, ALPHA = 4, 12
 LOFTQ = dict(lora__r=R, lora__alpha=ALPHA, lora__start="loftq", train__method="qlora", optimizer__lr=3e-2)
@@ -87,7 +87,7 @@ def test_they_begin_with_the_nearest_to_what_was_lost(work, settings, kind, doub
     assert modules == 14
 
 
-def quantised(work):
+def quantized(work):
     model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and "layers" in name:
@@ -107,15 +107,15 @@ def test_training_begins_nearer_to_the_model_and_peft_agrees(work, trained):
     ids = torch.arange(24)[None] % 97
     with torch.no_grad():
         wanted = base(ids).logits
-        far = (quantised(work)(ids).logits - wanted).norm().item()
-        begun = PeftModel.from_pretrained(quantised(work), work / "runs" / "start-nf4" / "model")
+        far = (quantized(work)(ids).logits - wanted).norm().item()
+        begun = PeftModel.from_pretrained(quantized(work), work / "runs" / "start-nf4" / "model")
         near = (begun(ids).logits - wanted).norm().item()
     assert near < 0.8 * far
     before, after = eval_losses(work, "loftq")
     assert loss_by_transformers(begun, work) == pytest.approx(before, rel=1e-4)
     assert before != eval_losses(work, "zero")[0]
     assert after < before - 0.1
-    adapted = PeftModel.from_pretrained(quantised(work), work / "runs" / "loftq" / "model")
+    adapted = PeftModel.from_pretrained(quantized(work), work / "runs" / "loftq" / "model")
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)
     assert json.loads(lmlaunch("eval", "runs/loftq", "--json", cwd=work).stdout)["eval_loss"] == after
 
@@ -124,7 +124,7 @@ def test_training_begins_nearer_to_the_model_and_peft_agrees(work, trained):
     ([], dict(offload__weights="nvme", offload__paths=["swap"], train__recompute="block")),
     ([], dict(offload__weights="host", offload__optimizer="host", train__update="in_backward", optimizer__clip="block")),
 ], ids=["on_disk", "in_backward"])
-def test_homes_change_no_bit(work, arguments, changes):
+def test_tiers_change_no_bit(work, arguments, changes):
     kept = {key: value for key, value in changes.items() if key.startswith("optimizer__")}
     lmlaunch(*arguments, config(work, "here", **LOFTQ, **kept, run__dir=f"runs/here{len(changes)}"), cwd=work)
     lmlaunch(*arguments, config(work, "there", **LOFTQ, **changes, run__dir=f"runs/there{len(changes)}"), cwd=work)
@@ -139,7 +139,7 @@ def test_threads_and_ranks_begin_alike(work, trained):
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(work, trained):
-    """With lengths of rows, which begin as those of the quantised base and its adapter together."""
+    """With lengths of rows, which begin as those of the quantized base and its adapter together."""
     expect_resumed_bits(work, **LOFTQ, lora__dora=True, lora__b_lr_ratio=2.0)
     begun, plain = (losses(work, name)[0][0] for name in ("long", "loftq"))
     assert begun == pytest.approx(plain, rel=1e-5)
@@ -153,7 +153,7 @@ def test_norms_that_are_trained_whole_count_as_the_bases(work, trained):
 
 
 def test_random_weights_lose_as_well(work):
-    """What was drawn is drawn once more, and quantised once more."""
+    """What was drawn is drawn once more, and quantized once more."""
     settings = {**LOFTQ, "model__init": "random", "lora__targets": ["k_proj", "o_proj", "down_proj"], "lora__r": 24}
     begun = {}
     for start in ("zero", "loftq"):
@@ -213,15 +213,15 @@ def test_what_cannot_be_is_refused(work, trained, tmp_path):
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                   bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=["lm_head"])
     AutoModelForCausalLM.from_pretrained(work / "model", quantization_config=settings, dtype=torch.float32,
-                                         device_map="cpu").save_pretrained(tmp_path / "quantised")
-    refused("stored", "lora.start", "original weights", "only quantized ones", model__path=str(tmp_path / "quantised"))
+                                         device_map="cpu").save_pretrained(tmp_path / "quantized")
+    refused("stored", "lora.start", "original weights", "only quantized ones", model__path=str(tmp_path / "quantized"))
     done = lmlaunch("export", "runs/loftq", "-o", "nothing", "--merge", "--base", "model", cwd=work, check=False)
     assert done.returncode == 2 and "lora.start" in done.stderr and not (work / "nothing").exists()
 
 
 def test_what_was_trained_is_exported_and_gone_on_with(work, trained):
     done = json.loads(lmlaunch("export", "runs/loftq", "-o", "merged", "--merge", "--json", cwd=work).stdout)
-    assert done["base"] == "dequantised weights (nf4, double)" and done["logits_differ_by"] < 1e-3
+    assert done["base"] == "dequantized weights (nf4, double)" and done["logits_differ_by"] < 1e-3
     merged = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)
     assert loss_by_transformers(merged, work) == pytest.approx(eval_losses(work, "loftq")[-1], rel=1e-3)
     lmlaunch(config(work, "further", **{**LOFTQ, "lora__start": "zero", "train__steps": 1}, lora__init="runs/loftq"), cwd=work)

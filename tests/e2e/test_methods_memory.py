@@ -10,8 +10,8 @@ from counts import FULL
 from limits import memory_counts
 from test_heads import NAMES
 from test_run import BIN, config, save_tokenizer
-from test_twin import TWIN
-from test_twin import lmlaunch as on_twin
+from test_emulator import EMULATOR
+from test_emulator import lmlaunch as on_emulator
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 VOCAB, LENGTH = 2048, 64
@@ -69,7 +69,7 @@ def taken_of_a_gpu(work, method):
     (work / f"peaks_{method}").mkdir()
     toml = config(work, f"gpu_{method}", **{**COMMON, **METHODS[method], "run__device": "auto", "model__path": "small", "model__dtype": "bf16",
                                             "train__steps": 2})
-    on_twin("--gpus", 1, toml, "checkpoint.every=0", cwd=work, TWIN_PEAK=str(work / f"peaks_{method}"))
+    on_emulator("--gpus", 1, toml, "checkpoint.every=0", cwd=work, EMULATOR_PEAK=str(work / f"peaks_{method}"))
     device = json.loads((work / "runs" / f"gpu_{method}" / "plan.json").read_text())["tiers"][0]
     part = {row["name"]: row["bytes"] for row in device["classes"]}
     planned = device["bytes"] - part["context"] - part["LibTorch"]
@@ -84,7 +84,7 @@ def of_torch(work):
     return taken_of_a_gpu(work, "full")[1]
 
 
-@pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-cuda").exists(), reason="no twin here")
+@pytest.mark.skipif(not (EMULATOR / "bin" / "lmlaunch-cuda").exists(), reason="no emulator here")
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "full"])
 def test_a_gpu_has_what_is_planned(work, of_torch, method):
     planned, more = taken_of_a_gpu(work, method)

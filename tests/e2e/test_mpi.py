@@ -27,8 +27,8 @@ def work(tmp_path_factory):
     return filled(tmp_path_factory.mktemp("mpi"), layers=3)
 
 
-def compare(work, ranks, stage, home, method, micro_batch):
-    changes = dict(zero__stage=stage, model__dtype="bf16", train__micro_batch=micro_batch, **home)
+def compare(work, ranks, stage, placement, method, micro_batch):
+    changes = dict(zero__stage=stage, model__dtype="bf16", train__micro_batch=micro_batch, **placement)
     prepared(work, "forked", method, **changes)
     run_ranks(work, "forked", ranks)
     prepared(work, "launched", method, **changes)
@@ -38,10 +38,10 @@ def compare(work, ranks, stage, home, method, micro_batch):
         assert (work / "runs" / "launched" / f"log.rank{rank}.txt").exists()
 
 
-@pytest.mark.parametrize("ranks, stage, home, method, micro_batch", [
+@pytest.mark.parametrize("ranks, stage, placement, method, micro_batch", [
     (2, 1, {}, "full", 1), (3, 3, {}, "full", 3), (4, 2, {}, "lora", 1), (2, 1, ON_DISK, "full", 3)])
-def test_the_bits_of_ranks(work, ranks, stage, home, method, micro_batch):
-    compare(work, ranks, stage, home, method, micro_batch)
+def test_the_bits_of_ranks(work, ranks, stage, placement, method, micro_batch):
+    compare(work, ranks, stage, placement, method, micro_batch)
 
 
 ALL = list(itertools.product((1, 2, 3, 4), (0, 1, 2, 3), ({}, {"offload__optimizer": "nvme", "offload__paths": ["."]}, ON_DISK),
@@ -49,9 +49,9 @@ ALL = list(itertools.product((1, 2, 3, 4), (0, 1, 2, 3), ({}, {"offload__optimiz
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks, stage, home, method, micro_batch", random.Random(14).sample(ALL, 32))
-def test_the_bits_of_ranks_everywhere(work, ranks, stage, home, method, micro_batch):
-    compare(work, ranks, stage, home, method, micro_batch)
+@pytest.mark.parametrize("ranks, stage, placement, method, micro_batch", random.Random(14).sample(ALL, 32))
+def test_the_bits_of_ranks_everywhere(work, ranks, stage, placement, method, micro_batch):
+    compare(work, ranks, stage, placement, method, micro_batch)
 
 
 def test_what_mpirun_binds_changes_no_bit(work):
@@ -117,16 +117,16 @@ def sockets(pid):
 @pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--ranks", "1"], ["--ranks", "2"]])
 def test_without_a_job_nothing_of_mpi_is_loaded(work, arguments):
     prepared(work, "plain", train__steps=1_000_000)
-    door = subprocess.Popen([BIN / "lmlaunch", *arguments, "plain.toml"], cwd=work, stderr=subprocess.DEVNULL)
+    cli = subprocess.Popen([BIN / "lmlaunch", *arguments, "plain.toml"], cwd=work, stderr=subprocess.DEVNULL)
     metrics = work / "runs" / "plain" / "metrics.jsonl"
     mpi.until(metrics.exists, 60, "metrics")
     try:
-        for pid in [door.pid, *mpi.processes(work).values()]:
+        for pid in [cli.pid, *mpi.processes(work).values()]:
             assert "libmpi" not in maps(pid) and "lmlaunch-mpi" not in maps(pid)
             assert not sockets(pid)
     finally:
-        door.kill()
-        door.wait()
+        cli.kill()
+        cli.wait()
     mpi.nothing_left(work)
 
 
@@ -202,15 +202,15 @@ def test_who_is_not_the_first_leaves_an_error_to_it_and_gives_it_time(work):
 
 def test_a_directory_in_use_is_left_alone(work):
     prepared(work, "used", train__steps=1_000_000)
-    door = subprocess.Popen([BIN / "lmlaunch", "used.toml"], cwd=work, stderr=subprocess.DEVNULL)
+    cli = subprocess.Popen([BIN / "lmlaunch", "used.toml"], cwd=work, stderr=subprocess.DEVNULL)
     mpi.until((work / "runs" / "used" / "metrics.jsonl").exists, 60, "metrics")
     try:
         messages = mpi.run(work, "used", 2, code=13)
-        assert messages.count("lmlaunch: error LOCK-30") == 1 and door.poll() is None, messages
+        assert messages.count("lmlaunch: error LOCK-30") == 1 and cli.poll() is None, messages
         assert not list((work / "runs" / "used").glob(".ended*"))
     finally:
-        door.kill()
-        door.wait()
+        cli.kill()
+        cli.wait()
 
 
 def test_an_error_of_one_rank_ends_all_with_its_code(work):
@@ -239,7 +239,7 @@ def test_another_configuration_on_another_machine_is_refused(work):
     assert "rank 1 has another configuration than rank 0" in done.stderr
 
 
-def test_orthogonal_steps_on_other_kinds_of_cpus_are_refused(work):
+def test_muon_steps_on_other_kinds_of_cpus_are_refused(work):
     """Each rank makes all products itself, and another CPU's may have other bits. The second one sees another /proc/cpuinfo."""
     if subprocess.run(["unshare", "-m", "mount", "--bind", "/proc/meminfo", "/proc/cpuinfo"], capture_output=True).returncode != 0:
         pytest.skip("no mount namespace here (root)")

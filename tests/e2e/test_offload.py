@@ -260,24 +260,24 @@ def wait_for(condition, what):
 
 
 def children_of(pid):
-    """Without the one that waits for the door's end (launcher/door/status_keeper.cpp)."""
+    """Without the one that waits for the CLI's end (launcher/cli/status_keeper.cpp)."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() != "lm-status\n"]
 
 
 def start_and_end(work, disk, name, end):
-    """Starts a run that would last for hours, and ends it by `end(door, rank)` once it trains. Its exit code."""
+    """Starts a run that would last for hours, and ends it by `end(CLI process, rank)` once it trains. Its exit code."""
     before = used_blocks(disk)
     with open(work / f"{name}.err", "w") as err:
-        door = subprocess.Popen([BIN / "lmlaunch", "c.toml", f"run.dir=runs/{name}", *on_disk(disk), "train.steps=1000000"], cwd=work,
+        cli = subprocess.Popen([BIN / "lmlaunch", "c.toml", f"run.dir=runs/{name}", *on_disk(disk), "train.steps=1000000"], cwd=work,
                                 env=environment(work), stderr=err)
     status = work / "runs" / name / "status.json"
-    wait_for(lambda: door.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
-    assert door.poll() is None, (work / f"{name}.err").read_text()
-    rank = children_of(door.pid)[0]
+    wait_for(lambda: cli.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
+    assert cli.poll() is None, (work / f"{name}.err").read_text()
+    rank = children_of(cli.pid)[0]
     assert used_blocks(disk) > before
-    end(door.pid, rank)
-    code = door.wait(timeout=30)
+    end(cli.pid, rank)
+    code = cli.wait(timeout=30)
     wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the rank lives on")
     return code
 
@@ -290,9 +290,9 @@ def fails_with(done, code):
 ENDINGS = {
     "success": lambda work, disk: train(work, "success", *on_disk(disk)).returncode == 0,
     "error": lambda work, disk: fails_with(train(work, "error", *on_disk(disk), "optimizer.lr=1e6", "train.steps=50", check=False), 50),
-    "SIGTERM": lambda work, disk: start_and_end(work, disk, "term", lambda door, rank: os.kill(door, signal.SIGTERM)) == 75,
-    "kill -9 of the rank": lambda work, disk: start_and_end(work, disk, "rank", lambda door, rank: os.kill(rank, signal.SIGKILL)) == 40,
-    "kill -9 of the door": lambda work, disk: start_and_end(work, disk, "door", lambda door, rank: os.kill(door, signal.SIGKILL)) == -9,
+    "SIGTERM": lambda work, disk: start_and_end(work, disk, "term", lambda cli, rank: os.kill(cli, signal.SIGTERM)) == 75,
+    "kill -9 of the rank": lambda work, disk: start_and_end(work, disk, "rank", lambda cli, rank: os.kill(rank, signal.SIGKILL)) == 40,
+    "kill -9 of the CLI process": lambda work, disk: start_and_end(work, disk, "cli", lambda cli, rank: os.kill(cli, signal.SIGKILL)) == -9,
 }
 
 
@@ -320,7 +320,7 @@ def refusal(done, code, *words):
     assert done.stderr.rstrip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} ")
 
 
-def test_a_missing_path_is_refused_by_the_door(work):
+def test_a_missing_path_is_refused_by_the_cli(work):
     done = train(work, "missing", *on_disk("/nowhere/at/all"), check=False)
     refusal(done, 12, "/nowhere/at/all", "ENOENT")
     assert not (work / "runs" / "missing").exists()
@@ -328,10 +328,10 @@ def test_a_missing_path_is_refused_by_the_door(work):
     assert refused.returncode == 12 and "/nowhere/at/all" in refused.stderr
 
 
-def test_a_path_without_permission_is_refused_by_the_door(work):
+def test_a_path_without_permission_is_refused_by_the_cli(work):
     if os.geteuid() != 0:
         pytest.skip("becoming nobody needs root")
-    # Where nobody may read: the door beside something that has the rank's name; it never comes to start it.
+    # Where nobody may read: the CLI process beside something that has the rank's name; it never comes to start it.
     place = Path(tempfile.mkdtemp(prefix="lmlaunch-nobody-"))
     try:
         for name in ("lmlaunch", "lmlaunch-cpu"):

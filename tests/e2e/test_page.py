@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_run import BIN, config, eval_losses, lmlaunch, rows, work  # noqa: F401
 from test_see_it import seen  # noqa: F401
-from test_twin import lmlaunch as on_the_twin
-from test_twin import make_deep, make_work
+from test_emulator import lmlaunch as on_the_emulator
+from test_emulator import make_deep, make_work
 
 BROWSER = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
 MOST_BYTES = 800_000
@@ -185,11 +185,11 @@ def test_the_share_of_hidden_transfers_is_that_of_the_rows(work, seen):
     assert float(told.removesuffix(" %")) == pytest.approx(expected, rel=0.01, abs=0.1)
 
 
-@pytest.mark.skipif(not (BIN.parent / "twin" / "bin" / "lmlaunch-cuda").exists(), reason="this build has no twin")
+@pytest.mark.skipif(not (BIN.parent / "emulator" / "bin" / "lmlaunch-cuda").exists(), reason="this build has no emulator")
 def test_the_page_of_a_run_on_a_gpu_shows_its_memory_and_its_link(tmp_path):
     work = make_work(tmp_path, "llama_three_heads_per_key_tied_with_pad_token")
     make_deep(work)
-    on_the_twin("c.toml", "--gpus", "1", "run.dir=runs/gpu", "model.path=deep", "train.recompute=block", "offload.weights=host", cwd=work)
+    on_the_emulator("c.toml", "--gpus", "1", "run.dir=runs/gpu", "model.path=deep", "train.recompute=block", "offload.weights=host", cwd=work)
     page, steps, plan = work / "runs" / "gpu" / "report.html", steps_of(work, "gpu"), plan_of(work, "gpu")
     text = shown(page)
     value, note = tiles(text)["peak memory"]

@@ -1,5 +1,5 @@
 """Adapters that begin with the principal parts of the matrices (lora.start = "pissa"): held against numpy's singular values, against peft's
-gradients on a base from which they are subtracted, against themselves in other homes, and as plain adapters of the original model."""
+gradients on a base from which they are subtracted, against themselves in other tiers, and as plain adapters of the original model."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from test_loftq import quantised
+from test_loftq import quantized
 from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
 from transformers import AutoModelForCausalLM
 
@@ -169,21 +169,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(work):
     expect_resumed_bits(work, **PISSA, lora__dropout=0.1)
 
 
-HOMES = {
+PLACEMENTS = {
     "on_disk": ([], dict(offload__weights="nvme", offload__optimizer="nvme", offload__paths=["swap"], train__recompute="block")),
     "in_backward": ([], dict(offload__weights="host", train__update="in_backward", optimizer__clip="block")),
 }
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_homes_change_no_bit(work, home):
-    arguments, changes = HOMES[home]
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_tiers_change_no_bit(work, placement):
+    arguments, changes = PLACEMENTS[placement]
     kept = {key: value for key, value in changes.items() if key.startswith("optimizer__")}
     settings = {**PISSA, "lora__dropout": 0.1, "model__dtype": "bf16"}
-    lmlaunch(config(work, f"here_{home}", **settings, **kept), cwd=work)
-    lmlaunch(*arguments, config(work, f"there_{home}", **settings, **changes), cwd=work)
-    assert losses(work, f"there_{home}") == losses(work, f"here_{home}")
-    (there, _), (here, _) = adapter_of(work, f"there_{home}"), adapter_of(work, f"here_{home}")  # with the pairs that each has kept
+    lmlaunch(config(work, f"here_{placement}", **settings, **kept), cwd=work)
+    lmlaunch(*arguments, config(work, f"there_{placement}", **settings, **changes), cwd=work)
+    assert losses(work, f"there_{placement}") == losses(work, f"here_{placement}")
+    (there, _), (here, _) = adapter_of(work, f"there_{placement}"), adapter_of(work, f"here_{placement}")  # with the pairs that each has kept
     assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) for name in here)
 
 
@@ -197,17 +197,17 @@ def test_threads_and_ranks_begin_with_the_same_bits(work, begun):
         assert eval_losses(work, run)[0] == pytest.approx(eval_losses(work, "begun")[0], rel=1e-6)
 
 
-def test_a_quantised_base_keeps_its_codes(work):
-    """The pairs are those of the dequantised weights: such a run begins, and ends, beside these."""
+def test_a_quantized_base_keeps_its_codes(work):
+    """The pairs are those of the dequantized weights: such a run begins, and ends, beside these."""
     settings = {**PISSA, "train__method": "qlora"}
     lmlaunch(config(work, "q_zero", **{**settings, **AT_ONCE, "lora__start": "zero"}), cwd=work)
     lmlaunch(config(work, "q_pissa", **settings), cwd=work)
     before, after = eval_losses(work, "q_pissa")
     assert before == pytest.approx(eval_losses(work, "q_zero")[0], rel=1e-5) and after < before - 0.02
-    adapted = PeftModel.from_pretrained(quantised(work), work / "runs" / "q_pissa" / "model")
+    adapted = PeftModel.from_pretrained(quantized(work), work / "runs" / "q_pissa" / "model")
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)
     done = json.loads(lmlaunch("export", "runs/q_pissa", "-o", "q_merged", "--merge", "--json", cwd=work).stdout)
-    assert done["base"] == "dequantised weights (nf4, double)" and done["logits_differ_by"] < 1e-3
+    assert done["base"] == "dequantized weights (nf4, double)" and done["logits_differ_by"] < 1e-3
 
 
 @pytest.mark.parametrize("adapters", ["bf16", "fp32"])

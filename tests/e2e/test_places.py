@@ -90,9 +90,9 @@ def test_training_goes_on_with_an_adapter(work, place):
     assert eval_losses(work, f"init_{name}") == eval_losses(work, name)
 
 
-def test_the_base_of_an_adapter_may_be_quantised(work):
-    lmlaunch(config(work, "quantised", model__path="runs/lora", model__dtype="bf16", train__method="qlora", train__steps=1), cwd=work)
-    assert recorded(work, "quantised")["model"]["quantize"] == "nf4" and recorded(work, "quantised")["lora"]["init"] == "runs/lora/model"
+def test_the_base_of_an_adapter_may_be_quantized(work):
+    lmlaunch(config(work, "quantized", model__path="runs/lora", model__dtype="bf16", train__method="qlora", train__steps=1), cwd=work)
+    assert recorded(work, "quantized")["model"]["quantize"] == "nf4" and recorded(work, "quantized")["lora"]["init"] == "runs/lora/model"
 
 
 def test_all_weights_of_an_adapter_are_refused_with_the_command_that_helps(work):
@@ -135,7 +135,7 @@ def test_a_base_of_another_architecture_is_refused_though_its_weights_fit(work):
 
 
 def test_two_adapters_are_one_too_many(work):
-    done = lmlaunch(config(work, "two", model__path="runs/lora", train__method="lora", lora__init="runs/quantised"), cwd=work, check=False)
+    done = lmlaunch(config(work, "two", model__path="runs/lora", train__method="lora", lora__init="runs/quantized"), cwd=work, check=False)
     assert done.returncode == 10 and 'set model.path = "model"' in done.stderr, done.stderr
 
 

@@ -119,7 +119,7 @@ def test_rates_are_measured_once_a_week(work, tmp_path):  # noqa: F811
     [file] = (tmp_path / "lmlaunch" / "rates").glob("*.json")
     kept = json.loads(file.read_text())
     assert kept["threads"] == 1 and kept["dtype"] == "fp32" and kept["libtorch"] and kept["gemm_flop_per_s"] > 1e8
-    # What is kept is believed by the door, and by a run until a step is faster: then it was measured on a busy machine.
+    # What is kept is believed by the CLI process, and by a run until a step is faster: then it was measured on a busy machine.
     file.write_text(json.dumps({**kept, "gemm_flop_per_s": kept["gemm_flop_per_s"] / 1e6}))
     planned = json.loads(lmlaunch("plan", name, "--json", cwd=work, env=environment).stdout)
     assert planned["sol_pct"] <= 100 and planned["step_seconds"] > 10

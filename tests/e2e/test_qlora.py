@@ -1,5 +1,5 @@
-"""QLoRA as its users start it: an adapter over a quantised model, on the CPU. What comes out is held against peft over what
-bitsandbytes makes of the model, and against itself: in every home, resumed, merged."""
+"""QLoRA as its users start it: an adapter over a quantized model, on the CPU. What comes out is held against peft over what
+bitsandbytes makes of the model, and against itself: in every tier, resumed, merged."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch,
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
-from quantised_base import four_bits  # noqa: E402
+from quantized_base import four_bits  # noqa: E402
 
 ADAPTER = dict(lora__r=4, lora__alpha=8, optimizer__lr=3e-2, train__method="qlora")
 
@@ -39,7 +39,7 @@ def learnt(work):
     return before - after
 
 
-def quantised(work, kind="nf4", double=True):
+def quantized(work, kind="nf4", double=True):
     model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and "layers" in name:
@@ -47,11 +47,11 @@ def quantised(work, kind="nf4", double=True):
     return model
 
 
-def test_it_learns_and_peft_agrees_over_the_dequantised_model(work, qlora):
+def test_it_learns_and_peft_agrees_over_the_dequantized_model(work, qlora):
     before, after = eval_losses(work, "qlora")
     assert after < before - 0.5 * learnt(work)
-    assert loss_by_transformers(quantised(work), work) == pytest.approx(before, rel=1e-3)
-    adapted = PeftModel.from_pretrained(quantised(work), work / "runs" / "qlora" / "model")
+    assert loss_by_transformers(quantized(work), work) == pytest.approx(before, rel=1e-3)
+    adapted = PeftModel.from_pretrained(quantized(work), work / "runs" / "qlora" / "model")
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)
 
 
@@ -94,9 +94,9 @@ def test_a_stopped_run_resumes_bit_for_bit(work):
 
 def test_the_merged_export_is_what_was_trained_or_goes_into_the_original(work, qlora):
     done = lmlaunch("export", "runs/qlora", "-o", "merged", "--merge", "--json", cwd=work)
-    assert json.loads(done.stdout)["base"] == "dequantised weights (nf4, double)"
+    assert json.loads(done.stdout)["base"] == "dequantized weights (nf4, double)"
     merged = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(quantised(work), work / "runs" / "qlora" / "model").merge_and_unload()
+    adapted = PeftModel.from_pretrained(quantized(work), work / "runs" / "qlora" / "model").merge_and_unload()
     for (name, ours), theirs in zip(merged.named_parameters(), adapted.parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
     done = lmlaunch("export", "runs/qlora", "-o", "original", "--merge", "--base", "model", "--json", cwd=work)
@@ -112,32 +112,32 @@ def test_the_merged_export_is_what_was_trained_or_goes_into_the_original(work, q
 
 
 @pytest.mark.parametrize("kind,double", [("nf4", True), ("nf4", False), ("fp4", True)])
-def test_a_directory_that_bitsandbytes_quantised_is_trained_as_it_is(work, kind, double, tmp_path):
-    """The same numbers as quantising it here, but for the last bits of the scales' mean."""
+def test_a_directory_that_bitsandbytes_quantized_is_trained_as_it_is(work, kind, double, tmp_path):
+    """The same numbers as quantizing it here, but for the last bits of the scales' mean."""
     from transformers import BitsAndBytesConfig
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=double,
                                   bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=["lm_head"])
     model = AutoModelForCausalLM.from_pretrained(work / "model", quantization_config=settings, dtype=torch.float32, device_map="cpu")
     assert any(isinstance(m, bnb.nn.Linear4bit) for m in model.modules())
-    model.save_pretrained(tmp_path / "quantised")
+    model.save_pretrained(tmp_path / "quantized")
     # Steps as large as ADAPTER's make 1e-9 of the first losses 1e-3 of the twelfth.
     settings = {**ADAPTER, "optimizer__lr": 3e-3, "train__method": "lora"}
     name = f"stored-{kind}-{double}"
-    lmlaunch(config(work, name, **settings, model__path=str(tmp_path / "quantised")), cwd=work)
+    lmlaunch(config(work, name, **settings, model__path=str(tmp_path / "quantized")), cwd=work)
     lmlaunch(config(work, name + "-here", **settings, model__quantize=kind, model__double_quantize=double), cwd=work)
     ours, theirs = losses(work, name + "-here"), losses(work, name)
     if double:
         assert [x[0] for x in ours] == pytest.approx([x[0] for x in theirs], rel=1e-6)
     else:
         assert ours == theirs
-    refused = lmlaunch(config(work, "wrong", **{**ADAPTER, "model__quantize": "int8", "model__path": str(tmp_path / "quantised")}),
+    refused = lmlaunch(config(work, "wrong", **{**ADAPTER, "model__quantize": "int8", "model__path": str(tmp_path / "quantized")}),
                        cwd=work, check=False)
     assert refused.returncode == 10 and kind in refused.stderr and "int8" in refused.stderr
-    refused = lmlaunch(config(work, "full", model__path=str(tmp_path / "quantised")), cwd=work, check=False)
+    refused = lmlaunch(config(work, "full", model__path=str(tmp_path / "quantized")), cwd=work, check=False)
     assert refused.returncode == 10 and "qlora" in refused.stderr
 
 
-def test_a_directory_that_bitsandbytes_quantised_to_int8_is_trained_as_it_is(work, tmp_path):
+def test_a_directory_that_bitsandbytes_quantized_to_int8_is_trained_as_it_is(work, tmp_path):
     """Before and after it is the model that its codes stand for, in transformers and with the adapter in peft."""
     from transformers import BitsAndBytesConfig
     settings = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head"])
@@ -145,20 +145,20 @@ def test_a_directory_that_bitsandbytes_quantised_to_int8_is_trained_as_it_is(wor
     codes = {name + ".weight": (m.weight.data.clone(), m.weight.SCB.clone()) for name, m in model.named_modules()
              if isinstance(m, bnb.nn.Linear8bitLt)}
     assert len(codes) == 7 * 3
-    model.save_pretrained(tmp_path / "quantised")
+    model.save_pretrained(tmp_path / "quantized")
 
-    def dequantised():
+    def dequantized():
         out = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
         for name, parameter in out.named_parameters():
             if name in codes:
                 parameter.data = codes[name][0].float() * codes[name][1][:, None] * (1 / 127)
         return out
 
-    lmlaunch(config(work, "stored-int8", **{**ADAPTER, "train__method": "lora", "model__path": str(tmp_path / "quantised")}), cwd=work)
+    lmlaunch(config(work, "stored-int8", **{**ADAPTER, "train__method": "lora", "model__path": str(tmp_path / "quantized")}), cwd=work)
     before, after = eval_losses(work, "stored-int8")
     assert after < before - 0.5 * learnt(work)
-    assert loss_by_transformers(dequantised(), work) == pytest.approx(before, rel=1e-4)
-    adapted = PeftModel.from_pretrained(dequantised(), work / "runs" / "stored-int8" / "model")
+    assert loss_by_transformers(dequantized(), work) == pytest.approx(before, rel=1e-4)
+    adapted = PeftModel.from_pretrained(dequantized(), work / "runs" / "stored-int8" / "model")
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-4)
 
 

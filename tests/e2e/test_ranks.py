@@ -52,13 +52,13 @@ def run(work, name, ranks, *arguments):
 
 
 def started(work, name, ranks, step, *arguments, **variables):
-    """A run that has done `step` steps: the door, and the ranks' process ids."""
-    door = subprocess.Popen([BIN / "lmlaunch", "--ranks", str(ranks), f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
+    """A run that has done `step` steps: the CLI process, and the ranks' process ids."""
+    cli = subprocess.Popen([BIN / "lmlaunch", "--ranks", str(ranks), f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
                             start_new_session=True, env={**os.environ, **variables})
     metrics = work / "runs" / name / "metrics.jsonl"
-    while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
+    while cli.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
         time.sleep(0.002)
-    return door, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(door.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()]
+    return cli, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(cli.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()]
 
 
 def gone(pids):
@@ -112,7 +112,7 @@ def test_a_save_of_ranks_rides_on_the_next_step(work, stage):
 
 
 @pytest.mark.parametrize("method, ranks", some_of(("full", 2), ("lora", 3), ("full", 3), ("lora", 2), short=2))
-def test_stages_and_homes_give_the_same_bits(work, method, ranks):
+def test_stages_and_tiers_give_the_same_bits(work, method, ranks):
     wanted, hashes = None, set()
     for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]}),
                          (2, {"train__recompute": "block", **ON_DISK}), (3, {"train__recompute": "block", **ON_DISK})]:
@@ -129,9 +129,9 @@ def test_stages_and_homes_give_the_same_bits(work, method, ranks):
 def test_shards_on_disk_resume_with_any_number_of_ranks_and_in_any_tier(work, method):
     """The same bits at one number of ranks, wherever the state goes on; at another one what rounding allows."""
     prepared(work, "shards", method, train__steps=10_000, checkpoint__every=0, zero__stage=3, train__recompute="block", **ON_DISK)
-    door, ranks = started(work, "shards", 2, 5)
-    door.send_signal(signal.SIGUSR1)
-    assert door.wait(timeout=60) == 75
+    cli, ranks = started(work, "shards", 2, 5)
+    cli.send_signal(signal.SIGUSR1)
+    assert cli.wait(timeout=60) == 75
     gone(ranks)
     last = rows(work, "shards")[-1]["step"]
     saved = work / "runs" / "shards_saved"
@@ -159,9 +159,9 @@ def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
     prepared(work, "whole", method, model__dtype="bf16")
     run(work, "whole", 3)
     prepared(work, "killed", method, model__dtype="bf16", train__steps=STEPS)
-    door, ranks = started(work, "killed", 3, 5)
-    os.killpg(door.pid, signal.SIGKILL)
-    door.wait()
+    cli, ranks = started(work, "killed", 3, 5)
+    os.killpg(cli.pid, signal.SIGKILL)
+    cli.wait()
     gone(ranks)
     if json.loads((work / "runs" / "killed" / "status.json").read_text())["state"] != "done":  # else it was over before
         told = run(work, "killed", 3).stderr
@@ -173,9 +173,9 @@ def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
 def test_another_number_of_ranks_goes_on(work, rule):
     """The first step after a resume is that of the uninterrupted run, whoever makes it: its loss knows all weights, its norm all gradients."""
     prepared(work, "base", train__steps=10_000, checkpoint__every=0, optimizer__name=rule)
-    door, ranks = started(work, "base", 2, 5)
-    door.send_signal(signal.SIGUSR1)
-    assert door.wait(timeout=60) == 75
+    cli, ranks = started(work, "base", 2, 5)
+    cli.send_signal(signal.SIGUSR1)
+    assert cli.wait(timeout=60) == 75
     gone(ranks)
     last = rows(work, "base")[-1]["step"]
     saved = work / "runs" / f"base_{last}"
@@ -198,10 +198,10 @@ def test_another_number_of_ranks_goes_on(work, rule):
 @pytest.mark.parametrize("name", some_of("SIGSEGV", "SIGKILL", "SIGABRT"))
 def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     prepared(work, "dies", train__steps=1_000_000, checkpoint__every=5)
-    door, ranks = started(work, "dies", 3, 7)
+    cli, ranks = started(work, "dies", 3, 7)
     os.kill(ranks[1], getattr(signal, name))
-    _, messages = door.communicate(timeout=60)
-    assert door.returncode == 40, messages
+    _, messages = cli.communicate(timeout=60)
+    assert cli.returncode == 40, messages
     assert re.search(rf"error PEER-08 \(exit 40\): the worker was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
     last = messages.rstrip().splitlines()[-1]
     assert last.startswith(f"lmlaunch: stop code=40 reason=killed:{name} step=") and "checkpoint=runs/dies/checkpoints/step_" in last
@@ -213,15 +213,15 @@ def test_a_rank_that_is_stuck_in_a_step_ends_all_and_is_named(work):
     """Its other threads live on, and say so: only its operations stand still. (tests/faults/test_ends.py has the first rank, and mpirun.)"""
     rank = 1
     prepared(work, "stuck", train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
-    door, ranks = started(work, "stuck", 3, 7, LMLAUNCH_SILENCE="5")
+    cli, ranks = started(work, "stuck", 3, 7, LMLAUNCH_SILENCE="5")
     try:
         held = Stuck(mpi.processes(work)[rank])
         mpi.until(held.has_ended, 90, "the end of the rank that is stuck")
-        _, messages = door.communicate(timeout=60)
+        _, messages = cli.communicate(timeout=60)
     finally:
-        if door.poll() is None:
-            door.kill()  # its ranks go with it
-    assert door.returncode == 41, messages
+        if cli.poll() is None:
+            cli.kill()  # its ranks go with it
+    assert cli.returncode == 41, messages
     said = re.findall(r'error HANG-09 \(exit 41\): rank (\d) on (\S+) has made no progress for [\d.]+ s: it is stuck in "(\w[^"]*)" of step \d+', messages)
     assert [(int(number), host) for number, host, _ in said] == [(rank, socket.gethostname())], messages
     assert messages.count("lmlaunch: error") == 1, messages
@@ -233,11 +233,11 @@ def test_a_stop_is_agreed_on(work):
     prepared(work, "undisturbed", model__dtype="bf16")
     run(work, "undisturbed", 2)
     prepared(work, "stopped", model__dtype="bf16")
-    door, ranks = started(work, "stopped", 2, 4)
-    door.send_signal(signal.SIGTERM)
-    _, messages = door.communicate(timeout=60)
+    cli, ranks = started(work, "stopped", 2, 4)
+    cli.send_signal(signal.SIGTERM)
+    _, messages = cli.communicate(timeout=60)
     gone(ranks)
-    if door.returncode == 75:  # else it was over before
+    if cli.returncode == 75:  # else it was over before
         assert "to resume: lmlaunch stopped.toml --ranks 2\n" in messages
         run(work, "stopped", 2)
     assert result(work, "stopped") == result(work, "undisturbed")
@@ -246,9 +246,9 @@ def test_a_stop_is_agreed_on(work):
 def test_an_error_of_one_rank_is_told_once_and_ends_all(work):
     """The second rank finds its log's place taken."""
     prepared(work, "error", train__steps=1_000_000)
-    door, ranks = started(work, "error", 2, 4)
-    os.killpg(door.pid, signal.SIGKILL)
-    door.wait()
+    cli, ranks = started(work, "error", 2, 4)
+    os.killpg(cli.pid, signal.SIGKILL)
+    cli.wait()
     gone(ranks)
     log = work / "runs" / "error" / "log.rank1.txt"
     log.unlink()
@@ -269,10 +269,10 @@ def test_more_ranks_than_sequences_is_refused_before_anything(work):
 def test_more_ranks_than_sequences_are_refused_with_what_is_possible(work):
     """Where they are to go on from a checkpoint that three have saved, too."""
     prepared(work, "idle", train__global_batch=3, train__steps=1000)
-    door, _ = started(work, "idle", 3, 4)
-    door.terminate()
-    door.communicate(timeout=60)
-    assert door.returncode == 75
+    cli, _ = started(work, "idle", 3, 4)
+    cli.terminate()
+    cli.communicate(timeout=60)
+    assert cli.returncode == 75
     for arguments in (["--ranks", 4, "idle.toml"], ["plan", "--ranks", 4, "idle.toml"]):
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == 10, done.stderr

@@ -1,5 +1,5 @@
 """Each of four ranks takes the memory that was planned, whatever the stage, and what is in shards falls as one by their number: on
-the CPU, and of GPUs on the twin."""
+the CPU, and of GPUs on the emulator."""
 
 import contextlib
 import json
@@ -15,8 +15,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from test_gpus import cards
-from test_twin import TWIN
-from test_twin import lmlaunch as on_twin
+from test_emulator import EMULATOR
+from test_emulator import lmlaunch as on_emulator
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 RANKS, MIB = 4, 1 << 20
@@ -61,7 +61,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """9 million weights, as the twin's kernels take their time: 150 MB of state."""
+    """9 million weights, as the emulator's kernels take their time: 150 MB of state."""
     return filled(tmp_path_factory.mktemp("gpus_memory"), 16, 32, hidden_size=256, intermediate_size=704, num_attention_heads=4,
                   num_key_value_heads=2, vocab_size=512)
 
@@ -134,15 +134,15 @@ def falls_with_their_number(work, taken):
     assert 0.4 * rest * weights * 2 < taken[2] - taken[3] < rest * weights * 2
 
 
-@pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-cuda").exists(), reason="no twin here")
+@pytest.mark.skipif(not (EMULATOR / "bin" / "lmlaunch-cuda").exists(), reason="no emulator here")
 def test_each_rank_takes_of_its_gpu_what_was_planned(small):
-    """The twin counts; it has no context and no NCCL of CUDA's size. LibTorch takes less than it may, and as much at any stage."""
+    """The emulator counts; it has no context and no NCCL of CUDA's size. LibTorch takes less than it may, and as much at any stage."""
     taken, of_torch = {}, None
     for stage in (0, 1, 2, 3):
         peaks = small / f"peaks{stage}"
         peaks.mkdir()
-        on_twin("--gpus", RANKS, "c.toml", "run.device=auto", "train.steps=2", "checkpoint.every=0", f"zero.stage={stage}",
-                f"run.dir=runs/gpus{stage}", cwd=small, TWIN_GPUS=cards(RANKS), TWIN_PEAK=str(peaks))
+        on_emulator("--gpus", RANKS, "c.toml", "run.device=auto", "train.steps=2", "checkpoint.every=0", f"zero.stage={stage}",
+                f"run.dir=runs/gpus{stage}", cwd=small, EMULATOR_GPUS=cards(RANKS), EMULATOR_PEAK=str(peaks))
         device = json.loads((small / "runs" / f"gpus{stage}" / "plan.json").read_text())["tiers"][0]
         part = {row["name"]: row["bytes"] for row in device["classes"]}
         ours = device["bytes"] - part["context"] - part["NCCL"] - part["LibTorch"]

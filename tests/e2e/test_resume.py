@@ -280,7 +280,7 @@ def test_a_start_keeps_no_more_checkpoints_than_it_is_to(work):
 
 
 def test_a_status_that_is_stale_can_be_told(work):
-    """A door that is killed leaves a final one; it says by whom, where and when it was written."""
+    """A CLI process that is killed leaves a final one; it says by whom, where and when it was written."""
     name = "front"
     prepared(work, name, train__steps=100000, checkpoint__every=2)
     process = subprocess.Popen([BIN / "lmlaunch", f"{name}.toml"], cwd=work, stderr=subprocess.DEVNULL, start_new_session=True)

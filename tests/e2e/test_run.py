@@ -345,7 +345,7 @@ def refused(work, name, code, *words, **changes):
 def test_bad_input_gets_a_clear_answer(work):
     refused(work, "typo", 10, "typo.toml:", "global_batch", train__globalbatch=8)
     assert not (work / "runs" / "typo").exists()
-    refused(work, "quantised", 10, "model.quantize", "qlora", model__quantize="nf4")
+    refused(work, "quantized", 10, "model.quantize", "qlora", model__quantize="nf4")
     refused(work, "nomodel", 11, "nowhere", model__path="nowhere")
     refused(work, "nodata", 11, "missing.jsonl", data__train=["missing.jsonl"])
     (work / "empty.jsonl").write_text("")

@@ -143,7 +143,7 @@ def test_bash_completes_commands_flags_and_keys():
     assert completed("lmlaunch", "generate", "--m") == ["--max-tokens"]
     assert completed("lmlaunch", "c.toml", "--dry") == ["--dry-run"]
     assert completed("lmlaunch", "c.toml", "log.t") == ["log.to="]
-    assert not [word for word in completed("lmlaunch", "c.toml", "--") if word.endswith("-fd")]  # between door and rank
+    assert not [word for word in completed("lmlaunch", "c.toml", "--") if word.endswith("-fd")]  # between CLI process and rank
 
 
 def zsh_line(typed):

@@ -12,7 +12,7 @@ import pytest
 import mpi
 from test_ranks import prepared, result, run as run_ranks
 from test_run import BIN, filled, rows
-from test_twin import H100, TWIN
+from test_emulator import H100, EMULATOR
 
 SHELL = Path(__file__).parent / "host_shell.sh"
 NAME = f"lm{os.getpid()}"
@@ -74,13 +74,13 @@ def test_two_hosts_give_the_bits_of_one(work, wanted):
     mpi.nothing_left(work)
 
 
-@pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no twin with Open MPI")
+@pytest.mark.skipif(not (EMULATOR / "bin" / "lmlaunch-mpi.so").exists(), reason="no emulator with Open MPI")
 def test_a_host_has_its_own_gpus_and_nccl_the_interface_between_them(work):
-    """With GPUs, which are the twin's: what a rank's NCCL finds in its environment."""
+    """With GPUs, which are the emulator's: what a rank's NCCL finds in its environment."""
     prepared(work, "gpus", zero__stage=3, train__steps=1_000_000, train__eval_every=0, checkpoint__every=0, run__device="auto")
-    lmlaunch = [str(TWIN / "bin" / "lmlaunch"), "gpus.toml"]
-    twin = {"LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib"), "TWIN_GPUS": f"{H100}:80,{H100}:80"}
-    told = [part for item in twin.items() for part in ("-x", "=".join(item))]
+    lmlaunch = [str(EMULATOR / "bin" / "lmlaunch"), "gpus.toml"]
+    emulator = {"LD_PRELOAD": str(EMULATOR / "lib" / "libemulator_devices.so"), "LD_LIBRARY_PATH": str(EMULATOR / "lib"), "EMULATOR_GPUS": f"{H100}:80,{H100}:80"}
+    told = [part for item in emulator.items() for part in ("-x", "=".join(item))]
     # Each host counts its GPUs from its own first one; both are rank 0 of their host.
     process = [["-n", "1", *told, "-x", f"CUDA_VISIBLE_DEVICES={seen}", *lmlaunch] for seen in ("0,1", "1,0")]
     job = start(work, "gpus", [*process[0], ":", *process[1]])

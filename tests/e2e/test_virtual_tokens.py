@@ -171,7 +171,7 @@ def test_muon_steps_them_as_adamw(work, trained):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_base_may_be_quantised_and_the_adapter_more_precise(work, method):
+def test_the_base_may_be_quantized_and_the_adapter_more_precise(work, method):
     changes = {"model__dtype": "bf16", "lora__dtype": "fp32", "model__quantize": "nf4", "train__steps": 4}
     lmlaunch(config(work, f"nf4_{method}", **settings(method, **changes)), cwd=work)
     values = weights(work, f"nf4_{method}")["prompt_embeddings"]

@@ -233,8 +233,8 @@ def test_a_stopped_run_goes_on_with_the_same_bits(work, keys):
 
 
 @pytest.mark.parametrize("keys", [dict(lora__also=["embed_tokens", "lm_head", "norms"]), dict(lora__tokens=TOKENS)])
-def test_beside_a_quantised_base_they_are_as_in_full_fine_tuning(work, keys):
-    name = f"quantised_{next(iter(keys))}"
+def test_beside_a_quantized_base_they_are_as_in_full_fine_tuning(work, keys):
+    name = f"quantized_{next(iter(keys))}"
     changes = {**LORA, "train__method": "qlora", "model__dtype": "bf16", "optimizer__lr": 1e-2}
     lmlaunch(config(work, name, **settings("tied", **changes, **keys)), cwd=work)
     curve = losses(work, name)

@@ -216,12 +216,12 @@ def test_a_stopped_run_goes_on_with_the_same_bits(work):
     expect_resumed_bits(work, **changes)
 
 
-def test_beside_a_quantised_base(work):
+def test_beside_a_quantized_base(work):
     changes = {**ROWS, "train__method": "qlora", "model__dtype": "bf16", "optimizer__lr": 1e-2}
-    lmlaunch(config(work, "quantised", **settings("untied", **changes)), cwd=work)
-    assert losses(work, "quantised")[-1][0] < losses(work, "quantised")[0][0]
-    lmlaunch("export", "runs/quantised", "--merge", "-o", "quantised_merged", cwd=work)
-    assert load_file(work / "quantised_merged/model.safetensors")["model.embed_tokens.weight"].shape[0] == VOCAB + 2
+    lmlaunch(config(work, "quantized", **settings("untied", **changes)), cwd=work)
+    assert losses(work, "quantized")[-1][0] < losses(work, "quantized")[0][0]
+    lmlaunch("export", "runs/quantized", "--merge", "-o", "quantized_merged", cwd=work)
+    assert load_file(work / "quantized_merged/model.safetensors")["model.embed_tokens.weight"].shape[0] == VOCAB + 2
 
 
 def test_what_does_not_fit_is_refused_by_name_and_a_plan_writes_nothing(work):

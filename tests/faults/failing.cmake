@@ -49,7 +49,7 @@ set_tests_properties(training_calls_test faults_training_calls_test PROPERTIES P
 set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES PROCESSORS 2)
 
 # A thousand flips and a thousand stale chunks, on disks and in host memory, of which offload_faults_test (tests/train) has some.
-add_test(NAME faults_flips_in_homes COMMAND offload_faults_test)
-set_tests_properties(faults_flips_in_homes PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
+add_test(NAME faults_flips_in_memory COMMAND offload_faults_test)
+set_tests_properties(faults_flips_in_memory PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
   ENVIRONMENT "${LM_SLEEPING_THREADS};GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")
-lm_reliability_rows(faults_flips_in_homes FULL)
+lm_reliability_rows(faults_flips_in_memory FULL)

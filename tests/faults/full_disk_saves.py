@@ -145,7 +145,7 @@ class Run:
             assert time.monotonic() < deadline and self.process.poll() is None, f"no {count}th \"{pattern}\":\n{self.text()[-3000:]}"
             time.sleep(0.005)
 
-    def door(self):
+    def cli(self):
         """strace's child, where it watches."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if self.process.args[0] == "strace" else self.process.pid
@@ -171,7 +171,7 @@ class Run:
         return text
 
     def stop(self, code=75):
-        os.kill(self.door(), signal.SIGTERM)
+        os.kill(self.cli(), signal.SIGTERM)
         return self.ended(code)
 
     def kill(self):

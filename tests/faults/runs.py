@@ -29,12 +29,12 @@ METHODS = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 MODEL_FILES = {**METHODS, "qlora": METHODS["lora"]}
 # Eval loss is least after some steps and far above it after the others, whatever a processor's bits are: the rate falls.
 RATES = {"full": 0.005, "lora": 0.03, "qlora": 0.03}
-# On the CPU, device and host are one home.
+# On the CPU, device and host are one tier.
 PLACES = {"resident": [], "nvme": [f'offload.{name}="nvme"' for name in ("optimizer", "weights", "gradients")]}
-# The emulated GPU (tests/twin), beside which host memory is a home of its own.
-TWIN = BIN.parent / "twin"
-TWIN_ENVIRONMENT = {**os.environ, "LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib")}
-TWIN_PLACES = {"device": ["run.device=cuda"],
+# The emulated GPU (tests/emulator), beside which host memory is a tier of its own.
+EMULATOR = BIN.parent / "emulator"
+EMULATOR_ENVIRONMENT = {**os.environ, "LD_PRELOAD": str(EMULATOR / "lib" / "libemulator_devices.so"), "LD_LIBRARY_PATH": str(EMULATOR / "lib")}
+EMULATOR_PLACES = {"device": ["run.device=cuda"],
                "host": ["run.device=cuda", *(f"offload.{name}=host" for name in ("optimizer", "weights", "gradients"))]}
 # What a run computes; times and sizes differ.
 COMPUTED = ("step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "skipped", "eval_loss")
@@ -71,11 +71,11 @@ class Run:
         self.directory, self.swap = work / "runs" / name, work / "swap" / name
         shutil.rmtree(self.directory, ignore_errors=True)
         self.swap.mkdir(parents=True, exist_ok=True)
-        if place in TWIN_PLACES:
-            bin, environment = TWIN / "bin", TWIN_ENVIRONMENT
+        if place in EMULATOR_PLACES:
+            bin, environment = EMULATOR / "bin", EMULATOR_ENVIRONMENT
         paths = [f'offload.paths=["swap/{name}"]'] if PLACES.get(place) else []
         rate = [] if any(change.startswith("optimizer.lr=") for change in changes) else [f"optimizer.lr={RATES[method]}"]
-        self.arguments = ["c.toml", f"run.dir=runs/{name}", f'train.method="{method}"', *rate, *{**PLACES, **TWIN_PLACES}[place], *paths, *changes]
+        self.arguments = ["c.toml", f"run.dir=runs/{name}", f'train.method="{method}"', *rate, *{**PLACES, **EMULATOR_PLACES}[place], *paths, *changes]
         self.program, self.environment, self.killed_when_done = bin / "lmlaunch", environment, False
 
     def start(self, *more, errors=subprocess.PIPE):
@@ -175,7 +175,7 @@ def ready(process):
 
 
 def rank_of(process):
-    """The door's child, not the one that waits for the door's end; None where there is none."""
+    """The CLI's child, not the one that waits for the CLI's end; None where there is none."""
     with contextlib.suppress(OSError, ValueError):
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             if Path(f"/proc/{child}/comm").read_text().startswith("lmlaunch"):
@@ -187,7 +187,7 @@ def kill(process, whom="group"):
     with contextlib.suppress(ProcessLookupError):  # it has just ended
         if whom == "group":
             return os.killpg(process.pid, signal.SIGKILL)
-        victim = process.pid if whom == "door" else rank_of(process)
+        victim = process.pid if whom == "cli" else rank_of(process)
         if victim:
             os.kill(victim, signal.SIGKILL)
 
@@ -214,7 +214,7 @@ class Undisturbed:
         self.work, self.known = work, {}
 
     def __call__(self, method, place="resident"):
-        device = "device" if place in TWIN_PLACES else "resident"
+        device = "device" if place in EMULATOR_PLACES else "resident"
         if (method, device) not in self.known:
             run = Run(self.work, f"undisturbed_{method}_{device}", method, device)
             run.finish()

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from runs import EVERY, FULL, METHODS, PLACES, TWIN, Report, Run, Undisturbed, kill, make_work, resumed_at, shared, wait
+from runs import EVERY, FULL, METHODS, PLACES, EMULATOR, Report, Run, Undisturbed, kill, make_work, resumed_at, shared, wait
 
 KILLS = 200 if FULL else 20  # over all places and methods
 KILLS_IN_A_ROW = 6
-HOMES = [*PLACES, *(["host"] if (TWIN / "bin" / "lmlaunch").exists() else [])]
-WHOM = ["group"] * 8 + ["door", "rank"]
+PLACEMENTS = [*PLACES, *(["host"] if (EMULATOR / "bin" / "lmlaunch").exists() else [])]
+WHOM = ["group"] * 8 + ["cli", "rank"]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report():
     out = Report("kill", "F01 F31: kill -9 of the whole program", "SIGKILL at times uniform over a start's duration, to the process "
-                 "group (8 of 10), the door or the rank, until a start reaches the end; state in memory, on disk, and in host memory beside "
+                 "group (8 of 10), the CLI process or the rank, until a start reaches the end; state in memory, on disk, and in host memory beside "
                  "the emulated GPU")
     yield out
     out.write()
@@ -46,7 +46,7 @@ def killed_once(run, pace, random, report):
     if ended_before or run.done():
         report.count("a start had ended before its kill")
         return False, messages
-    # 40: the rank was killed, and the door tells. The rank may have ended by itself at that moment.
+    # 40: the rank was killed, and the CLI process tells. The rank may have ended by itself at that moment.
     assert code in ({-9} if whom != "rank" else {40, 0}), messages
     run.wait_until_free()
     report.count("killed before the first checkpoint" if not run.checkpoints() else
@@ -85,7 +85,7 @@ def a_run_that_is_killed_until_it_ends(undisturbed, name, method, place, pace, r
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("place", HOMES)
+@pytest.mark.parametrize("place", PLACEMENTS)
 def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(undisturbed, report, method, place):
     pace = undisturbed.pace(method, place)
 
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(undisturbed, re
                                                         report)
             done += 1
 
-    shared(-(-KILLS // (len(METHODS) * len(HOMES))), share)
+    shared(-(-KILLS // (len(METHODS) * len(PLACEMENTS))), share)
 
 
 def test_a_run_killed_in_every_save_loses_nothing(undisturbed, report):

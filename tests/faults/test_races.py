@@ -78,14 +78,14 @@ def test_a_run_whose_lock_was_taken_away_publishes_nothing_more(undisturbed, rep
     report.count("13 at the first save after the lock was lost", tries=1)
 
 
-def test_a_door_that_is_killed_takes_its_rank_with_it(undisturbed, report):
+def test_a_cli_that_is_killed_takes_its_rank_with_it(undisturbed, report):
     run = Run(undisturbed.work, "orphan")
     process = run.start("train.steps=100000")
     assert ready(process)
     while process.poll() is None and run.steps_done() < 2:
         time.sleep(0.005)
-    kill(process, "door")
+    kill(process, "cli")
     wait(process, 30)
     run.wait_until_free()
     assert run.steps_done() < 100000
-    report.count("a dead door's rank had let go long before its last step", tries=1)
+    report.count("a dead CLI process's rank had let go long before its last step", tries=1)

@@ -27,7 +27,7 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report():
     out = Report("signals", "F27: stop signals", "SIGINT, SIGTERM, SIGUSR1 or SIGHUP at times uniform over a start's duration, from the "
-                 "door's first line on; to the door, or to the whole group as a terminal does; one start in ten gets a second one")
+                 "CLI process's first line on; to the CLI process, or to the whole group as a terminal does; one start in ten gets a second one")
     yield out
     out.write()
 

@@ -28,7 +28,7 @@ FLIPS_OF_A_RUN, STEPS_OF_A_FLIP = 25, 12
 @pytest.fixture(scope="module")
 def report():
     out = Report("swap_flips", "F06: a bit of a live swap file changes", "one random bit of what has been written to the anonymous file, through "
-                 "/proc/RANK/fd while the rank is stopped; optimizer state alone (floats, 8-bit codes), then all state, in full and with LoRA, and a quantised base, "
+                 "/proc/RANK/fd while the rank is stopped; optimizer state alone (floats, 8-bit codes), then all state, in full and with LoRA, and a quantized base, "
                  "io_uring and threads by turns")
     yield out
     out.write()
@@ -62,8 +62,8 @@ def on_disk(work, name, case, engine, steps, every):
     method, classes, rule = case
     swap = work / "swap" / name
     swap.mkdir(parents=True, exist_ok=True)
-    homes = [f'offload.{c}="nvme"' for c in CLASSES[classes]]
-    return Run(work, name, method, "resident", *homes, f'offload.paths=["swap/{name}"]', f'io.engine="{engine}"', *settings(rule, steps, every))
+    placements = [f'offload.{c}="nvme"' for c in CLASSES[classes]]
+    return Run(work, name, method, "resident", *placements, f'offload.paths=["swap/{name}"]', f'io.engine="{engine}"', *settings(rule, steps, every))
 
 
 class Flipper:

@@ -1,4 +1,4 @@
-// Any bytes as a file with a matrix that bitsandbytes quantised: refused with Error(11), or its pieces can be
+// Any bytes as a file with a matrix that bitsandbytes quantized: refused with Error(11), or its pieces can be
 // read, into their own encoding alone. The first two bytes are the matrix's rows and columns, less one; the
 // rest is the file.
 #include "weights/stored.h"

@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LEAST_S = 5  # with less time left an item is not begun
 SKIPPED = 77  # the exit status of a test executable that skipped a test (tests/support/test_main.cpp)
-TWIN_FACTOR = 10  # the twin (tests/twin) is slower than any card
+EMULATOR_FACTOR = 10  # the emulator (tests/emulator) is slower than any card
 MAX_JOBS = 8  # so many contexts, and what is in them, fit on a card
 
 
@@ -30,7 +30,7 @@ class Item:
     name: str
     words: list
     budget_s: int
-    twin_words: list = None  # on the twin, which shows that a benchmark works and no more
+    emulator_words: list = None  # on the emulator, which shows that a benchmark works and no more
     together: bool = False  # may run beside others
     shards: int = 1  # processes that share a GoogleTest's tests where several run at once
     shard: int = 0
@@ -51,7 +51,7 @@ def items():
     python = [sys.executable, "-B"]
     test = lambda name, budget, shards=1: Item(name, [name], budget, together=True, shards=shards)
     return [
-        # On the twin two pairs, which have each method and each type: e2e_twin has the rest.
+        # On the emulator two pairs, which have each method and each type: e2e_emulator has the rest.
         Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60, [*python, str(HERE / "smoke.py"), "BIN", "full-fp32", "lora-bf16"],
              block="correct"),
         Item("model_gpu_test", ["model_gpu_test"], 100, block="correct"),
@@ -104,7 +104,7 @@ class Row:
 
 
 def listed(bin_directory, name):
-    """Names in the lists that the build wrote: beside the bundle's bin, above build/twin/bin."""
+    """Names in the lists that the build wrote: beside the bundle's bin, above build/emulator/bin."""
     for directory in (bin_directory.parent, bin_directory.parent.parent):
         if (directory / name).exists():
             return (directory / name).read_text().split()
@@ -136,12 +136,12 @@ def asked_for(words, known):
     return limits, unknown
 
 
-def resolve(item, bin_directory, twin):
+def resolve(item, bin_directory, emulator):
     """The command line; None if its program is not there."""
-    words = [str(bin_directory) if word == "BIN" else word for word in (twin and item.twin_words or item.words)]
+    words = [str(bin_directory) if word == "BIN" else word for word in (emulator and item.emulator_words or item.words)]
     if os.sep in words[0]:
         return words
-    program = next((p for p in (bin_directory / words[0], bin_directory / ("twin_" + words[0])) if p.exists()), None)
+    program = next((p for p in (bin_directory / words[0], bin_directory / ("emulator_" + words[0])) if p.exists()), None)
     return program and [str(program), *words[1:]]
 
 
@@ -205,14 +205,14 @@ def judge(status, lines, allowed):
     return "passed" if figure else "failed(nothing measured or tested)", figure
 
 
-def run_item(item, bin_directory, twin, deadline, alone=True):
+def run_item(item, bin_directory, emulator, deadline, alone=True):
     left = deadline - time.monotonic()
     if left < LEAST_S:
         return Row(item.title, "NOT RUN: no time left")
-    command = resolve(item, bin_directory, twin)
+    command = resolve(item, bin_directory, emulator)
     if command is None:
         return Row(item.title, f"NOT RUN: no {item.words[0]} in {bin_directory}")
-    allowed, begin = min(left, item.budget_s * (TWIN_FACTOR if twin else 1)), time.monotonic()
+    allowed, begin = min(left, item.budget_s * (EMULATOR_FACTOR if emulator else 1)), time.monotonic()
     # Threads that spin while they wait take the cores from the programs beside them.
     environment = item.environment | ({} if alone else {"GOMP_SPINCOUNT": "0"})
     print(f"== {item.title}" + ("" if alone else " begins") + "\n", end="", flush=True)
@@ -224,18 +224,18 @@ def run_item(item, bin_directory, twin, deadline, alone=True):
     return Row(item.title, result, seconds, figure)
 
 
-def run_items(wanted, bin_directory, twin, deadline, jobs):
+def run_items(wanted, bin_directory, emulator, deadline, jobs):
     """Rows in the order of the items. Those that may run together do, the first ones first; the others wait for them."""
     rows, at = [], 0
     while at < len(wanted):
         if jobs == 1 or not wanted[at].together:
-            rows.append(run_item(wanted[at], bin_directory, twin, deadline))
+            rows.append(run_item(wanted[at], bin_directory, emulator, deadline))
             at += 1
             continue
         end = next((i for i in range(at, len(wanted)) if not wanted[i].together), len(wanted))
         batch = [replace(item, shard=shard) for item in wanted[at:end] for shard in range(item.shards)]
         with ThreadPoolExecutor(jobs) as pool:
-            rows += pool.map(lambda item: run_item(item, bin_directory, twin, deadline, alone=False), batch)
+            rows += pool.map(lambda item: run_item(item, bin_directory, emulator, deadline, alone=False), batch)
         at = end
     return rows
 
@@ -247,19 +247,19 @@ def print_table(rows):
         print(f"{row.name:{width}} | {row.result:{wide}} | {row.seconds:7.1f} | {row.figure}".rstrip())
 
 
-def print_summary(rows, twin):
+def print_summary(rows, emulator):
     of = lambda kind: [row.name for row in rows if row.kind == kind]
     failed, missing = of("failed"), of("not run")
     print(f"gpu_checks: {len(of('passed'))} passed, {len(failed)} failed: {', '.join(failed) or 'none'}, "
           f"{len(missing)} not run: {', '.join(missing) or 'none'}")
     print("gpu_checks: no run here shows several GPUs (ranks share this one), models at their full depth or real weights, long runs, a full disk as home "
-          "of state, or other cards and drivers than this one" + ("; and nothing here ran on a GPU" if twin else ""))
+          "of state, or other cards and drivers than this one" + ("; and nothing here ran on a GPU" if emulator else ""))
     return 0 if not failed and not missing else 1
 
 
-def print_card(twin):
-    if twin:
-        print("gpu_checks: on the twin: no GPU is here")
+def print_card(emulator):
+    if emulator:
+        print("gpu_checks: on the emulator: no GPU is here")
         return
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]
     try:
@@ -273,7 +273,7 @@ def main():
     parser = argparse.ArgumentParser(prog="gpu_checks.sh")
     parser.add_argument("--bin", type=Path, default=HERE.parent / "bin")
     parser.add_argument("--seconds", type=float, default=475)  # with the script's own start, 8 minutes
-    parser.add_argument("--jobs", type=int, help="tests at once; otherwise one for two cores, at most 8, and on the twin 1")
+    parser.add_argument("--jobs", type=int, help="tests at once; otherwise one for two cores, at most 8, and on the emulator 1")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("names", nargs="*", metavar="NAME|BLOCK[=SECONDS]")
     options = parser.parse_args()
@@ -286,21 +286,21 @@ def main():
     if unknown:
         print(f"gpu_checks: nothing here is called {', '.join(sorted(unknown))}; --list names what there is", file=sys.stderr)
         return 2
-    twin = any(bin_directory.glob("twin_*"))
-    jobs = max(1, options.jobs or (1 if twin else min(MAX_JOBS, (os.cpu_count() or 1) // 2)))
+    emulator = any(bin_directory.glob("emulator_*"))
+    jobs = max(1, options.jobs or (1 if emulator else min(MAX_JOBS, (os.cpu_count() or 1) // 2)))
     if jobs == 1:
         known = [replace(item, shards=1) for item in known]
-    print_card(twin)
+    print_card(emulator)
     # Rows of whole models are run where they are asked for.
     wanted = [replace(item, budget_s=limits[item.name] or item.budget_s) for item in known if item.name in limits] if options.names else [
         item for item in known if item.block != "rows"]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_all)
-    rows = run_items(wanted, bin_directory, twin, deadline, jobs)
+    rows = run_items(wanted, bin_directory, emulator, deadline, jobs)
     names = {item.name for item in wanted}
     rows += [Row(item.name, "NOT RUN: not asked for") for item in known if item.name not in names]
     print_table(rows)
-    return print_summary([row for row in rows if row.result != "NOT RUN: not asked for"], twin)
+    return print_summary([row for row in rows if row.result != "NOT RUN: not asked for"], emulator)
 
 
 if __name__ == "__main__":

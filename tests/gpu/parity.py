@@ -2,7 +2,7 @@
 Where this Python has transformers, the models of tests/parity/tiny_models.py, and of the other families one for each kernel; elsewhere
 the models, inputs and results in fixtures/, which `--make` wrote where it has.
 
-  python parity.py [--fixtures DIRECTORY] BIN [MODEL...]     BIN/parity_tool_gpu (on the twin: twin_parity_tool_gpu);
+  python parity.py [--fixtures DIRECTORY] BIN [MODEL...]     BIN/parity_tool_gpu (on the emulator: emulator_parity_tool_gpu);
                                                              with --fixtures: against these, whatever is installed
   python parity.py --make DIRECTORY
 """
@@ -153,7 +153,7 @@ def problem(program, case, dtype):
 
 
 def run(bin_directory, names, fixtures):
-    program = next((p for p in (bin_directory / "parity_tool_gpu", bin_directory / "twin_parity_tool_gpu") if p.exists()), None)
+    program = next((p for p in (bin_directory / "parity_tool_gpu", bin_directory / "emulator_parity_tool_gpu") if p.exists()), None)
     if program is None:
         print(f"parity: no parity_tool_gpu in {bin_directory}")
         return 2

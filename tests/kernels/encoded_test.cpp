@@ -1,5 +1,5 @@
 // Frozen matrices as codes: the same bits with every instruction set and number of threads, and what they
-// stand for is near. (tests/weights/quantise_test.py holds the bits against bitsandbytes.)
+// stand for is near. (tests/weights/quantize_test.py holds the bits against bitsandbytes.)
 #include "base/error.h"
 #include "tests/kernels/support.h"
 
@@ -52,7 +52,7 @@ Outputs there_and_back(const Kernels& k, StreamView stream, EncodingKind kind, c
   const bool eight = kind == EncodingKind::kInt8;
   std::vector<uint8_t> codes(static_cast<size_t>(eight ? n : (n + 1) / 2));
   std::vector<float> scales(static_cast<size_t>(eight ? rows : (n + kScaleBlock - 1) / kScaleBlock));
-  k.quantise({.kind = kind,
+  k.quantize({.kind = kind,
               .x = x.data(),
               .elements = n,
               .columns = columns,
@@ -67,7 +67,7 @@ Outputs there_and_back(const Kernels& k, StreamView stream, EncodingKind kind, c
   m.pieces[0] = reinterpret_cast<const std::byte*>(codes.data());
   m.pieces[1] = reinterpret_cast<const std::byte*>(scales.data());
   if (has_double_scales(kind)) {
-    quantise_scales(scales, scale_codes.data(), nested.data());
+    quantize_scales(scales, scale_codes.data(), nested.data());
     m.pieces[1] = reinterpret_cast<const std::byte*>(scale_codes.data());
     m.pieces[2] = reinterpret_cast<const std::byte*>(nested.data());
   }

@@ -1,5 +1,5 @@
-// The GPU launchers of one element or pair of elements each, near to their CPU twins: RoPE, activations, and
-// the scale and cap of logits.
+// The GPU launchers of one element or pair of elements each, near to their CPU counterparts: RoPE,
+// activations, and the scale and cap of logits.
 #include "tests/kernels/gpu_support.h"
 
 namespace lm {

@@ -385,7 +385,7 @@ TEST_F(GpuKernels, FactoredState) {
 }
 
 // Both calls of an orthogonal step, and the division between them; the direction is filled up to a granule.
-TEST_F(GpuKernels, OrthogonalState) {
+TEST_F(GpuKernels, MuonState) {
   const Muon rule = Muon::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3});
   const std::pair<int64_t, int64_t> shapes[] = {{1, 70}, {9, 4}, {70, 3}, {130, 64}, {200, 1000}};
   for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
@@ -405,10 +405,10 @@ TEST_F(GpuKernels, OrthogonalState) {
                                 .weight = p[1],
                                 .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
                                 .state = {f32(p[3])},
-                                .orthogonal = {.call = OrthogonalState::Call::kDirection,
-                                               .rows = rows_,
-                                               .columns = columns_,
-                                               .direction = p[4]},
+                                .muon = {.call = MuonState::Call::kDirection,
+                                         .rows = rows_,
+                                         .columns = columns_,
+                                         .direction = p[4]},
                                 .elements = n,
                                 .gradient_dtype = gradient,
                                 .weight_dtype = weight,
@@ -418,7 +418,7 @@ TEST_F(GpuKernels, OrthogonalState) {
                                 .first_index = 4096 * 3 + 5};
               auto* const sums = static_cast<double*>(p[5]);
               for (int step = 0; step < 2; ++step) {
-                update.orthogonal.call = OrthogonalState::Call::kDirection;
+                update.muon.call = MuonState::Call::kDirection;
                 k.update(update, s);
                 k.granule_norms({.x = p[4], .sums = sums, .granules = granules, .dtype = DType::kBF16}, s);
                 k.normalise({.x = p[4],
@@ -428,7 +428,7 @@ TEST_F(GpuKernels, OrthogonalState) {
                              .norm = f32(p[6]),
                              .least = 1e-7f},
                             s);
-                update.orthogonal.call = OrthogonalState::Call::kStep;
+                update.muon.call = MuonState::Call::kStep;
                 k.update(update, s);
               }
             },

@@ -1,6 +1,6 @@
-// The GPU launchers whose results are near to their CPU twins', which the other tests hold against fp64:
-// within the rounding of their reductions, exp and contraction, over awkward shapes: norms and the loss.
-// gpu_elementwise_test.cpp has those of elements, gpu_fixed_bits_test.cpp the others.
+// The GPU launchers whose results are near to their CPU counterparts', which the other tests hold against
+// fp64: within the rounding of their reductions, exp and contraction, over awkward shapes: norms and the
+// loss. gpu_elementwise_test.cpp has those of elements, gpu_fixed_bits_test.cpp the others.
 #include <span>
 
 #include "tests/kernels/gpu_support.h"

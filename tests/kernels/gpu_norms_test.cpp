@@ -1,5 +1,5 @@
-// The forms of RMSNorm that gpu_kernels_test.cpp leaves out, and LayerNorm: near to their CPU twins' results
-// over awkward shapes, and RMSNorm's roundings bit for bit.
+// The forms of RMSNorm that gpu_kernels_test.cpp leaves out, and LayerNorm: near to their CPU counterparts'
+// results over awkward shapes, and RMSNorm's roundings bit for bit.
 #include <span>
 
 #include "tests/kernels/gpu_support.h"

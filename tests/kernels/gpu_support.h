@@ -1,5 +1,5 @@
 // What the tests of GPU kernels share: arrays with a place, a runner that holds a launcher against its CPU
-// twin, and canaries beside each array. On the twin and on a GPU.
+// emulator, and canaries beside each array. On the emulator and on a GPU.
 #pragma once
 
 #include <algorithm>
@@ -65,11 +65,11 @@ inline std::string name(const char* what, DType t, std::initializer_list<int64_t
 }
 
 // Runs `body` on the device. Half of the variants, and arrays that are shifted, have canaries before and
-// behind; else an array is all of its allocation, so that the twin sees the first byte beyond it.
+// behind; else an array is all of its allocation, so that the emulator sees the first byte beyond it.
 inline Outputs on_device(const Arrays& arrays, const Body& body, int variant) {
   constexpr int64_t kMargin = 64;
   constexpr uint8_t kCanary = 0x5A;
-  static const auto& stream = *new Stream(DeviceType::kCuda);  // one for all: the twin remembers each
+  static const auto& stream = *new Stream(DeviceType::kCuda);  // one for all: the emulator remembers each
   struct Placed {
     std::vector<uint8_t> image;  // what is in its allocation
     char* memory;

@@ -1,6 +1,6 @@
 // How often the GPU kernels' tests run a case. A GPU runs threads as it likes: twice, and both results must
-// be the same. The twin can be told in which order, and what fresh memory holds:
-// tests/twin/device/variants.cpp has stronger definitions of the two.
+// be the same. The emulator can be told in which order, and what fresh memory holds:
+// tests/emulator/device/variants.cpp has stronger definitions of the two.
 #pragma once
 
 namespace lm {

@@ -16,7 +16,7 @@ TEXT = "inline __attribute__((noipa)) int twice(int x) { return 2 * x; }\nint fo
 
 
 def objects():
-    """Of the product; the twin's kernels are a test's own program."""
+    """Of the product; the emulator's kernels are a test's own program."""
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         words = entry.get("arguments") or shlex.split(entry["command"])
         place = Path(entry["directory"]) / words[words.index("-o") + 1]

@@ -3,14 +3,14 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "launcher/door/device_choice.h"
+#include "launcher/cli/device_choice.h"
 
 namespace lm {
 namespace {
 
 using Words = std::vector<std::string>;
 
-CommandLine parse(const Words& words, Reader reader = Reader::kDoor) {
+CommandLine parse(const Words& words, Reader reader = Reader::kCli) {
   return parse_command_line(words, reader);
 }
 
@@ -81,7 +81,7 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
         Words{"generate", "m", "--prompt", "-x y"}, Words{"generate", "m", "--prompt", "--"},
         Words{"export", "--merge", "-o", "out", "run"}, Words{"a.toml", "--trace", "t.json"},
         Words{"doctor", "--path", "/a", "--path=/b"}}) {
-    const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kRank);
+    const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kWorker);
     EXPECT_EQ(again.command, line.command);
     EXPECT_EQ(again.positional, line.positional);
     EXPECT_EQ(again.overrides, line.overrides);
@@ -89,12 +89,12 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
     EXPECT_EQ(again.lists, line.lists);
   }
   EXPECT_EQ(parse({"doctor", "--path", "/a", "--path=/b"}).list("--path"), (Words{"/a", "/b"}));
-  EXPECT_TRUE(parse({"doctor", "--copies"}, Reader::kRank).has("--copies"));
+  EXPECT_TRUE(parse({"doctor", "--copies"}, Reader::kWorker).has("--copies"));
   EXPECT_NE(refusal({"doctor", "--copies"}).find("unknown flag"), std::string::npos);
   CommandLine line = parse({"a.toml"});
   line.positional = {"--weird"};
   line.flags["--run-dir"] = "-r";
-  const CommandLine again = parse(to_arguments(line), Reader::kRank);
+  const CommandLine again = parse(to_arguments(line), Reader::kWorker);
   EXPECT_EQ(again.positional, line.positional);
   EXPECT_EQ(again.value("--run-dir"), "-r");
 }

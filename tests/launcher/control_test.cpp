@@ -18,43 +18,43 @@ namespace lm {
 namespace {
 
 TEST(Control, StopRequestsAreCountedAndTheFirstSignalIsKept) {
-  Control door = Control::create();
-  Control rank = Control::attach(dup(door.fd()));
+  Control cli = Control::create();
+  Control rank = Control::attach(dup(cli.fd()));
   EXPECT_EQ(rank.stop_requests(), 0);
-  door.request_stop(SIGUSR1);
-  door.request_stop(SIGTERM);
+  cli.request_stop(SIGUSR1);
+  cli.request_stop(SIGTERM);
   EXPECT_EQ(rank.stop_requests(), 2);
   EXPECT_EQ(rank.first_signal(), SIGUSR1);
 }
 
 TEST(Control, TheLastWholeRecordIsRead) {
-  Control door = Control::create();
-  EXPECT_EQ(door.latest().step, 0);
-  Control rank = Control::attach(dup(door.fd()));
+  Control cli = Control::create();
+  EXPECT_EQ(cli.latest().step, 0);
+  Control rank = Control::attach(dup(cli.fd()));
   for (int64_t step = 1; step <= 5; ++step)
     rank.publish({step, step - 1, "/c/" + std::to_string(step), "why"});
-  const RankRecord last = door.latest();
+  const WorkerRecord last = cli.latest();
   EXPECT_EQ(last.step, 5);
   EXPECT_EQ(last.repeat, 4);
   EXPECT_EQ(last.checkpoint, "/c/5");
   EXPECT_EQ(last.reason, "why");
   rank.publish({6, 0, std::string(100000, 'x'), ""});  // longer than any path
-  EXPECT_EQ(door.latest().checkpoint.size(), 4095u);
+  EXPECT_EQ(cli.latest().checkpoint.size(), 4095u);
 }
 
 TEST(Control, ARankKilledWhileItPublishesLeavesAWholeRecord) {
   for (int round = 0; round < 20; ++round) {
-    Control door = Control::create();
+    Control cli = Control::create();
     const pid_t child = fork();
     if (child == 0) {
-      Control rank = Control::attach(door.fd());
+      Control rank = Control::attach(cli.fd());
       for (int64_t step = 1;; ++step)
         rank.publish({step, step, std::string(1 + step % 4000, static_cast<char>('a' + step % 26)), ""});
     }
     usleep(3000);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    const RankRecord last = door.latest();
+    const WorkerRecord last = cli.latest();
     EXPECT_EQ(last.repeat, last.step);
     if (last.step > 0) {
       EXPECT_EQ(last.checkpoint, std::string(1 + last.step % 4000, static_cast<char>('a' + last.step % 26)));
@@ -64,19 +64,19 @@ TEST(Control, ARankKilledWhileItPublishesLeavesAWholeRecord) {
 
 // The compute thread says how far it is, the watchdog that the rank ends.
 TEST(Control, TwoThreadsThatPublishLeaveWholeRecords) {
-  Control door = Control::create();
+  Control cli = Control::create();
   std::atomic<bool> over = false;
   const auto text_of = [](int64_t n) {
     return std::string(static_cast<size_t>(1 + n % 4000), static_cast<char>('a' + n % 26));
   };
   const auto publish = [&](int64_t first) {
-    for (int64_t n = first; n < 4000; n += 2) door.publish({n, n, text_of(n), std::to_string(n)});
+    for (int64_t n = first; n < 4000; n += 2) cli.publish({n, n, text_of(n), std::to_string(n)});
   };
   std::thread one([&] { publish(1); });
   std::thread other([&] { publish(2); });
   std::thread reader([&] {
     while (!over) {
-      const RankRecord last = door.latest();
+      const WorkerRecord last = cli.latest();
       if (last.step == 0) continue;
       ASSERT_EQ(last.repeat, last.step);
       ASSERT_EQ(last.checkpoint, text_of(last.step));
@@ -90,12 +90,12 @@ TEST(Control, TwoThreadsThatPublishLeaveWholeRecords) {
 }
 
 TEST(Control, ARecordAfterTheEndKeepsTheEnd) {
-  Control door = Control::create();
-  door.publish({3, 1, "/c/2", ""});
-  door.publish_end(41);
-  door.publish({4, 2, "/c/2", ""});
-  EXPECT_EQ(door.latest().exit_code, 41);
-  EXPECT_EQ(door.latest().step, 4);
+  Control cli = Control::create();
+  cli.publish({3, 1, "/c/2", ""});
+  cli.publish_end(41);
+  cli.publish({4, 2, "/c/2", ""});
+  EXPECT_EQ(cli.latest().exit_code, 41);
+  EXPECT_EQ(cli.latest().step, 4);
 }
 
 TEST(Control, ARegionThatCannotBeMadeLeavesNoDescriptor) {

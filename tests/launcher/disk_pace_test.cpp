@@ -1,5 +1,5 @@
 // When a run says that its disks are slower than planned.
-#include "launcher/rank/disk_pace.h"
+#include "launcher/worker/disk_pace.h"
 
 #include <gtest/gtest.h>
 

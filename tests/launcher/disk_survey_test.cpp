@@ -28,7 +28,7 @@ class DiskSurvey : public ::testing::Test {
     root_ = mkdtemp(name.data());
     for (const char* directory : {"/one", "/two"}) fs::create_directory(root_ + directory);
     config_.offload.paths = {root_ + "/one"};
-    config_.offload.optimizer = OffloadHome::kNvme;
+    config_.offload.optimizer = OffloadTier::kNvme;
   }
   ~DiskSurvey() override { fs::remove_all(root_); }
 
@@ -40,7 +40,7 @@ class DiskSurvey : public ::testing::Test {
 };
 
 TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
-  EXPECT_EQ(survey(DiskRates::kKnown)[0].read_bandwidth, 0);
+  EXPECT_EQ(survey(DiskRates::kCached)[0].read_bandwidth, 0);
   const Disk measured = survey(DiskRates::kMeasured)[0];
   EXPECT_GT(measured.read_bandwidth, 0);
   EXPECT_GT(measured.write_bandwidth, 0);
@@ -48,14 +48,14 @@ TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
   EXPECT_GT(measured.free_bytes, 0);
   EXPECT_TRUE(fs::is_empty(root_ + "/one"));
   EXPECT_EQ(survey(DiskRates::kMeasured)[0].read_bandwidth, measured.read_bandwidth);  // kept
-  EXPECT_EQ(survey(DiskRates::kKnown)[0].write_bandwidth, measured.write_bandwidth);
-  EXPECT_EQ(survey(DiskRates::kKnown)[0].both_bandwidth, measured.both_bandwidth);
+  EXPECT_EQ(survey(DiskRates::kCached)[0].write_bandwidth, measured.write_bandwidth);
+  EXPECT_EQ(survey(DiskRates::kCached)[0].both_bandwidth, measured.both_bandwidth);
   const Json kept = read_json_file(record());
   const auto rate_with = [&](const char* key, const Json& value) {
     Json json = kept;
     json[key] = value;
     std::ofstream(record()) << json.dump();
-    return survey(DiskRates::kKnown)[0].read_bandwidth;
+    return survey(DiskRates::kCached)[0].read_bandwidth;
   };
   const auto measured_at = kept["measured"].get<int64_t>();
   EXPECT_EQ(rate_with("measured", measured_at - 6 * 24 * 3600), measured.read_bandwidth);
@@ -65,7 +65,7 @@ TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
   EXPECT_EQ(rate_with("read_bytes_per_s", -1), 0);
   EXPECT_EQ(rate_with("read_bytes_per_s", "fast"), 0);
   std::ofstream(record()) << "{";
-  EXPECT_EQ(survey(DiskRates::kKnown)[0].read_bandwidth, 0);
+  EXPECT_EQ(survey(DiskRates::kCached)[0].read_bandwidth, 0);
 }
 
 // The configuration's words are the ones that engines are chosen by.
@@ -79,9 +79,9 @@ TEST(EngineKinds, AreThoseOfTheConfiguration) {
 }
 
 TEST_F(DiskSurvey, PathsOnOneDiskShareItsSpace) {
-  const int64_t alone = survey(DiskRates::kKnown)[0].free_bytes;
+  const int64_t alone = survey(DiskRates::kCached)[0].free_bytes;
   config_.offload.paths.push_back(root_ + "/two");
-  const std::vector<Disk> both = survey(DiskRates::kKnown);
+  const std::vector<Disk> both = survey(DiskRates::kCached);
   ASSERT_EQ(both.size(), 2u);
   EXPECT_LT(both[0].free_bytes, alone * 3 / 4);
   EXPECT_EQ(both[0].free_bytes, both[1].free_bytes);

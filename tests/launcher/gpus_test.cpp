@@ -1,5 +1,5 @@
 // Which GPU a run takes: CUDA's rules as a function, then the CLI as a process on a machine whose cards are
-// the twin's (tests/twin), so that it runs anywhere.
+// the emulator's (tests/emulator), so that it runs anywhere.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,8 +13,8 @@
 #include "launcher/machine/visible_gpus.h"
 #include "plan/plan.h"
 #include "spec/block_layout.h"
-#include "tests/support/door.h"
-#include "tests/twin/settings.h"
+#include "tests/emulator/settings.h"
+#include "tests/support/cli.h"
 
 namespace lm {
 namespace {
@@ -105,14 +105,16 @@ TEST(VisibleGpus, CudasOwnOrderIsAGuessUnlessItCannotMatter) {
   EXPECT_FALSE(visible_gpus(alike, "0", "FASTEST_FIRST").order_guessed);
 }
 
-// The twin has the rules a second time, written apart: what stands for CUDA and what predicts it must agree.
-TEST(VisibleGpus, AgreeWithTheTwinsOnRandomLists) {
+// The emulator has the rules a second time, written apart: what stands for CUDA and what predicts it must
+// agree.
+TEST(VisibleGpus, AgreeWithTheEmulatorsOnRandomLists) {
   std::mt19937 random(1);
   const Strings entries = {"0", "1", "2",  "3",       " 1",       "1x",      "-1",      "",
                            "x", "+", "01", "GPU-111", "GPU-2222", "GPU-333", "GPU-444", "GPU-"};
-  setenv("TWIN_GPUS", "NVIDIA A100-SXM4-40GB:40,NVIDIA L4:24,NVIDIA H100 80GB HBM3:80", 1);
+  setenv("EMULATOR_GPUS", "NVIDIA A100-SXM4-40GB:40,NVIDIA L4:24,NVIDIA H100 80GB HBM3:80", 1);
   std::vector<GpuFacts> cards;
-  for (const twin::Card& card : twin::cards()) cards.push_back({card.name, card.uuid_text(), card.memory, 0});
+  for (const emulator::Card& card : emulator::cards())
+    cards.push_back({card.name, card.uuid_text(), card.memory, 0});
   ASSERT_EQ(cards.size(), 3u);
   for (int i = 0; i < 4000; ++i) {
     std::string list;
@@ -123,9 +125,9 @@ TEST(VisibleGpus, AgreeWithTheTwinsOnRandomLists) {
     setenv("CUDA_DEVICE_ORDER", order.c_str(), 1);
     std::vector<int> ours;
     for (const GpuFacts& gpu : visible_gpus(cards, list, order).gpus) ours.push_back(gpu.card);
-    EXPECT_EQ(ours, twin::detail::read_cuda_order(twin::cards())) << list << " " << order;
+    EXPECT_EQ(ours, emulator::detail::read_cuda_order(emulator::cards())) << list << " " << order;
   }
-  for (const char* name : {"TWIN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}) unsetenv(name);
+  for (const char* name : {"EMULATOR_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}) unsetenv(name);
 }
 
 // ------------------------------------------------------------------------------------ the GPU that computes
@@ -180,42 +182,43 @@ TEST(Plan, ForAGpuThatNobodyKnowsIsRefused) {
 
 // ------------------------------------------------------------------------- the CLI as a process
 
-// A door on a machine that has an A100 and, behind it, an H100, until `machine` says something else.
-class GpuDoor : public ::testing::Test {
+// A CLI process on a machine that has an A100 and, behind it, an H100, until `machine` says something else.
+class GpuCli : public ::testing::Test {
  protected:
   void SetUp() override {
-    door_.write("model/config.json",
-                R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":576,
+    cli_.write("model/config.json",
+               R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":576,
       "intermediate_size":1536,"num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,
       "vocab_size":49152,"tie_word_embeddings":true,"max_position_embeddings":8192,"hidden_act":"silu",
       "rms_norm_eps":1e-5})");
-    door_.write_config("c.toml", "train.steps = 10\n");
+    cli_.write_config("c.toml", "train.steps = 10\n");
   }
 
-  DoorResult run(const Strings& arguments, Strings variables = {}, const std::string& script = "done") {
-    for (const char* text : {"TWIN_GPUS=NVIDIA A100-SXM4-40GB:40,NVIDIA H100 80GB HBM3:80",
-                             "LD_PRELOAD=" LM_TWIN "/libtwin_devices.so", "LD_LIBRARY_PATH=" LM_TWIN,
-                             // In a sanitized build: the twin's library comes before the sanitizer's.
-                             "ASAN_OPTIONS=verify_asan_link_order=0"}) {
+  CliResult run(const Strings& arguments, Strings variables = {}, const std::string& script = "done") {
+    for (const char* text :
+         {"EMULATOR_GPUS=NVIDIA A100-SXM4-40GB:40,NVIDIA H100 80GB HBM3:80",
+          "LD_PRELOAD=" LM_EMULATOR "/libemulator_devices.so", "LD_LIBRARY_PATH=" LM_EMULATOR,
+          // In a sanitized build: the emulator's library comes before the sanitizer's.
+          "ASAN_OPTIONS=verify_asan_link_order=0"}) {
       variables.push_back(text);
     }
-    return door_.run(arguments, script, variables);
+    return cli_.run(arguments, script, variables);
   }
 
   Json plan(const Strings& variables, const Strings& more = {}) {
     Strings arguments = {"plan", "c.toml", "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const DoorResult result = run(arguments, variables);
+    const CliResult result = run(arguments, variables);
     EXPECT_EQ(result.code, 0) << result.err;
     err_ = result.err;
     return Json::parse(result.out);
   }
 
-  Door door_;
+  Cli cli_;
   std::string err_;
 };
 
-TEST_F(GpuDoor, PlansForTheGpuThatTheRunWillUse) {
+TEST_F(GpuCli, PlansForTheGpuThatTheRunWillUse) {
   Json json = plan({});
   EXPECT_EQ(json["gpu"]["name"], kA100);
   EXPECT_EQ(json["gpu"]["uuid"], kFirst);
@@ -231,14 +234,14 @@ TEST_F(GpuDoor, PlansForTheGpuThatTheRunWillUse) {
              "gpu: " + kH100 + ", compute capability 9.0 (" + kSecond + ")\n");
 }
 
-TEST_F(GpuDoor, SaysThatCudasOwnOrderIsAGuess) {
+TEST_F(GpuCli, SaysThatCudasOwnOrderIsAGuess) {
   EXPECT_EQ(plan({"CUDA_DEVICE_ORDER=FASTEST_FIRST"})["gpu"]["name"], kH100);
   EXPECT_HAS(err_, "CUDA_DEVICE_ORDER=FASTEST_FIRST: only CUDA knows");
   plan({"CUDA_DEVICE_ORDER=PCI_BUS_ID"});
   EXPECT_EQ(err_.find("only CUDA knows"), std::string::npos);
 }
 
-TEST_F(GpuDoor, HiddenGpusAreNotMissingOnes) {
+TEST_F(GpuCli, HiddenGpusAreNotMissingOnes) {
   const std::string text = "no GPU is visible: CUDA_VISIBLE_DEVICES=\"7\" hides the 2 that are there";
   const Strings hidden = {"CUDA_VISIBLE_DEVICES=7"};
   const Json json = plan(hidden);
@@ -246,29 +249,31 @@ TEST_F(GpuDoor, HiddenGpusAreNotMissingOnes) {
   EXPECT_FALSE(json.contains("gpu"));
   for (const Strings& arguments :
        {Strings{"plan", "c.toml", "--gpus", "1"}, Strings{"--gpus", "1", "c.toml"}}) {
-    const DoorResult result = run(arguments, hidden);
+    const CliResult result = run(arguments, hidden);
     EXPECT_EQ(result.code, 12) << result.err;
     EXPECT_HAS(result.err, text);
   }
-  const DoorResult training = run({"c.toml"}, hidden, "facts:facts");
+  const CliResult training = run({"c.toml"}, hidden, "facts:facts");
   EXPECT_EQ(training.code, 0) << training.err;
   EXPECT_HAS(training.err, text);
-  EXPECT_HAS(door_.read("facts"), "env CUDA_VISIBLE_DEVICES=7\n");
-  EXPECT_HAS(run({"c.toml"}, {"CUDA_VISIBLE_DEVICES=", "TWIN_GPUS=X:1"}).err, "hides the one that is there");
+  EXPECT_HAS(cli_.read("facts"), "env CUDA_VISIBLE_DEVICES=7\n");
+  EXPECT_HAS(run({"c.toml"}, {"CUDA_VISIBLE_DEVICES=", "EMULATOR_GPUS=X:1"}).err,
+             "hides the one that is there");
 }
 
-TEST_F(GpuDoor, AMachineWithoutGpusSaysSo) {
-  const DoorResult result = run({"plan", "c.toml", "--gpus", "1"}, {"TWIN_GPUS=", "CUDA_VISIBLE_DEVICES=0"});
+TEST_F(GpuCli, AMachineWithoutGpusSaysSo) {
+  const CliResult result =
+      run({"plan", "c.toml", "--gpus", "1"}, {"EMULATOR_GPUS=", "CUDA_VISIBLE_DEVICES=0"});
   EXPECT_EQ(result.code, 12);
   EXPECT_HAS(result.err, "there is no GPU (no /dev/nvidia0)");
 }
 
-TEST_F(GpuDoor, WithoutNvmlPlansOnlyForAGivenSizeAndTrainsAllTheSame) {
-  door_.add_cuda_program();
+TEST_F(GpuCli, WithoutNvmlPlansOnlyForAGivenSizeAndTrainsAllTheSame) {
+  cli_.add_cuda_program();
   for (const auto& [state, reason] :
        {std::pair("absent", "does not start: Driver Not Loaded"), std::pair("empty", "lists no GPU")}) {
-    const Strings variables = {std::string("TWIN_NVML=") + state};
-    const DoorResult result = run({"plan", "c.toml"}, variables);
+    const Strings variables = {std::string("EMULATOR_NVML=") + state};
+    const CliResult result = run({"plan", "c.toml"}, variables);
     EXPECT_EQ(result.code, 12) << result.err;
     EXPECT_HAS(result.err, std::string("NVML (libnvidia-ml.so.1) ") + reason);
     EXPECT_HAS(
@@ -282,20 +287,20 @@ TEST_F(GpuDoor, WithoutNvmlPlansOnlyForAGivenSizeAndTrainsAllTheSame) {
     EXPECT_EQ(imagined["gpu"]["memory_bytes"], int64_t{24} << 30);
     EXPECT_FALSE(imagined["gpu"].contains("name"));
     EXPECT_FALSE(plan(variables, {"--gpus", "0"}).contains("gpu"));
-    const DoorResult training = run({"--gpus", "1", "c.toml"}, variables);
+    const CliResult training = run({"--gpus", "1", "c.toml"}, variables);
     EXPECT_EQ(training.code, 0) << training.err;
   }
 }
 
-TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
+TEST_F(GpuCli, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
   for (const auto& [cards, what] :
-       {std::pair("TWIN_GPUS=Tesla T4:16:7.5",
+       {std::pair("EMULATOR_GPUS=Tesla T4:16:7.5",
                   "Tesla T4 has compute capability 7.5, and lmlaunch-cuda holds code for 9.0"),
-        std::pair("TWIN_GPUS=NVIDIA A10:24:8.6",
+        std::pair("EMULATOR_GPUS=NVIDIA A10:24:8.6",
                   "NVIDIA A10 has compute capability 8.6, and lmlaunch-cuda holds code for 9.0")}) {
     if (gpu_code() != "90" && std::string(what).find("holds code") != std::string::npos)
       continue;  // other architectures were asked for
-    const DoorResult result = run({"plan", "c.toml"}, {cards});
+    const CliResult result = run({"plan", "c.toml"}, {cards});
     EXPECT_EQ(result.code, 12) << result.err;
     EXPECT_HAS(result.err, what);
     EXPECT_HAS(result.err, "--gpus 0");
@@ -308,52 +313,52 @@ TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
     EXPECT_EQ((*gpu)["ok"], false);
     EXPECT_HAS((*gpu)["next"].get<std::string>(), "--gpus 0");
   }
-  const Json newer = plan({"TWIN_GPUS=NVIDIA GeForce RTX 5090:32:12.0"});
+  const Json newer = plan({"EMULATOR_GPUS=NVIDIA GeForce RTX 5090:32:12.0"});
   EXPECT_EQ(newer["gpu"]["compute_capability"], "12.0") << newer;
   EXPECT_EQ(newer["fits"], true);
 }
 
-TEST_F(GpuDoor, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
-  const DoorResult result = run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=MIG-5f"});
+TEST_F(GpuCli, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
+  const CliResult result = run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=MIG-5f"});
   EXPECT_EQ(result.code, 12) << result.err;
   EXPECT_HAS(result.err, "the memory of MIG-5f is unknown before a run");
   EXPECT_EQ(result.err.find("reinstall"), std::string::npos);
 }
 
-TEST_F(GpuDoor, AnElasticRunContinuesOnTheGpusThatAreThere) {
-  door_.add_cuda_program();
+TEST_F(GpuCli, AnElasticRunContinuesOnTheGpusThatAreThere) {
+  cli_.add_cuda_program();
   const std::string third = "GPU-33333333-3333-3333-3333-333333333333";
   const auto lose = [&](const Strings& more) {
     Strings arguments = {"--gpus", "3", "--restarts", "2"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    std::filesystem::remove(door_.path("lost"));
-    return run(arguments, {"TWIN_GPUS=X:80,X:80,X:80", "TWIN_LOST=" + door_.path("lost")}, "lose:1");
+    std::filesystem::remove(cli_.path("lost"));
+    return run(arguments, {"EMULATOR_GPUS=X:80,X:80,X:80", "EMULATOR_LOST=" + cli_.path("lost")}, "lose:1");
   };
-  const DoorResult result = lose({"--elastic", "c.toml"});
+  const CliResult result = lose({"--elastic", "c.toml"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_HAS(result.err, "; with 2 of 3 ranks: " + kSecond + " gone");
   EXPECT_HAS(result.err, "fake rank: 1 of 3 on " + kSecond);
   EXPECT_HAS(result.err, "fake rank: 0 of 2 on " + kFirst);
   EXPECT_HAS(result.err, "fake rank: 1 of 2 on " + third);
-  const Json status = Json::parse(door_.read("run/status.json"));
+  const Json status = Json::parse(cli_.read("run/status.json"));
   EXPECT_EQ(status["ranks"], 2);
   EXPECT_EQ(status["ranks_asked"], 3);
-  std::filesystem::remove_all(door_.path("run"));
-  const DoorResult rigid = lose({"c.toml"});
+  std::filesystem::remove_all(cli_.path("run"));
+  const CliResult rigid = lose({"c.toml"});
   EXPECT_EQ(rigid.code, 70) << rigid.err;
   EXPECT_EQ(rigid.err.find("RUN-42"), std::string::npos) << rigid.err;
 }
 
-TEST_F(GpuDoor, TheRankNumbersAsNvidiaSmiDoesUnlessTheUserSaysOtherwise) {
-  door_.add_cuda_program();
+TEST_F(GpuCli, TheRankNumbersAsNvidiaSmiDoesUnlessTheUserSaysOtherwise) {
+  cli_.add_cuda_program();
   EXPECT_EQ(run({"c.toml"}, {}, "facts:facts").code, 0);
-  EXPECT_HAS(door_.read("facts"), "env CUDA_DEVICE_ORDER=PCI_BUS_ID\n");
+  EXPECT_HAS(cli_.read("facts"), "env CUDA_DEVICE_ORDER=PCI_BUS_ID\n");
   EXPECT_EQ(run({"c.toml"}, {"CUDA_DEVICE_ORDER=FASTEST_FIRST"}, "facts:facts").code, 0);
-  EXPECT_HAS(door_.read("facts"), "env CUDA_DEVICE_ORDER=FASTEST_FIRST\n");
-  EXPECT_EQ(door_.read("facts").find("PCI_BUS_ID"), std::string::npos);
+  EXPECT_HAS(cli_.read("facts"), "env CUDA_DEVICE_ORDER=FASTEST_FIRST\n");
+  EXPECT_EQ(cli_.read("facts").find("PCI_BUS_ID"), std::string::npos);
 }
 
-TEST_F(GpuDoor, DoctorListsEachCardAndWhetherARunSeesIt) {
+TEST_F(GpuCli, DoctorListsEachCardAndWhetherARunSeesIt) {
   const auto gpus = [&](const Strings& variables) {
     Json out = Json::array();
     const Json report = Json::parse(run({"doctor", "--json"}, variables).out);
@@ -374,7 +379,7 @@ TEST_F(GpuDoor, DoctorListsEachCardAndWhetherARunSeesIt) {
   ASSERT_EQ(list.size(), 3u) << list;
   EXPECT_HAS(list[2]["value"].get<std::string>(), "hides the 2 that are there");
   EXPECT_EQ(list[2]["ok"], false);
-  list = gpus({"TWIN_NVML=absent"});
+  list = gpus({"EMULATOR_NVML=absent"});
   ASSERT_EQ(list.size(), 2u) << list;
   EXPECT_EQ(list[0]["ok"], false);
   EXPECT_HAS(list[0]["next"].get<std::string>(), "reinstall the driver's libraries");

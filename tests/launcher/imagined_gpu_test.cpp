@@ -1,16 +1,16 @@
-#include "launcher/door/imagined_gpu.h"
+#include "launcher/cli/imagined_gpu.h"
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "plan/predict.h"
+#include "plan/cost_model.h"
 
 namespace lm {
 namespace {
 
 CommandLine line(std::vector<std::string> flags) {
   flags.insert(flags.begin(), {"plan", "c.toml"});
-  return parse_command_line(flags, Reader::kDoor);
+  return parse_command_line(flags, Reader::kCli);
 }
 
 TEST(ImaginedGpu, OfANameIsThatCard) {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "config/config_toml.h"
-#include "launcher/door/commands.h"
-#include "launcher/known_models.h"
+#include "launcher/built_in_models.h"
+#include "launcher/cli/commands.h"
 
 namespace lm {
 namespace {
@@ -67,13 +67,13 @@ TEST(Presets, EachIsPlannedWithoutItsModelAndFitsTheMemoryThatItIsNamedAfter) {
 
 // Parameters as their publishers count them.
 TEST(ModelShapes, HaveTheSizesOfTheModelsThatTheyAreNamedAfter) {
-  EXPECT_GE(known_models().size(), 50U);
-  EXPECT_EQ(known_models().size(), model_shapes().size());
-  for (size_t i = 0; i < known_models().size(); ++i) {
+  EXPECT_GE(built_in_models().size(), 50U);
+  EXPECT_EQ(built_in_models().size(), model_shapes().size());
+  for (size_t i = 0; i < built_in_models().size(); ++i) {
     const ModelShape& shape = model_shapes()[i];
     const ModelSpec spec = parse_model_spec(shape.config, shape.name);
-    EXPECT_EQ(shape.name, known_models()[i].name);
-    EXPECT_EQ(make_layout(spec, nullptr, DType::kBF16).trainable_elements, known_models()[i].parameters)
+    EXPECT_EQ(shape.name, built_in_models()[i].name);
+    EXPECT_EQ(make_layout(spec, nullptr, DType::kBF16).trainable_elements, built_in_models()[i].parameters)
         << shape.name;
   }
 }

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "launcher/rank/progress_line.h"
+#include "launcher/worker/progress_line.h"
 
 namespace lm {
 namespace {

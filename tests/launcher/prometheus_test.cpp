@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "config/listen_address.h"
-#include "launcher/rank/prometheus_text.h"
-#include "launcher/rank/scrape_server.h"
+#include "launcher/worker/prometheus_text.h"
+#include "launcher/worker/scrape_server.h"
 
 namespace lm {
 namespace {

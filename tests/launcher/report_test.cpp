@@ -52,7 +52,7 @@ TEST_F(Report, EveryStepOfAShortRunIsAPointWithItsValue) {
   EXPECT_EQ(curves.series()["step"], Json({1, 2, 3}));
   EXPECT_EQ(curves.series()["loss"], Json({1.0, 0.5, 0.333333}));
   EXPECT_EQ(curves.series()["lr"], Json({nullptr, nullptr, nullptr}));
-  EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "", "points": [[0, 2.5], [3, 1.25, 0.5]]}])"));
+  EXPECT_EQ(curves.evaluations(), Json::parse(R"([{"set": "", "points": [[0, 2.5], [3, 1.25, 0.5]]}])"));
   EXPECT_EQ(curves.totals()["tokens"], 30);
   EXPECT_EQ(curves.totals()["tokens_per_s"], 2000);
   EXPECT_EQ(curves.totals()["data_seconds"], 0.006);
@@ -70,7 +70,7 @@ TEST_F(Report, EachEvaluationSetHasItsCurveAndTheFirstStaysTheFirst) {
   }
   Curves curves(run_ + "/metrics.jsonl");
   curves.read();
-  EXPECT_EQ(curves.held_out(), Json::parse(R"([{"set": "zeta", "points": [[0, 2.0], [3, 2.0]]},
+  EXPECT_EQ(curves.evaluations(), Json::parse(R"([{"set": "zeta", "points": [[0, 2.0], [3, 2.0]]},
                                                {"set": "alpha", "points": [[0, 4.0], [3, 4.0]]}])"));
   EXPECT_EQ(curves.series()["step"], Json({1, 2, 4, 5}));
 }

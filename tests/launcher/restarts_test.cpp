@@ -1,5 +1,5 @@
 // Which ends of a run are followed by another start, and with which ranks.
-#include "launcher/door/restarts.h"
+#include "launcher/cli/restarts.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ Strings nothing_asked() {
   return {};
 }
 
-const StartRanks kThreeGpus{3, {"A", "B", "C"}};
+const StartWorkers kThreeGpus{3, {"A", "B", "C"}};
 
 TEST(Restarts, OnlyALostRankAndOneKillForWantOfMemoryAreAnswered) {
   for (const Exit code : {Exit::kDone, Exit::kConfig, Exit::kDoesNotFit, Exit::kNoSpace, Exit::kNumerics,
@@ -38,7 +38,7 @@ TEST(Restarts, OnlyALostRankAndOneKillForWantOfMemoryAreAnswered) {
   EXPECT_TRUE(restarts.again(end(Exit::kPeerLost, 1, 0), nothing_asked));
   EXPECT_TRUE(restarts.again(end(Exit::kPeerLost, 1, 0), nothing_asked));
   EXPECT_FALSE(restarts.again(end(Exit::kPeerLost, 1, 0), nothing_asked));
-  EXPECT_EQ(restarts.ranks(), StartRanks{3});  // not elastic
+  EXPECT_EQ(restarts.ranks(), StartWorkers{3});  // not elastic
 }
 
 TEST(Restarts, ARankIsLeftOutWhenItIsKilledBeforeTheFirstStepOfTwoStartsInARow) {
@@ -63,7 +63,7 @@ TEST(Restarts, TheLastRankIsNotLeftOut) {
   Restarts restarts(9, true, {2});
   for (int i = 0; i < 2; ++i) restarts.again(end(Exit::kPeerLost, 0, 0), nothing_asked);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(restarts.again(end(Exit::kPeerLost, 0, 0), nothing_asked));
-  EXPECT_EQ(restarts.ranks(), StartRanks{1});
+  EXPECT_EQ(restarts.ranks(), StartWorkers{1});
 }
 
 TEST(Restarts, EachStartHasTheGpusThatAreThereAndNoOther) {
@@ -87,7 +87,7 @@ TEST(Restarts, AnErrorIsAnsweredIfAGpuOfTheRunIsGone) {
   EXPECT_FALSE(restarts.again(end(Exit::kInternal), [] { return Strings{"A", "B", "C"}; }));
   EXPECT_FALSE(restarts.again(end(Exit::kInternal), [] { return Strings{"0", "1"}; }));  // of other names
   EXPECT_TRUE(restarts.again(end(Exit::kInternal), [] { return Strings{"A", "C"}; }));
-  EXPECT_EQ(restarts.ranks(), (StartRanks{2, {"A", "C"}}));
+  EXPECT_EQ(restarts.ranks(), (StartWorkers{2, {"A", "C"}}));
   // It is the run's no more.
   EXPECT_FALSE(restarts.again(end(Exit::kInternal), [] { return Strings{"A", "C"}; }));
   EXPECT_FALSE(restarts.again(end(Exit::kNumerics), [] { return Strings{"A"}; }));
@@ -99,9 +99,9 @@ TEST(Restarts, TheGpuOfARankThatIsLeftOutIsNotUsedAgain) {
   Restarts restarts(9, true, kThreeGpus);
   const auto all = [] { return Strings{"A", "B", "C"}; };
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(restarts.again(end(Exit::kPeerLost, 1, 0), all));
-  EXPECT_EQ(restarts.ranks(), (StartRanks{2, {"A", "C"}}));
+  EXPECT_EQ(restarts.ranks(), (StartWorkers{2, {"A", "C"}}));
   EXPECT_TRUE(restarts.again(end(Exit::kPeerLost), all));
-  EXPECT_EQ(restarts.ranks(), (StartRanks{2, {"A", "C"}}));
+  EXPECT_EQ(restarts.ranks(), (StartWorkers{2, {"A", "C"}}));
 }
 
 }  // namespace

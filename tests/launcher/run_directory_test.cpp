@@ -1,4 +1,4 @@
-#include "launcher/door/run_directory.h"
+#include "launcher/cli/run_directory.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// A linear layer over a quantised frozen matrix computes what it computes over the materialised matrix, whose
+// A linear layer over a quantized frozen matrix computes what it computes over the materialised matrix, whose
 // parts are materialised one by one; a plain one is borrowed where it lies.
 #include <gtest/gtest.h>
 

@@ -126,7 +126,7 @@ class Trainee {
     const Config config = make_config();
     Machine machine;
     machine.cores = 2;
-    if (on_device()) machine.gpus.push_back(known_gpu("H200"));
+    if (on_device()) machine.gpus.push_back(built_in_gpu("H200"));
     plan_ = make_plan(
         {config, t_.spec, adapter(), layout_, stream.device, {.weighted = t_.weighted}, t_.update_on_host},
         machine);
@@ -149,7 +149,8 @@ class Trainee {
   int64_t planned_on_device() const {
     int64_t bytes = 0;
     for (const ClassBytes& row : plan_.classes)
-      bytes += row.home == Home::kDevice && row.name != "context" && row.name != "LibTorch" ? row.bytes : 0;
+      bytes +=
+          row.tier_id == TierId::kDevice && row.name != "context" && row.name != "LibTorch" ? row.bytes : 0;
     return bytes;
   }
 
@@ -224,11 +225,11 @@ class Trainee {
     config.model.dtype = model_type(t_.dtype);
     config.optimizer = optimizer_;
     config.optimizer.threads = 2;
-    const auto home = [&](OffloadHome wanted) { return on_device() ? wanted : OffloadHome::kNone; };
-    config.offload.optimizer = home(t_.optimizer);
-    config.offload.gradients = home(t_.gradients_home);
-    config.offload.weights = home(t_.weights);
-    config.offload.activations = home(t_.activations);
+    const auto tier_id = [&](OffloadTier wanted) { return on_device() ? wanted : OffloadTier::kNone; };
+    config.offload.optimizer = tier_id(t_.optimizer);
+    config.offload.gradients = tier_id(t_.gradients_tier);
+    config.offload.weights = tier_id(t_.weights);
+    config.offload.activations = tier_id(t_.activations);
     return config;
   }
 
@@ -254,7 +255,7 @@ class Trainee {
     }
   }
 
-  // By Hugging Face names; a cut head's pieces come in order.
+  // By Hugging Face names; a chunked head's pieces come in order.
   static void add(Tensors& out, const Piece& piece, const std::vector<float>& values) {
     const Parameter& p = piece.place->parameter;
     for (const ParameterPart& part : p.parts) {

@@ -30,9 +30,9 @@ struct Training {
   bool recompute = false;
   bool weighted = false;  // targets have weights in the loss
   DocumentLengths documents = {{20, 9, 17}};
-  // Homes on the device's side only: on the CPU everything stays in its memory.
-  OffloadHome optimizer = OffloadHome::kNone, gradients_home = OffloadHome::kNone,
-              weights = OffloadHome::kNone, activations = OffloadHome::kNone;
+  // Tiers on the device's side only: on the CPU everything stays in its memory.
+  OffloadTier optimizer = OffloadTier::kNone, gradients_tier = OffloadTier::kNone,
+              weights = OffloadTier::kNone, activations = OffloadTier::kNone;
   std::optional<bool> update_on_host = {};
   int64_t row_chunk = 16;  // rows of logits at once; 0: the plan's
 };

@@ -1,5 +1,5 @@
-// A cut head and one in two phases give the bits of a fused one: loss, nll of each row, gradient of its input
-// and of its parameters, logits. And they give what torch's own cross-entropy and autograd do.
+// A chunked head and one in two phases give the bits of a fused one: loss, nll of each row, gradient of its
+// input and of its parameters, logits. And they give what torch's own cross-entropy and autograd do.
 #include "model/head_loss.h"
 
 #include <ATen/Functions.h>
@@ -293,7 +293,7 @@ void expect_same(const Variant& v, const std::string& text) {
   }
 }
 
-TEST(CutHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
+TEST(ChunkedHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
   for (const int64_t vocab : {500, 8192, 8193, 20000, 33000}) {
     for (const int64_t row_chunk : {7, 16, 512})
       expect_same({.vocab = vocab, .row_chunk = row_chunk},
@@ -301,7 +301,7 @@ TEST(CutHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
   }
 }
 
-TEST(CutHead, GivesTheSameBitsInEveryTypeFrozenOrEvaluated) {
+TEST(ChunkedHead, GivesTheSameBitsInEveryTypeFrozenOrEvaluated) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (const DType gradient : {DType::kBF16, DType::kF32}) {
       if (dtype == DType::kF32 && gradient == DType::kBF16) continue;
@@ -313,7 +313,7 @@ TEST(CutHead, GivesTheSameBitsInEveryTypeFrozenOrEvaluated) {
   }
 }
 
-TEST(CutHead, GivesTheSameBitsWhereMicroBatchesHaveNoTargets) {
+TEST(ChunkedHead, GivesTheSameBitsWhereMicroBatchesHaveNoTargets) {
   for (const std::vector<int>& targets :
        {std::vector<int>{0}, {0, 0}, {0, 2}, {2, 0}, {1, 0, 5}, {1, 1, 1}, {60}}) {
     expect_same({.targets = targets}, std::to_string(targets.front()));
@@ -324,7 +324,7 @@ TEST(CutHead, GivesTheSameBitsWhereMicroBatchesHaveNoTargets) {
 constexpr HeadSpec kScaled{.logit_scale = 0.125}, kCapped{.logit_cap = 1.5},
     kScaledAndCapped{.logit_scale = 3, .logit_cap = 2};
 
-TEST(CutHead, GivesTheSameBitsOfScaledAndCappedLogits) {
+TEST(ChunkedHead, GivesTheSameBitsOfScaledAndCappedLogits) {
   for (const HeadSpec& head : {kScaled, kCapped, kScaledAndCapped}) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       expect_same({.dtype = dtype, .head = head}, "trained");
@@ -467,7 +467,7 @@ TEST(HeadLoss, GenerationReadsScaledAndCappedLogits) {
   }
 }
 
-TEST(CutHead, GivesTheSameLogits) {
+TEST(ChunkedHead, GivesTheSameLogits) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (const int64_t vocab : {500, 20000}) {
       HeadRun run({.vocab = vocab, .dtype = dtype});

@@ -9,7 +9,8 @@
 
 namespace lm {
 
-int gpu_variants() __attribute__((weak));  // tests/twin/device/variants.cpp: the emulated GPU alone has it
+int gpu_variants()
+    __attribute__((weak));  // tests/emulator/device/variants.cpp: the emulated GPU alone has it
 
 namespace {
 

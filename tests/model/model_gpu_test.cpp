@@ -1,6 +1,6 @@
 // The model on a device against the model on the CPU: the same weights, batches and seeds give the same
 // logits, losses, gradients (every tensor by itself) and the same change of weights over some steps, within
-// what each type's rounding allows. Where state lives is offload_run_gpu_test's matter; here each home is
+// what each type's rounding allows. Where state lives is offload_run_gpu_test's matter; here each tier is
 // seen once.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -19,7 +19,7 @@ namespace lm {
 namespace {
 
 // What may lie between two correct runs: three times (bf16) to ten times (fp32) the worst of all cases on the
-// twin, which the line below each row says; a device's own attention and GEMMs round in other places yet.
+// emulator, which the line below each row says; a device's own attention and GEMMs round in other places yet.
 struct Bounds {
   double logits, loss, norm, gradient, direction, length, change, change_of_one, whole_turn, turn;
 };
@@ -210,12 +210,12 @@ TEST_F(ModelOnDevice, ALargeVocabularyAgrees) {
   }
 }
 
-TEST_F(ModelOnDevice, ACutHeadAgrees) {
+TEST_F(ModelOnDevice, AChunkedHeadAgrees) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool lora : {false, true}) {
       if (!test::full_counts() && lora != (dtype == DType::kBF16)) continue;
       Training training = make("large vocabulary", dtype, lora, "cut head");
-      training.weights = OffloadHome::kHost;
+      training.weights = OffloadTier::kHost;
       training.documents = {{20, 9, 17}, {31}};
       expect_agreement(training);
     }
@@ -229,7 +229,7 @@ TEST_F(ModelOnDevice, AWeightPerTargetAgrees) {
       Training training =
           make("large vocabulary", dtype, !cut, cut ? "weighted targets, cut head" : "weighted targets");
       training.weighted = true;
-      if (cut) training.weights = OffloadHome::kHost;
+      if (cut) training.weights = OffloadTier::kHost;
       training.documents = {{20, 9, 17}, {31}};
       expect_agreement(training);
     }
@@ -251,7 +251,7 @@ TEST_F(ModelOnDevice, MastersGradientTypesAndClippingAgree) {
   expect_agreement(training);
 }
 
-// Of a card of 7.5 it is the only half type (tests/twin/CMakeLists.txt).
+// Of a card of 7.5 it is the only half type (tests/emulator/CMakeLists.txt).
 TEST_F(ModelOnDevice, Fp16Agrees) {
   for (const bool lora : {false, true}) {
     Training training = make("llama", DType::kF16, lora, "fp16");
@@ -260,28 +260,28 @@ TEST_F(ModelOnDevice, Fp16Agrees) {
   }
 }
 
-TEST_F(ModelOnDevice, EveryHomeAgrees) {
-  constexpr OffloadHome kHost = OffloadHome::kHost, kDisk = OffloadHome::kNvme, kNear = OffloadHome::kNone;
-  struct Homes {
+TEST_F(ModelOnDevice, EveryTierAgrees) {
+  constexpr OffloadTier kHost = OffloadTier::kHost, kDisk = OffloadTier::kNvme, kNear = OffloadTier::kNone;
+  struct Tiers {
     const char* what;
-    OffloadHome optimizer, gradients, weights, activations;
+    OffloadTier optimizer, gradients, weights, activations;
     std::optional<bool> update_on_host;
   };
-  const Homes all[] = {{"optimizer on host, updated there", kHost, kNear, kNear, kNear, true},
+  const Tiers all[] = {{"optimizer on host, updated there", kHost, kNear, kNear, kNear, true},
                        {"optimizer on disk, updated on the device", kDisk, kNear, kNear, kNear, false},
                        {"gradients on host", kNear, kHost, kNear, kNear, {}},
                        {"weights on host", kNear, kNear, kHost, kNear, {}},
                        {"block inputs on host", kNear, kNear, kNear, kHost, {}},
                        {"everything on host", kHost, kHost, kHost, kHost, {}},
                        {"everything on disk", kDisk, kDisk, kDisk, kDisk, {}}};
-  for (const Homes& homes : all) {
+  for (const Tiers& tiers : all) {
     for (const bool lora : {false, true}) {
-      if (!test::full_counts() && lora != ((&homes - all) % 2 == 1)) continue;
-      Training training = make("smollm2", lora ? DType::kBF16 : DType::kF32, lora, homes.what);
-      training.optimizer = homes.optimizer, training.gradients_home = lora ? kNear : homes.gradients;
-      training.weights = homes.weights, training.activations = homes.activations;
-      training.recompute = homes.activations != kNear;
-      training.update_on_host = homes.update_on_host;
+      if (!test::full_counts() && lora != ((&tiers - all) % 2 == 1)) continue;
+      Training training = make("smollm2", lora ? DType::kBF16 : DType::kF32, lora, tiers.what);
+      training.optimizer = tiers.optimizer, training.gradients_tier = lora ? kNear : tiers.gradients;
+      training.weights = tiers.weights, training.activations = tiers.activations;
+      training.recompute = tiers.activations != kNear;
+      training.update_on_host = tiers.update_on_host;
       training.documents = {{30, 11}, {48}};
       expect_agreement(training);
     }
@@ -311,8 +311,8 @@ TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
     training.row_chunk = 0;
     training.recompute = all || text == "recomputed";
     training.documents = {{48}, {48}, {48}, {48}};
-    if (all || text == "optimizer on host") training.optimizer = OffloadHome::kHost;
-    if (all) training.gradients_home = training.weights = training.activations = OffloadHome::kHost;
+    if (all || text == "optimizer on host") training.optimizer = OffloadTier::kHost;
+    if (all) training.gradients_tier = training.weights = training.activations = OffloadTier::kHost;
     const DeviceMemory memory = device_memory(training, device_);
     const int64_t rounding = granularity * 48;  // blocks x classes
     std::printf("%-24s planned %ld taken %ld\n", what, memory.planned, memory.taken);

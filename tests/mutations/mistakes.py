@@ -5,10 +5,10 @@ A list (lists/*.txt) has a line per mistake, `#` begins a comment:
   NAME | FILE | OLD | NEW | TEST | what it is
 
 OLD stands once in FILE. `\\n` is a line break, `\\|` a bar; one space beside each bar belongs to the bar. TEST is what one would
-type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`X`: --gtest_filter=X), `ctest -R NAME`,
+type, variables first: an executable of BUILD/emulator/bin or BUILD/bin and its filter (`X`: --gtest_filter=X), `ctest -R NAME`,
 `pytest FILE ...`, or `python FILE ...`. What only a sanitizer sees begins with LM_SANITIZE=thread.
 
-`bugs` has the bugs that the twin found when it was first run, so that none comes back unseen; `kernels`, `model` and `waits` are about
+`bugs` has the bugs that the emulator found when it was first run, so that none comes back unseen; `kernels`, `model` and `waits` are about
 the GPU's half, the other lists about everything else."""
 
 import functools
@@ -180,8 +180,8 @@ def python_targets(words):
         return ("executables",)
     if "skips_test" in file:
         return ("build.ninja",)
-    if re.search(r"tests/twin/|test_(twin|gpus|gpus_stuck|page|ranks_memory)\.py|gpu/test_parity", file):
-        return ("twin", *tools)
+    if re.search(r"tests/emulator/|test_(emulator|gpus|gpus_stuck|page|ranks_memory)\.py|gpu/test_parity", file):
+        return ("emulator", *tools)
     if folder == "faults":
         return (*FAULTS, *(() if "power_cut" in file else PROGRAMS))
     if folder in ("parity", "weights"):

@@ -44,8 +44,8 @@ def test_a_test_in_python_depends_on_what_it_imports_and_mentions():
     assert not any(name.startswith("tests/mutations/lists/") for name in files)
     assert needs("pytest tests/parity/test_sampling.py")[0] == ("parity_tool", "sampling_tool")
     assert needs("pytest tests/benchmarks/run_test.py")[0] == ()
-    assert needs("TWIN_LAZY=1 twin_model_gpu_test *Agree")[0] == ("twin_model_gpu_test",)
-    assert needs("pytest tests/e2e/test_gpus.py -k told")[0] == ("twin",)
+    assert needs("EMULATOR_LAZY=1 emulator_model_gpu_test *Agree")[0] == ("emulator_model_gpu_test",)
+    assert needs("pytest tests/e2e/test_gpus.py -k told")[0] == ("emulator",)
 
 
 def test_parts_are_all_mistakes_once_and_keep_a_program_together():
@@ -142,8 +142,8 @@ def gtest(name="entry", command="build/bin/a_test", labels=(), **variables):
 @pytest.mark.parametrize("entry, test, failed, found", [
     (gtest(), "a_test Sums.*", ["Sums.Add"], True),
     (gtest(command="build/bin/b_test"), "a_test Sums.*", ["Sums.Add"], False),
-    (gtest(), "TWIN_LAZY=1 a_test", ["Sums.Add"], False),
-    (gtest(TWIN_LAZY="1", TWIN_RACES="2"), "TWIN_LAZY=1 a_test", ["Sums.Add"], True),
+    (gtest(), "EMULATOR_LAZY=1 a_test", ["Sums.Add"], False),
+    (gtest(EMULATOR_LAZY="1", EMULATOR_RACES="2"), "EMULATOR_LAZY=1 a_test", ["Sums.Add"], True),
     (gtest(command="a_test --gtest_filter=*Add*"), "a_test", ["Sums.Take", "Sums.Add"], True),
     (gtest(command="a_test --gtest_filter=*Add*"), "a_test", ["Sums.Take"], False),
     (gtest(command="a_test --gtest_filter=*Add*"), "a_test", [], False),

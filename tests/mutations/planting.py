@@ -106,19 +106,19 @@ class Test:
         self.targets = needs(text)[0] or (("build.ninja",) if self.words.program == "ctest" else ())
         self.environment = {**copy.environment, **dict(self.words.variables)}
         program, arguments = self.words.program, self.words.arguments
-        bin, twin = copy.build / "bin", copy.build / "twin"
+        bin, emulator = copy.build / "bin", copy.build / "emulator"
         if program == "ctest":
             self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
                             "--output-on-failure", *arguments]
         elif self.words.is_python():
             pytest = [str(WARM), "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []
             self.command = [copy.python, "-B", *pytest, *arguments]
-            self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
+            self.environment |= {"LM_BIN": str(bin), "LM_EMULATOR_BIN": str(emulator / "bin"), "LMLAUNCH_PYTHON": copy.python,
                                  "PYTHONDONTWRITEBYTECODE": "1"}
             if "tests/support/" in text:  # the server's own tests have their own
                 self.environment.pop("LM_WARM_PYTEST", None)
         else:
-            place = twin / "bin" if program.startswith("twin_") else bin
+            place = emulator / "bin" if program.startswith("emulator_") else bin
             self.command = [str(place / program)] + [a if a.startswith("-") else f"--gtest_filter={a}" for a in arguments]
 
     def run(self, limit, first_failure=False):

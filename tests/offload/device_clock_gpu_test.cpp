@@ -12,7 +12,7 @@
 #include "base/bytes.h"
 #include "base/json.h"
 #include "offload/pinned.h"
-#include "tests/support/on_twin.h"
+#include "tests/support/on_emulator.h"
 
 namespace lm {
 namespace {
@@ -52,15 +52,15 @@ class Clock : public ::testing::Test {
 TEST_F(Clock, TellsAWaitForATransferFromATransferThatNobodyWaitedFor) {
   Parts p;
   DeviceClock clock(p.compute.view(), nullptr);
-  // {copying, waiting} of one more move. The twin's streams are threads: where cores are busy one may come so
-  // late that nothing is left to wait for, so the clearest of some moves counts.
+  // {copying, waiting} of one more move. The emulator's streams are threads: where cores are busy one may
+  // come so late that nothing is left to wait for, so the clearest of some moves counts.
   const auto moved = [&](bool first) {
     const double copied = clock.copy_seconds(), stalled = clock.stall_seconds();
     move(p, clock, first);
     clock.collect();
     return std::pair(clock.copy_seconds() - copied, clock.stall_seconds() - stalled);
   };
-  const int moves = on_twin() ? 8 : 1;
+  const int moves = on_emulator() ? 8 : 1;
   bool hidden = false, waited_for = false;
   for (int i = 0; i < moves && !hidden; ++i) {
     const auto [copied, stalled] = moved(true);
@@ -78,7 +78,7 @@ TEST_F(Clock, TellsAWaitForATransferFromATransferThatNobodyWaitedFor) {
 TEST_F(Clock, PutsItsSpansIntoRowsOfTheirOwnInHostTime) {
   // us: how late the host may notice that the GPU has reached a point, on busy cores. Another clock would be
   // off by hours.
-  const double slack = on_twin() ? 500e3 : 1e3;
+  const double slack = on_emulator() ? 500e3 : 1e3;
   std::string name = (std::filesystem::temp_directory_path() / "lmlaunch-clock-XXXXXX").string();
   const std::string directory = mkdtemp(name.data()), path = directory + "/trace.json";
   Parts p;

@@ -7,7 +7,7 @@
 #include "base/cuda.h"
 #include "offload/copy_probe.h"
 #include "offload/pinned.h"
-#include "tests/support/on_twin.h"
+#include "tests/support/on_emulator.h"
 
 namespace lm {
 namespace {
@@ -34,7 +34,7 @@ TEST(CopiesOnAGpu, AreMeasuredEachWayAndBothAtOnce) {
   if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
   const CopyProbe probe = probe_copies(DeviceType::kCuda);
   EXPECT_TRUE(probe.pinned) << probe.pinned_reason;
-  if (on_twin()) return;  // its copies are memcpy on cores that have other work
+  if (on_emulator()) return;  // its copies are memcpy on cores that have other work
   // The slowest link in use is PCIe 3 x4 (3.9 GB/s), the fastest NVLink-C2C (450 GB/s each way).
   for (double rate : {probe.to_device_bytes_per_s, probe.to_host_bytes_per_s, probe.each_way()}) {
     EXPECT_GT(rate, 1e9);

@@ -1,4 +1,4 @@
-// A store whose slots are a GPU's and whose homes are host memory: what is checked of a home is what the
+// A store whose slots are a GPU's and whose tiers are host memory: what is checked of a tier is what the
 // device left there.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ struct Fixture {
   LocalStore store{of, nullptr, nullptr, pool};
   PinnedBlock staged = pool.lease(2 * kBytes);
 
-  // The array becomes all `value` on the device, and is on its way home.
+  // The array becomes all `value` on the device, and is on its way back.
   void write(int64_t array, int64_t slot, int value) {
     store.fetch(array, slot);
     compute.synchronize();  // what `staged` held before is there
@@ -49,8 +49,8 @@ bool all(const std::vector<std::byte>& bytes, int value) {
 }
 
 // The checksums are of the bytes that leave, whoever asks first and however late the copy runs: taken earlier
-// they would be those of the generation before, and the next look would call the home damaged.
-TEST(HostHomesOnAGpu, AreComparedWithWhatTheDeviceLeft) {
+// they would be those of the generation before, and the next look would call the tier damaged.
+TEST(HostTiersOnAGpu, AreComparedWithWhatTheDeviceLeft) {
   std::string reason;
   if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
   Fixture f;
@@ -73,7 +73,7 @@ TEST(HostHomesOnAGpu, AreComparedWithWhatTheDeviceLeft) {
 }
 
 // Found on the device, before anything is computed from it.
-TEST(HostHomesOnAGpu, WhatChangesThereIsNotUsed) {
+TEST(HostTiersOnAGpu, WhatChangesThereIsNotUsed) {
   std::string reason;
   if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
   for (int64_t offset = 0; offset < kBytes; offset += 701) {

@@ -92,7 +92,7 @@ TEST(Store, GivesBackWhatWasWrittenThroughSlotsOfItsOwn) {
   churn(f, 20);
 }
 
-TEST(Store, HomesInHostMemoryAndOnDiskShareSlots) {
+TEST(Store, TiersInHostMemoryAndOnDiskShareSlots) {
   Fixture f({}, 1, true, true, {1, 0, 1, 1});
   // 20000 -> 24576, 40960 and 1 -> 8192 in host memory; 8192, 8193 -> 16384, 12288 -> 16384 on disk.
   const int64_t swap = LocalStore::swap_bytes(f.bytes, f.setup.in_host);
@@ -107,7 +107,7 @@ TEST(Store, HomesInHostMemoryAndOnDiskShareSlots) {
 TEST(Store, AShorterArrayMovesOnlyWhatCounts) {
   Fixture f;
   f.store.resize(2, 9000);
-  f.store.claim(2, 0);
+  f.store.allocate_slot(2, 0);
   std::memcpy(f.store.use(2), pattern(9000, 5).data(), 9000);
   f.store.write_back(2);
   f.store.fetch(0, 0);
@@ -118,7 +118,7 @@ TEST(Store, AShorterArrayMovesOnlyWhatCounts) {
   EXPECT_THROW(f.store.resize(2, 40961), Error);
 }
 
-// Checksums of the device that see other bytes than those at home, as when the link changes them: `changes`
+// Checksums of the device that see other bytes than those in place, as when the link changes them: `changes`
 // times from now on.
 int changes = 0;
 void changed_sums(const ChunkSums& a, StreamView stream) {
@@ -134,7 +134,7 @@ TEST(Store, WhatChangesOnItsWayToTheDeviceIsCopiedOnceMore) {
       f.store.write_back(2);
       f.store.forget(2);
     };
-    f.store.claim(2, 0);
+    f.store.allocate_slot(2, 0);
     write(1);
     changes = times;
     f.store.fetch(2, 1);
@@ -161,7 +161,7 @@ TEST(Store, WhatChangesOnItsWayToTheDeviceIsCopiedOnceMore) {
 TEST(Store, WhatWasFetchedAndNotUsedIsNotWritten) {
   for (const bool slots_on_device : {false, true}) {
     Fixture f({}, 1, true, slots_on_device);
-    f.store.claim(2, 0);
+    f.store.allocate_slot(2, 0);
     std::memcpy(f.store.use(2), pattern(40960, 7).data(), 40960);
     f.store.write_back(2);
     f.queue.drain();
@@ -178,12 +178,12 @@ TEST(Store, WhatWasFetchedAndNotUsedIsNotWritten) {
   }
 }
 
-TEST(Store, AFlushBringsEverythingHomeOrSaysWhatFailed) {
+TEST(Store, AFlushBringsEverythingBackOrSaysWhatFailed) {
   for (const bool slots_on_device : {false, true}) {
     Fixture f({}, 1, true, slots_on_device, slots_on_device ? std::vector<char>{0, 1} : std::vector<char>{});
     const auto write = [&](int64_t array) {
       const int64_t bytes = f.bytes[static_cast<size_t>(array)];
-      f.store.claim(array, array);
+      f.store.allocate_slot(array, array);
       std::memcpy(f.store.use(array), pattern(bytes, 3).data(), static_cast<size_t>(bytes));
       f.store.write_back(array);
     };
@@ -198,7 +198,7 @@ TEST(Store, AFlushBringsEverythingHomeOrSaysWhatFailed) {
   }
 }
 
-// Every byte of a home in host memory; what lies behind it up to the next chunk is never read.
+// Every byte of a tier in host memory; what lies behind it up to the next chunk is never read.
 TEST(Store, FindsWhatChangesInHostMemory) {
   for (const bool verify : {true, false}) {
     int64_t found = 0, flips = 0;
@@ -207,14 +207,14 @@ TEST(Store, FindsWhatChangesInHostMemory) {
       for (int64_t offset = 0; offset < bytes; offset += 797) {
         Fixture f({}, 1, verify, true, {1, 0, 1, 1});
         const std::vector<std::byte> written = pattern(bytes, 9);
-        f.store.claim(array, 0);
+        f.store.allocate_slot(array, 0);
         std::memcpy(f.store.use(array), written.data(), written.size());
         f.store.write_back(array);
         (offset % 2 == 0) ? f.store.poll() : f.store.flush();
         f.store.forget(array);
-        // Homes lie behind the slots' staging, in order.
-        const int64_t home = 3 * 40960 + (array == 0 ? 0 : array == 2 ? 24576 : 24576 + 40960);
-        std::byte* const at = f.pool.memory().data() + home;
+        // Tiers lie behind the slots' staging, in order.
+        const int64_t tier_id = 3 * 40960 + (array == 0 ? 0 : array == 2 ? 24576 : 24576 + 40960);
+        std::byte* const at = f.pool.memory().data() + tier_id;
         ASSERT_TRUE(holds(at, written));
         at[offset] ^= std::byte{4};
         ++flips;
@@ -319,7 +319,7 @@ TEST(Store, ReadsOnceMoreWhatCameBackChanged) {
   EXPECT_GT(healed, static_cast<int64_t>(flips * 3 / 10));
 }
 
-// An array is read where it is: in its slot, on its way home, at home.
+// An array is read where it is: in its slot, on its way back, in place.
 TEST(Store, GivesBytesOfAnArrayWhereverItIs) {
   for (const bool on_device : {false, true}) {
     Fixture f({}, 1, true, on_device, on_device ? std::vector<char>{0, 1, 0, 0, 0, 0} : std::vector<char>{});
@@ -336,7 +336,7 @@ TEST(Store, GivesBytesOfAnArrayWhereverItIs) {
       std::vector<std::byte> nothing(16, std::byte{1});
       f.store.read(array, 0, nothing);
       EXPECT_TRUE(nothing == std::vector<std::byte>(16));
-      f.store.claim(array, 0);
+      f.store.allocate_slot(array, 0);
       std::memcpy(f.store.use(array), want.data(), want.size());
       expect_there("in its slot");
       f.store.write_back(array);
@@ -376,7 +376,7 @@ TEST(Store, WithoutVerificationAFlippedBitPasses) {
   int wrong = 0;
   for (unsigned seed = 0; seed < 50; ++seed) {
     Fixture f({}, seed, false);
-    f.store.claim(0, 0);
+    f.store.allocate_slot(0, 0);
     std::memcpy(f.store.use(0), pattern(20000, seed).data(), 20000);
     f.store.write_back(0);
     f.queue.drain();

@@ -121,7 +121,7 @@ std::vector<Bytes> train(const ModelLayout& layout, size_t b, int64_t granules, 
                       .elements = block.flat_elements});
   }
   Staging staging(stream);
-  const StateStreams streams(config.name, MasterForm::kWeight);
+  const StateTensors streams(config.name, MasterForm::kWeight);
   std::vector<Bytes> out(streams.size());
   for (int64_t tile = 0; tile < optimizer.tiles(static_cast<int64_t>(b)); ++tile) {
     const TileRange range = optimizer.range(static_cast<int64_t>(b), tile);

@@ -30,7 +30,7 @@
 #include "base/bytes.h"
 #include "config/config_names.h"
 #include "kernels/library.h"
-#include "kernels/orthogonal.h"
+#include "kernels/newton_schulz.h"
 #include "spec/block_layout.h"
 #include "tests/support/limit_processor.h"
 
@@ -73,7 +73,7 @@ void write(std::ofstream& out, const T* values, int64_t n) {
 
 template <class R>
 void run_factored(const Case& c, std::ifstream& in, std::ofstream& out) {
-  const auto size = static_cast<int64_t>(dtype_size(R::kStreams[0].type));
+  const auto size = static_cast<int64_t>(dtype_size(R::kStateTensors[0].type));
   std::vector<float> weights(static_cast<size_t>(c.elements())), gradient(weights.size());
   const auto read = [&](std::vector<float>& values) {
     in.read(reinterpret_cast<char*>(values.data()), c.elements() * 4);
@@ -97,7 +97,7 @@ void run_factored(const Case& c, std::ifstream& in, std::ofstream& out) {
                               .column = vector ? nullptr : column.data(),
                               .vector = vector ? column.data() : nullptr,
                               .scratch = scratch.data(),
-                              .dtype = R::kStreams[0].type},
+                              .dtype = R::kStateTensors[0].type},
                  .elements = c.elements()},
                 {});
   }
@@ -107,11 +107,11 @@ void run_factored(const Case& c, std::ifstream& in, std::ofstream& out) {
 }
 
 template <class R>
-void run_orthogonal(const Case& c, std::ifstream& in, std::ofstream& out) {
+void run_muon(const Case& c, std::ifstream& in, std::ofstream& out) {
   const Kernels& kernels = library_kernels(DeviceType::kCpu);
   std::vector<float> weights(static_cast<size_t>(c.elements())), gradient(weights.size()),
       momentum(weights.size());
-  std::vector<std::byte> scratch(static_cast<size_t>(orthogonal_scratch_bytes(c.rows, c.columns)));
+  std::vector<std::byte> scratch(static_cast<size_t>(newton_schulz_scratch_bytes(c.rows, c.columns)));
   const auto read = [&](std::vector<float>& values) {
     in.read(reinterpret_cast<char*>(values.data()), c.elements() * 4);
     if (!in) throw std::runtime_error("the input is too short");
@@ -124,14 +124,14 @@ void run_orthogonal(const Case& c, std::ifstream& in, std::ofstream& out) {
         .gradient = gradient.data(),
         .weight = weights.data(),
         .state = {momentum.data()},
-        .orthogonal = {.call = OrthogonalState::Call::kDirection,
-                       .rows = c.rows,
-                       .columns = c.columns,
-                       .direction = scratch.data()},
+        .muon = {.call = MuonState::Call::kDirection,
+                 .rows = c.rows,
+                 .columns = c.columns,
+                 .direction = scratch.data()},
         .elements = c.elements()};
     kernels.update(update, {});
-    update.orthogonal.direction = orthogonalise(kernels, c.rows, c.columns, scratch.data(), {});
-    update.orthogonal.call = OrthogonalState::Call::kStep;
+    update.muon.direction = newton_schulz(kernels, c.rows, c.columns, scratch.data(), {});
+    update.muon.call = MuonState::Call::kStep;
     kernels.update(update, {});
   }
   write(out, weights.data(), c.elements());
@@ -250,8 +250,8 @@ void answer(const std::vector<std::string>& words) {
         run_bf16<R>(c, in, out);
       } else if constexpr (kIsFactored<R>) {
         run_factored<R>(c, in, out);
-      } else if constexpr (kIsOrthogonal<R>) {
-        c.rows > 0 ? run_orthogonal<R>(c, in, out) : run<R>(c, in, out);
+      } else if constexpr (kIsMuon<R>) {
+        c.rows > 0 ? run_muon<R>(c, in, out) : run<R>(c, in, out);
       } else {
         run<R>(c, in, out);
       }

@@ -173,7 +173,7 @@ struct Case {
       : threads(std::stoi(arguments.get("threads", "2"))),
         spec(read_model_spec(arguments.model)),
         adapter_directory(arguments.get("adapter", "")),
-        home(arguments.get("off-device", "none")),
+        tier_id(arguments.get("off-device", "none")),
         dtype(storage_type(parse_name<ModelDType>(arguments.get("dtype", "fp32")).value())),
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         max_length(std::stoll(arguments.get("max-length", "0"))),
@@ -238,7 +238,7 @@ struct Case {
     plan.placement.result_bytes = kStepResultBytes + Gradients::norm_bytes(layout);
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
-  bool off_device() const { return home != "none"; }
+  bool off_device() const { return tier_id != "none"; }
   // Where a plan has room for nothing on the device.
   void place_off_device() {
     Config config;
@@ -254,9 +254,9 @@ struct Case {
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
     config.optimizer.rule = optimizer.rule;
-    config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
-    config.offload.gradients = adapter ? OffloadHome::kNone : OffloadHome::kNvme;
-    config.offload.activations = OffloadHome::kNone;
+    config.offload.optimizer = config.offload.weights = OffloadTier::kNvme;
+    config.offload.gradients = adapter ? OffloadTier::kNone : OffloadTier::kNvme;
+    config.offload.activations = OffloadTier::kNone;
     config.io.tile = ByteSize{2 * 4096 * 16};
     Machine machine;
     machine.cores = 2;
@@ -265,7 +265,7 @@ struct Case {
     p.group = 1;
     LM_CHECK(p.head_segments() == 0, "off the device only with a tied head");  // as dump finds it
     for (PoolPlan& pool : p.pools) {
-      if (home == "host") pool.home = Home::kHost;
+      if (tier_id == "host") pool.tier_id = TierId::kHost;
     }
   }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
@@ -280,13 +280,13 @@ struct Case {
             .tokens_per_step = whole.micro[0].tokens(),
             .max_grad_norm = max_grad_norm,
             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
-            .slots_on_device = home == "host"};
+            .slots_on_device = tier_id == "host"};
   }
 
   DeviceType device = cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
   int threads;
   ModelSpec spec;
-  std::string adapter_directory, home;
+  std::string adapter_directory, tier_id;
   double max_grad_norm = 0;
   std::optional<AdapterSpec> adapter;
   DType dtype;

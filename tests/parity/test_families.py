@@ -11,7 +11,7 @@ import tiny_models
 import tool
 import torch
 from bounds import LOSS, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
-from quantised_base import four_bits
+from quantized_base import four_bits
 from safetensors.torch import load_file, save_file
 from test_lora import Now, adapted, masked
 from test_models import DTYPES, comparable, compared
@@ -273,8 +273,8 @@ def test_an_adapter_is_as_pefts(adapted_pair):
     assert theirs["losses"][-1] < theirs["losses"][0]
 
 
-def quantise(model):
-    """Every linear layer of the blocks, in place, as bitsandbytes quantises it: with a row for each output, however it is stored. Of
+def quantize_weights(model):
+    """Every linear layer of the blocks, in place, as bitsandbytes quantizes it: with a row for each output, however it is stored. Of
     experts each matrix of the files."""
     changed = 0
     for module in model.modules():
@@ -295,10 +295,10 @@ def quantise(model):
 
 @pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys",
                                   "attention_beside_experts", "attention_and_shared_expert", "attention_of_granitemoe"])
-def test_an_adapter_over_a_quantised_base_is_as_pefts(name, tmp_path):
+def test_an_adapter_over_a_quantized_base_is_as_pefts(name, tmp_path):
     base, arguments = ADAPTERS[name]
     model = adapted(base, tmp_path, arguments)
-    assert quantise(model) >= 8
+    assert quantize_weights(model) >= 8
     dtype, ours, theirs = compared(base, "fp32", tmp_path, model, adapter=tmp_path / "adapter", quantize="nf4", double_quantize="no")
     check(dtype, ours["logits"], theirs["logits"])
     check_all(dtype, ours["gradients"], theirs["gradients"])

@@ -1,5 +1,5 @@
 """QLoRA against peft: a random adapter on a frozen model whose linear layers are what bitsandbytes makes of them,
-quantised and dequantised."""
+quantized and dequantized."""
 
 import bitsandbytes.functional as bnb
 import pytest
@@ -8,7 +8,7 @@ import tiny_models
 import tool
 import torch
 from bounds import check_changes
-from quantised_base import four_bits
+from quantized_base import four_bits
 from test_lora import ADAPTERS, DORA, adapted, file_names
 from test_models import LR, STEPS, WEIGHT_DECAY, check, check_all
 
@@ -16,7 +16,7 @@ from test_models import LR, STEPS, WEIGHT_DECAY, check, check_all
 ENCODINGS = {"nf4": ("nf4", "no"), "nf4_double": ("nf4", "yes"), "fp4": ("fp4", "no"), "int8": ("int8", "no")}
 
 
-def quantise(model, encoding):
+def quantize_weights(model, encoding):
     """Every linear layer of the blocks, in place; adapters and the head stay as they are."""
     kind, double = ENCODINGS[encoding]
     changed = 0
@@ -40,7 +40,7 @@ def pair(request, tmp_path_factory):
     base, arguments = (ADAPTERS | DORA)[name]
     directory = tmp_path_factory.mktemp("model")
     model = adapted(base, directory, arguments)
-    quantise(model, encoding)
+    quantize_weights(model, encoding)
     documents = reference.random_documents(model.config.vocab_size)
     theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
     for what in ("gradients", "weights", "first_weights"):
@@ -51,7 +51,7 @@ def pair(request, tmp_path_factory):
     return ours, theirs
 
 
-def test_logits_over_the_quantised_base_agree(pair):
+def test_logits_over_the_quantized_base_agree(pair):
     ours, theirs = pair
     check("fp32", ours["logits"], theirs["logits"])
     assert ours["loss"].item() == pytest.approx(theirs["loss"].item(), rel=1e-5)
@@ -70,10 +70,10 @@ def test_five_adamw_steps_of_the_adapter_agree(pair):
 
 
 @pytest.mark.parametrize("encoding", ["nf4_double", "int8"])
-def test_fp32_adapters_over_a_quantised_bf16_model_are_as_pefts(tmp_path, encoding):
+def test_fp32_adapters_over_a_quantized_bf16_model_are_as_pefts(tmp_path, encoding):
     base, arguments = ADAPTERS["all_linear"]
     model = adapted(base, tmp_path, arguments, torch.bfloat16, fp32_adapters=True)
-    quantise(model, encoding)
+    quantize_weights(model, encoding)
     documents = reference.random_documents(model.config.vocab_size)
     theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
     for what in ("gradients", "weights", "first_weights"):
@@ -87,7 +87,7 @@ def test_fp32_adapters_over_a_quantised_bf16_model_are_as_pefts(tmp_path, encodi
     check_changes("bf16", ours["masters"], theirs)
 
 
-def test_quantising_changes_the_result():
+def test_quantizing_changes_the_result():
     """Else the comparisons above show nothing."""
     weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(3)) * 0.1
     once, twice = (four_bits(weight, "nf4", double) for double in (False, True))

@@ -23,12 +23,12 @@ def nearest_codes(monkeypatch):
     """Their CPU code looks an fp32 value up among 65,536 equal bins of [-1, 1], so that 0 gets a code that is not 0's; of other types
     it takes the nearest code, as their GPU code does of all."""
 
-    def quantise(values, code, absmax, out, blocksize):
+    def quantize_weights(values, code, absmax, out, blocksize):
         codes, scales = torch.ops.bitsandbytes.quantize_blockwise(values.double(), code, blocksize)
         out.copy_(codes)
         absmax.copy_(scales)
 
-    monkeypatch.setattr(bnb.backends.cpu.ops, "_quant_blockwise_fp32_direct", quantise)
+    monkeypatch.setattr(bnb.backends.cpu.ops, "_quant_blockwise_fp32_direct", quantize_weights)
 
 
 class Theirs:

@@ -11,7 +11,7 @@
 #include "plan/adapter.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
-#include "tests/support/on_twin.h"
+#include "tests/support/on_emulator.h"
 #include "train/rank.h"
 
 namespace lm {
@@ -101,7 +101,7 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
 
 // The emulated GPU takes its time: in the short tier it has every second one of what a test tries in turn.
 bool tried_now(int turn) {
-  return !on_twin() || test::full_counts() || turn % 2 == 0;
+  return !on_emulator() || test::full_counts() || turn % 2 == 0;
 }
 
 // Micro-batches of 2 x 96 tokens, so many sequences in a step; of fewer on the emulated GPU.
@@ -110,7 +110,7 @@ Case case_of(ModelSpec spec, int64_t sequences) {
   c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
   c.machine.cores = kThreads;
   c.device = device();
-  c.config.data.max_length = on_twin() ? 32 : 96;
+  c.config.data.max_length = on_emulator() ? 32 : 96;
   c.config.train.global_batch = sequences;
   c.config.train.micro_batch = 2;
   return c;
@@ -153,7 +153,7 @@ TEST_F(Arenas, AreFilledAsPlanned) {
   EXPECT_GT(fp32_adapters, tried_now(1) ? 3 : 1);
 }
 
-TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
+TEST_F(Arenas, AreFilledAsPlannedByAChunkedHead) {
   AdapterSpec lora = adapter_r16();
   for (const AdapterSpec* adapter :
        {static_cast<const AdapterSpec*>(nullptr), static_cast<const AdapterSpec*>(&lora)}) {
@@ -165,9 +165,9 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
         c.config.offload.paths = {"."};
-        c.config.offload.weights = OffloadHome::kNvme;
+        c.config.offload.weights = OffloadTier::kNvme;
         c.data.weighted = kind % 3 == 0;
-        if (kind == 5) c.config.offload.activations = OffloadHome::kNvme;
+        if (kind == 5) c.config.offload.activations = OffloadTier::kNvme;
         const Plan plan = c.draft();
         ASSERT_GT(plan.placement.head_segments(), 0);
         ASSERT_EQ(plan.placement.group, kind % 2 == 0 ? 1 : 3);
@@ -237,10 +237,10 @@ TEST_F(Arenas, AreFilledAsPlannedByEachMethod) {
   }
 }
 
-TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {
+TEST_F(Arenas, AreFilledAsPlannedByQuantizedBases) {
   const AdapterSpec lora = adapter_r16();
   for (const Quantize quantize : {Quantize::kNf4, Quantize::kFp4, Quantize::kInt8}) {
-    for (int kind = 0; kind < 8; kind += cuda_built() ? 3 : 1) {  // the twin takes its time
+    for (int kind = 0; kind < 8; kind += cuda_built() ? 3 : 1) {  // the emulator takes its time
       Case c = small_case(kind % 2 == 0);
       c.config.train.method = Method::kLora;
       c.config.model.quantize = quantize;
@@ -249,7 +249,7 @@ TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {
       c.config.model.dtype = kind % 3 == 0 ? ModelDType::kF32 : ModelDType::kBF16;
       if (kind % 4 == 3) {
         c.config.offload.paths = {"."};
-        c.config.offload.weights = OffloadHome::kNvme;
+        c.config.offload.weights = OffloadTier::kNvme;
       }
       const Tried tried = run_step(c, &lora);
       EXPECT_EQ(tried.used, tried.planned) << "encoding " << static_cast<int>(quantize) << ", kind " << kind;
@@ -303,8 +303,8 @@ TEST_F(Arenas, AreFilledAsPlannedByGroups) {
         c.config.train.global_batch = 2 * micro_batches;
         c.config.train.recompute = Recompute::kBlock;
         c.config.offload.paths = {"."};
-        c.config.offload.weights = OffloadHome::kNvme;
-        c.config.offload.activations = inputs_off_device ? OffloadHome::kNvme : OffloadHome::kNone;
+        c.config.offload.weights = OffloadTier::kNvme;
+        c.config.offload.activations = inputs_off_device ? OffloadTier::kNvme : OffloadTier::kNone;
         ASSERT_EQ(c.draft().placement.group, micro_batches);
         const Tried tried = run_step(c, adapter);
         EXPECT_EQ(tried.used, tried.planned)

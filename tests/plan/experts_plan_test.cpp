@@ -6,8 +6,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "plan/cost_model.h"
 #include "plan/limits.h"
-#include "plan/predict.h"
 #include "shapes.h"
 #include "spec/families/experts.h"
 
@@ -61,7 +61,7 @@ TEST(ExpertsPlan, AllExpertsAreThereAndOneIsOneRange) {
   EXPECT_EQ(third->parameter.parts.back().first, kFfn);
 }
 
-TEST(ExpertsPlan, RoutersAreNeverQuantisedAndAdaptersAreOnTheAttention) {
+TEST(ExpertsPlan, RoutersAreNeverQuantizedAndAdaptersAreOnTheAttention) {
   const ModelSpec spec = experts_spec();
   const AdapterSpec lora{.r = 4, .alpha = 8, .targets = resolve_targets(spec.names, {"all-linear"}, "test")};
   EXPECT_EQ(lora.targets, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
@@ -119,12 +119,12 @@ TEST(ExpertsPlan, AGpuMultipliesThoseOfManyExpertsTogether) {
   };
   const Plan few = plan_of(16), many = plan_of(64);
   EXPECT_TRUE(many.fits);
-  EXPECT_EQ(few.prediction.cost.gemm_calls, many.prediction.cost.gemm_calls);
+  EXPECT_EQ(few.estimate.cost.gemm_calls, many.estimate.cost.gemm_calls);
   const double router = 6.0 * (64 - 16) * 256 * 4 * few.step_tokens;
-  const double flops = few.prediction.cost.gemm_flops;
-  EXPECT_NEAR(many.prediction.cost.gemm_flops, flops + router, 1e-6 * flops);
+  const double flops = few.estimate.cost.gemm_flops;
+  EXPECT_NEAR(many.estimate.cost.gemm_flops, flops + router, 1e-6 * flops);
   // Their weights are read, and their gradients written.
-  EXPECT_GT(many.prediction.cost.bytes, few.prediction.cost.bytes + 4.0 * 48 * 3 * kFfn * 256);
+  EXPECT_GT(many.estimate.cost.bytes, few.estimate.cost.bytes + 4.0 * 48 * 3 * kFfn * 256);
 }
 
 }  // namespace

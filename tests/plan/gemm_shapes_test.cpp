@@ -1,4 +1,4 @@
-// The products that a rehearsal tells apart against the code that oneDNN makes for a real step: as many.
+// The products that a dry run tells apart against the code that oneDNN makes for a real step: as many.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -27,7 +27,7 @@ TEST(Gpu, OfAnUnknownNameHasThePeaksOfItsArchitecture) {
                         {"GeForce of 12.0", {{12, 0}, 21760, 3090, 14001, 512}, 209.5, 1792}};
   for (const Card& card : cards) {
     const Gpu gpu = gpu_of(card.name, card.figures);
-    EXPECT_EQ(known_gpu(card.name).bf16_flops, 0) << card.name;
+    EXPECT_EQ(built_in_gpu(card.name).bf16_flops, 0) << card.name;
     EXPECT_NEAR(gpu.bf16_flops / (card.bf16_tflops * 1e12), 1, 0.2) << card.name;
     EXPECT_NEAR(gpu.bandwidth / (card.gb_per_second * 1e9), 1, 0.01) << card.name;
     EXPECT_EQ(gpu.capability, card.figures.capability);
@@ -40,21 +40,21 @@ TEST(Gpu, KnowsTheCardsThatPeopleHave) {
                            "NVIDIA GeForce RTX 4080", "NVIDIA A40", "NVIDIA A30",
                            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "NVIDIA B300 SXM6 AC",
                            "NVIDIA H20", "NVIDIA L20", "NVIDIA GH200 480GB"}) {
-    const Gpu gpu = known_gpu(name);
+    const Gpu gpu = built_in_gpu(name);
     EXPECT_GT(gpu.bf16_flops, 50e12) << name;
     EXPECT_GT(gpu.bandwidth, 600e9) << name;
     EXPECT_GT(gpu.memory_bytes, 11'000'000'000) << name;
     EXPECT_TRUE(gpu.capability.known()) << name;
   }
-  EXPECT_EQ(known_gpu("NVIDIA RTX A4000").bf16_flops, 0) << "no A40";
+  EXPECT_EQ(built_in_gpu("NVIDIA RTX A4000").bf16_flops, 0) << "no A40";
   for (const char* name : {"Tesla T4", "T4"}) {
-    EXPECT_EQ(known_gpu(name).capability, (ComputeCapability{7, 5}));
-    EXPECT_EQ(known_gpu(name).memory_bytes, 16'000'000'000);
+    EXPECT_EQ(built_in_gpu(name).capability, (ComputeCapability{7, 5}));
+    EXPECT_EQ(built_in_gpu(name).memory_bytes, 16'000'000'000);
   }
-  EXPECT_EQ(known_gpu("NVIDIA T400 4GB").bf16_flops, 0) << "no T4";
-  EXPECT_GT(known_gpu("NVIDIA H200").memory_bytes, known_gpu("NVIDIA H20").memory_bytes);
-  EXPECT_GT(known_gpu("NVIDIA GeForce RTX 5070 Ti").bf16_flops,
-            known_gpu("NVIDIA GeForce RTX 5070").bf16_flops);
+  EXPECT_EQ(built_in_gpu("NVIDIA T400 4GB").bf16_flops, 0) << "no T4";
+  EXPECT_GT(built_in_gpu("NVIDIA H200").memory_bytes, built_in_gpu("NVIDIA H20").memory_bytes);
+  EXPECT_GT(built_in_gpu("NVIDIA GeForce RTX 5070 Ti").bf16_flops,
+            built_in_gpu("NVIDIA GeForce RTX 5070").bf16_flops);
 }
 
 TEST(Gpu, ComputesWhereTheProgramHasItsCode) {

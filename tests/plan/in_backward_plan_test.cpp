@@ -126,7 +126,7 @@ TEST(InBackwardPlan, ComesBeforeTheDiskWhereItIsFree) {
     const Plan plan = c.plan();
     EXPECT_EQ(plan.placement.in_backward(), clip == Clip::kBlock);
     EXPECT_EQ(plan.placement.on_disk(), clip == Clip::kGlobal);
-    c.config.offload.gradients = OffloadHome::kNvme;
+    c.config.offload.gradients = OffloadTier::kNvme;
     EXPECT_FALSE(c.plan().placement.in_backward());
   }
 }
@@ -144,10 +144,10 @@ TEST(InBackwardPlan, MakesATiedTablesGradientLastWhereItDoesNotFitBesideActivati
       c.config.train.recompute = recompute;
       c.machine = cpu_machine(512);
       const Plan first = c.plan(), last = with_less(c, 64 * kMiB);
-      EXPECT_FALSE(first.placement.table_last);
+      EXPECT_FALSE(first.placement.defer_tied_gradient);
       ASSERT_TRUE(last.fits);
-      EXPECT_TRUE(last.placement.table_last);
-      EXPECT_TRUE(last.step.table_last);
+      EXPECT_TRUE(last.placement.defer_tied_gradient);
+      EXPECT_TRUE(last.step.defer_tied_gradient);
       EXPECT_TRUE(last.numerics == first.numerics);
       const auto said = std::ranges::find(last.choices, "gradient of the tied table", &Choice::key);
       EXPECT_NE(said, last.choices.end());
@@ -172,7 +172,7 @@ TEST(InBackwardPlan, MakesNothingLastButATiedTableOfAStepWithOneBackward) {
   Case after = llama_case(Clip::kBlock, UpdateTime::kAfter);
   for (const Case& c : {global, untied, after}) {
     const Plan plan = with_less(c, 64 * kMiB);
-    EXPECT_FALSE(plan.placement.table_last);
+    EXPECT_FALSE(plan.placement.defer_tied_gradient);
     EXPECT_FALSE(plan.fits);
   }
 }
@@ -183,13 +183,13 @@ TEST(InBackwardPlan, MakesATableLastBeforeTheDiskAndBesideIt) {
   c.machine.disks = {{"/disk", 1LL << 40, 3e9, 2e9}};
   c.config.offload.paths = {"/disk"};
   const Plan near = with_less(c, 64 * kMiB);
-  EXPECT_TRUE(near.fits && near.placement.table_last && !near.placement.on_disk());
+  EXPECT_TRUE(near.fits && near.placement.defer_tied_gradient && !near.placement.on_disk());
   const Plan disk = with_less(c, 2048 * kMiB);
-  EXPECT_TRUE(disk.fits && !disk.placement.table_last && disk.placement.on_disk());
+  EXPECT_TRUE(disk.fits && !disk.placement.defer_tied_gradient && disk.placement.on_disk());
   bool both = false;
   for (int64_t mib = 2048; mib < 16384 && !both; mib += 256) {
     const Plan plan = with_less(c, mib * kMiB);
-    both = plan.fits && plan.placement.table_last && plan.placement.on_disk();
+    both = plan.fits && plan.placement.defer_tied_gradient && plan.placement.on_disk();
   }
   EXPECT_TRUE(both);
 }
@@ -202,7 +202,7 @@ TEST(InBackwardPlan, DoesNotDecideNumericsByATableMadeLast) {
     for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
       Case c = llama_case(clip, UpdateTime::kInBackward);
       c.config.train.recompute = Recompute::kAuto;
-      c.config.offload.activations = OffloadHome::kNone;  // on the disk they leave room enough
+      c.config.offload.activations = OffloadTier::kNone;  // on the disk they leave room enough
       c.machine.host_memory = mib * kMiB;
       c.machine.disks = {{"/disk", 1LL << 40, 3e9, 2e9}};
       c.config.offload.paths = {"/disk"};
@@ -211,7 +211,7 @@ TEST(InBackwardPlan, DoesNotDecideNumericsByATableMadeLast) {
     if (!plans[0].fits) continue;
     EXPECT_TRUE(plans[1].fits) << mib;
     EXPECT_TRUE(plans[1].numerics == plans[0].numerics) << mib << " MiB";
-    last += plans[1].placement.table_last;
+    last += plans[1].placement.defer_tied_gradient;
   }
   EXPECT_GE(last, 2);
 }
@@ -225,7 +225,7 @@ TEST(InBackwardPlan, SendsBatchesTwiceToAGpuThatMakesATableLast) {
   const Plan first = c.plan();
   c.config.offload.device_memory = {.bytes = first.peak.device - 64 * kMiB};
   const Plan last = c.plan();
-  EXPECT_TRUE(last.placement.table_last);
+  EXPECT_TRUE(last.placement.defer_tied_gradient);
   EXPECT_EQ(last.placement.upload_bytes, 2 * first.placement.upload_bytes);
 }
 

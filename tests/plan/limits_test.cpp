@@ -1,4 +1,4 @@
-// What legal keys may not ask for, and that a plan's work does not follow them: bounds, forecasts of steps of
+// What legal keys may not ask for, and that a plan's work does not follow them: bounds, estimates of steps of
 // many micro-batches, caches, and bugs that nothing swallows.
 #include "plan/limits.h"
 
@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/staging.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/scaling.h"
 #include "plan/traffic.h"
 #include "plan/what_if.h"
@@ -89,7 +89,7 @@ TEST(Limits, MicroBatchesOfAStepAreBounded) {
 TEST(Limits, TilesOfOptimizerStateAreBounded) {
   Case c{.spec = llama_8b(), .machine = cpu_machine(64)};
   c.config.offload.paths = {"d"};
-  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.optimizer = OffloadTier::kNvme;
   c.config.io.tile = ByteSize{40960};
   c.machine.disks = {{.path = "d", .free_bytes = int64_t{1} << 40}};
   EXPECT_TRUE(has(refusal(c), "cuts the optimizer's state into more than 32768 tiles")) << refusal(c);
@@ -111,7 +111,7 @@ TEST(Limits, OnlySoManyMicroBatchesPassABlockTogether) {
   gpu.config.train.micro_batch = 1;
   gpu.config.train.global_batch = 60'000;
   gpu.config.train.recompute = Recompute::kBlock;
-  gpu.config.offload.weights = OffloadHome::kHost;
+  gpu.config.offload.weights = OffloadTier::kHost;
   EXPECT_LE(gpu.draft().placement.group, 128);
 }
 
@@ -126,12 +126,12 @@ TEST(Limits, TheListOfALongStepIsPlanned) {
 }
 
 // The others take what the last of those that are walked do: as much as if all of them were.
-TEST(Limits, AForecastOfManyMicroBatchesIsThatOfFewAndTheRest) {
+TEST(Limits, AnEstimateOfManyMicroBatchesIsThatOfFewAndTheRest) {
   for (const bool disk : {true, false}) {
     Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
     c.config.train.micro_batch = 1;
     c.config.train.global_batch = 1000;
-    c.config.offload.weights = c.config.offload.optimizer = disk ? OffloadHome::kNvme : OffloadHome::kHost;
+    c.config.offload.weights = c.config.offload.optimizer = disk ? OffloadTier::kNvme : OffloadTier::kHost;
     if (disk) c.config.offload.paths = {"d"};
     c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
     const Plan plan = c.draft();
@@ -143,7 +143,7 @@ TEST(Limits, AForecastOfManyMicroBatchesIsThatOfFewAndTheRest) {
     EXPECT_NEAR(plan.timeline.seconds, all.seconds, 0.01 * all.seconds);
     EXPECT_NEAR(plan.timeline.link_bytes, all.link_bytes, 0.02 * all.link_bytes);
     EXPECT_NEAR(plan.timeline.disk_written_bytes, all.disk_written_bytes, 0.02 * all.disk_written_bytes + 1);
-    EXPECT_GE(plan.step_seconds, 0.99 * plan.prediction.seconds);
+    EXPECT_GE(plan.step_seconds, 0.99 * plan.estimate.seconds);
   }
 }
 
@@ -172,7 +172,7 @@ TEST(Limits, RanksOfAMachineHaveWhatAllOfThemSend) {
 }
 
 // A step is never more than an epoch.
-TEST(Limits, AForecastIsForTheRowsThatThereAre) {
+TEST(Limits, AnEstimateIsForTheRowsThatThereAre) {
   Case c{.machine = cpu_machine(64)};
   c.config.train.global_batch = 1000;
   c.config.train.micro_batch = 1;
@@ -188,13 +188,13 @@ TEST(Limits, AForecastIsForTheRowsThatThereAre) {
   const ModelLayout layout = c.layout(nullptr);
   const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {.sequences = 40}, {}, nullptr};
   Plan again = all;
-  foretell_again(inputs, c.machine, again);
+  estimate_again(inputs, c.machine, again);
   EXPECT_EQ(again.step_seconds, forty.step_seconds);
   EXPECT_EQ(again.choices.size(), all.choices.size());
 }
 
 // Rows shorter than data.max_length take less; packed ones are full, and their attention sees less.
-TEST(Limits, AForecastIsForTheLengthsThatTheDataHave) {
+TEST(Limits, AnEstimateIsForTheLengthsThatTheDataHave) {
   Case c{.machine = cpu_machine(64)};
   c.config.train.global_batch = 8;
   c.config.train.micro_batch = 1;
@@ -205,33 +205,33 @@ TEST(Limits, AForecastIsForTheLengthsThatTheDataHave) {
   EXPECT_EQ(rows.step_tokens, 8 * 256);
   EXPECT_EQ(rows.sequence_tokens, 256);
   EXPECT_EQ(rows.peak.host, full.peak.host);  // planned for the longest
-  EXPECT_LT(rows.prediction.gemm_seconds, full.prediction.gemm_seconds / 8);
-  EXPECT_LT(rows.prediction.attention_seconds, full.prediction.attention_seconds / 8);
-  EXPECT_LT(rows.sol_seconds_per_token, full.sol_seconds_per_token);
+  EXPECT_LT(rows.estimate.gemm_seconds, full.estimate.gemm_seconds / 8);
+  EXPECT_LT(rows.estimate.attention_seconds, full.estimate.attention_seconds / 8);
+  EXPECT_LT(rows.peak_seconds_per_token, full.peak_seconds_per_token);
   c.data = {.mean_length = 2048, .document_length = 256};
   const Plan packed = c.draft();
   EXPECT_EQ(packed.step_tokens, full.step_tokens);
-  EXPECT_EQ(packed.prediction.gemm_seconds, full.prediction.gemm_seconds);
-  EXPECT_NEAR(packed.prediction.attention_seconds, full.prediction.attention_seconds / 8,
-              1e-9 * full.prediction.attention_seconds);
+  EXPECT_EQ(packed.estimate.gemm_seconds, full.estimate.gemm_seconds);
+  EXPECT_NEAR(packed.estimate.attention_seconds, full.estimate.attention_seconds / 8,
+              1e-9 * full.estimate.attention_seconds);
   c.data = {.mean_length = 1e9};  // of a longer max_length
   EXPECT_EQ(c.draft().step_seconds, full.step_seconds);
 }
 
 // Whatever a pass depends on tells two apart.
-TEST(Limits, RehearsalsAreKeptByTheWholeShape) {
+TEST(Limits, DryRunsAreCachedByTheWholeShape) {
   Case c{.machine = cpu_machine(64)};
   const ModelLayout layout = c.layout(nullptr);
   const World world;
   const PlanInput in{{c.config, c.spec, nullptr, layout, c.device}, c.machine, world, PlanPurpose::kTrain};
   Plan plan = c.draft();
-  const ArenaNeed need = in.rehearsals->arena(in, plan);
-  EXPECT_EQ(in.rehearsals->arena(in, plan).bytes, need.bytes);
+  const ArenaNeed need = in.dry_runs->arena(in, plan);
+  EXPECT_EQ(in.dry_runs->arena(in, plan).bytes, need.bytes);
   plan.step.arithmetic.row_chunk = 64;
-  EXPECT_LT(in.rehearsals->arena(in, plan).logits, need.logits);
+  EXPECT_LT(in.dry_runs->arena(in, plan).logits, need.logits);
   plan.step.arithmetic.row_chunk = 512;
   plan.step.arithmetic.dtype = DType::kF32;
-  EXPECT_GT(in.rehearsals->arena(in, plan).saved, need.saved);
+  EXPECT_GT(in.dry_runs->arena(in, plan).saved, need.saved);
 }
 
 TEST(Limits, ABugOfThePlannerIsNoAdvice) {
@@ -244,7 +244,7 @@ TEST(Limits, ABugOfThePlannerIsNoAdvice) {
                            }};
   EXPECT_FALSE(plan_with(
       {{full.config, full.spec, nullptr, whole, full.device}, full.machine, {}, PlanPurpose::kTrain},
-      {impossible}, Foretold::kAll));
+      {impossible}, Estimated::kAll));
   // A matrix of more parts than the model's code knows is a bug.
   Case c;
   c.config.train.method = Method::kLora;
@@ -257,7 +257,7 @@ TEST(Limits, ABugOfThePlannerIsNoAdvice) {
     }
   }
   const PlanInput in{{c.config, c.spec, &lora, layout, c.device}, c.machine, {}, PlanPurpose::kTrain};
-  EXPECT_THROW(plan_with(in, {}, Foretold::kAll), Error);
+  EXPECT_THROW(plan_with(in, {}, Estimated::kAll), Error);
 }
 
 Scaling scaling_of(const std::vector<std::pair<int, bool>>& rows) {
@@ -292,7 +292,7 @@ TEST(Limits, NoRankDoesMoreThanTheBest) {
   node.host_memory = int64_t{2048} * kGiB;
   const ModelLayout layout = c.layout(nullptr);
   const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
-  const Scaling scaling = predict_scaling(inputs, node, {8, 1});
+  const Scaling scaling = estimate_scaling(inputs, node, {8, 1});
   double best = 0;
   for (const ScalingRow& row : scaling.rows) {
     EXPECT_LE(row.efficiency, 1) << row.world.ranks;

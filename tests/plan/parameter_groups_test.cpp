@@ -215,10 +215,10 @@ TEST(TrainedTensors, HaveDiskSpaceForTheInputsOfBlocksWithABackward) {
   const auto disk_inputs = [](std::vector<std::string> names) {
     Case c = only(std::move(names));
     c.config.train.recompute = Recompute::kBlock;
-    c.config.offload.activations = OffloadHome::kNvme;
+    c.config.offload.activations = OffloadTier::kNvme;
     const Plan plan = c.plan();
     const PoolPlan& pool = plan.placement.pool(Pool::kActivations);
-    EXPECT_GT(pool.off_device_bytes(Home::kNvme), 0);
+    EXPECT_GT(pool.off_device_bytes(TierId::kNvme), 0);
     EXPECT_EQ(array_name(plan.placement, c.layout(nullptr), Pool::kActivations,
                          static_cast<int64_t>(pool.bytes.size()) - 1),
               "input of head");
@@ -231,7 +231,7 @@ TEST(TrainedTensors, HaveDiskSpaceForTheInputsOfBlocksWithABackward) {
 
 TEST(TrainedTensors, MoveFromDiskWhetherTheyAreTrainedOrFrozen) {
   Case c = only({"regex:layers[.]2[0-9][.]"});
-  c.config.offload.weights = OffloadHome::kNvme;
+  c.config.offload.weights = OffloadTier::kNvme;
   const Plan plan = c.plan();
   const ModelLayout layout = c.layout(nullptr);
   const std::vector<ScheduleUnit> units = plan.placement.units();

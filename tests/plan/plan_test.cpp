@@ -7,19 +7,19 @@
 #include <random>
 
 #include "base/bytes.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "shapes.h"
 
 namespace lm {
 
-// Steps that were walked. The linker sends the calls of `forecast` here (CMakeLists.txt).
-static int forecasts = 0;
-#define LM_FORECAST "_ZN2lm8forecastERKNS_9PlanInputERNS_4PlanE"
-void forecast_itself(const PlanInput&, Plan&) asm("__real_" LM_FORECAST);
-void counted_forecast(const PlanInput&, Plan&) asm("__wrap_" LM_FORECAST);
-void counted_forecast(const PlanInput& in, Plan& plan) {
-  ++forecasts;
-  forecast_itself(in, plan);
+// Steps that were walked. The linker sends the calls of `estimate` here (CMakeLists.txt).
+static int estimates = 0;
+#define LM_ESTIMATE_PLAN "_ZN2lm13estimate_planERKNS_9PlanInputERNS_4PlanE"
+void estimate_itself(const PlanInput&, Plan&) asm("__real_" LM_ESTIMATE_PLAN);
+void counted_estimate(const PlanInput&, Plan&) asm("__wrap_" LM_ESTIMATE_PLAN);
+void counted_estimate(const PlanInput& in, Plan& plan) {
+  ++estimates;
+  estimate_itself(in, plan);
 }
 
 namespace {
@@ -54,7 +54,7 @@ TEST(Plan, HasSaveBuffersForARunThatTrains) {
   EXPECT_EQ(class_bytes(small.plan(), "save buffers"),
             ceil_div(small.layout(nullptr).flat_elements * 12 + kMiB, 4 * kMiB) * 4 * kMiB);
   c.config.optimizer.clip = Clip::kGlobal;
-  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.optimizer = OffloadTier::kNvme;
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "slots are used again";
   c.purpose = PlanPurpose::kEvaluate;
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), -1);
@@ -94,12 +94,12 @@ TEST(Plan, AddsUpToItsPeak) {
     if (gpu) c.machine = gpu_machine("H200"), c.device = DeviceType::kCuda;
     const Plan plan = c.plan();
     int64_t device = 0, host = 0;
-    for (const ClassBytes& row : plan.classes) (row.home == Home::kDevice ? device : host) += row.bytes;
+    for (const ClassBytes& row : plan.classes) (row.tier_id == TierId::kDevice ? device : host) += row.bytes;
     EXPECT_EQ(plan.peak.device, device);
     EXPECT_EQ(plan.peak.host, host);
     EXPECT_EQ(plan.tiers.size(), gpu ? 2 : 1);
-    EXPECT_EQ(plan.tiers.front().home, gpu ? Home::kDevice : Home::kHost);
-    EXPECT_EQ(plan.placement.home[0], plan.tiers.front().home);
+    EXPECT_EQ(plan.tiers.front().tier_id, gpu ? TierId::kDevice : TierId::kHost);
+    EXPECT_EQ(plan.placement.tier_id[0], plan.tiers.front().tier_id);
     EXPECT_GE(class_bytes(plan, "temporaries"), plan.arena.logits);
   }
 }
@@ -133,7 +133,7 @@ TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
     c.machine = cpu_machine(std::uniform_int_distribution<int64_t>(2, 12)(random));
     if (i % 2 == 1) {
       c.device = DeviceType::kCuda;
-      c.machine.gpus.push_back(known_gpu("3090"));
+      c.machine.gpus.push_back(built_in_gpu("3090"));
       c.machine.gpus[0].memory_bytes = std::uniform_int_distribution<int64_t>(4, 24)(random) << 30;
       c.machine.host_memory = 64LL << 30;
     }
@@ -229,7 +229,7 @@ TEST(Plan, ChoosesTheSameMicroBatchWhateverOffloadMayTake) {
   EXPECT_EQ(free.numerics.micro_batch, 4);
   int limited = 0;
   for (int64_t bytes = 24LL << 30; bytes > 8LL << 30; bytes -= 1LL << 29) {
-    for (const OffloadHome optimizer : {OffloadHome::kAuto, OffloadHome::kNvme}) {
+    for (const OffloadTier optimizer : {OffloadTier::kAuto, OffloadTier::kNvme}) {
       c.config.offload.host_memory = {bytes, 0};
       c.config.offload.optimizer = optimizer;
       const Plan plan = c.draft();
@@ -302,8 +302,8 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan plan = c.plan();
   const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  ASSERT_EQ(pool.home, Home::kNvme);
-  const int64_t host = pool.off_device_bytes(Home::kHost), disk = pool.off_device_bytes(Home::kNvme);
+  ASSERT_EQ(pool.tier_id, TierId::kNvme);
+  const int64_t host = pool.off_device_bytes(TierId::kHost), disk = pool.off_device_bytes(TierId::kNvme);
   EXPECT_GT(host, int64_t{1} << 30);
   EXPECT_GT(disk, int64_t{1} << 30);
   EXPECT_EQ(host + disk, pool.off_device_bytes());
@@ -372,7 +372,7 @@ TEST(Plan, StagesLessWhereTheDiskIsSmall) {
 TEST(Plan, CountsADiskLimitForEachPath) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(8)};
   c.config.offload.paths = {"/a", "/b"};
-  c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
+  c.config.offload.optimizer = c.config.offload.gradients = OffloadTier::kNvme;
   c.machine.disks = {{.path = "/a", .free_bytes = 1LL << 40}, {.path = "/b", .free_bytes = 1LL << 32}};
   const Plan free = c.plan();
   const int64_t needed = free.peak.disk - 2 * free.placement.swap_spare;  // of each path
@@ -386,16 +386,16 @@ TEST(Plan, CountsADiskLimitForEachPath) {
 }
 
 // The embedding leaves the device with the weights, and without a slot, unless it is the head's matrix too.
-TEST(Plan, LooksTheEmbeddingUpAtItsHome) {
+TEST(Plan, LooksTheEmbeddingUpAtItsTier) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
   c.config.train.gradients = GradientDType::kBF16;
-  c.config.offload.optimizer = c.config.offload.gradients = c.config.offload.weights = OffloadHome::kHost;
+  c.config.offload.optimizer = c.config.offload.gradients = c.config.offload.weights = OffloadTier::kHost;
   c.machine.host_memory = 256LL << 30;
   const Plan plan = c.plan();
   const int64_t bytes = c.layout(nullptr).blocks.front().flat_elements * 2;
   EXPECT_EQ(plan.placement.embedding_in_host, bytes);
   EXPECT_EQ(class_bytes(plan, "embedding"), bytes);
-  int64_t weights = 0;  // at all homes
+  int64_t weights = 0;  // at all tiers
   for (const ClassBytes& row : plan.classes) weights += row.name == "weights" ? row.bytes : 0;
   EXPECT_EQ(weights + bytes, c.layout(nullptr).flat_elements * 2);
   EXPECT_EQ(plan.placement.pool(Pool::kWeights).bytes.front(), 0);
@@ -406,7 +406,7 @@ TEST(Plan, LooksTheEmbeddingUpAtItsHome) {
 // State in host memory beside a GPU: fast memory updates it where it lies, slow memory lends it to the GPU.
 TEST(Plan, ChoosesWhoUpdatesStateOffTheGpu) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
-  c.config.offload.optimizer = OffloadHome::kHost;
+  c.config.offload.optimizer = OffloadTier::kHost;
   c.machine.memory_bandwidth = 10e9;
   const Plan gpu = c.plan();
   EXPECT_FALSE(gpu.placement.update_on_host);
@@ -470,7 +470,7 @@ TEST(PlanText, SaysWhatDoesNotFit) {
   EXPECT_EQ(nlohmann::json::parse(plan_json(plan))["fits"], false);
 }
 
-// With a small GPU and a disk there is no candidate of homes that is not tried. To walk a step takes longer
+// With a small GPU and a disk there is no candidate of tiers that is not tried. To walk a step takes longer
 // than to place a candidate: that is done for the one that is chosen, with its update on the GPU, on the CPU,
 // and as it is planned in the end.
 TEST(Plan, OfEightBillionParametersWalksThreeSteps) {
@@ -479,14 +479,14 @@ TEST(Plan, OfEightBillionParametersWalksThreeSteps) {
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   c.config.train.recompute = Recompute::kBlock;
-  forecasts = 0;
+  estimates = 0;
   c.plan();
-  EXPECT_EQ(forecasts, 3);
+  EXPECT_EQ(estimates, 3);
   // The levels of recomputation that fit are compared: each with its update there and there, and as planned.
   c.config.train.recompute = Recompute::kAuto;
-  forecasts = 0;
+  estimates = 0;
   c.plan();
-  EXPECT_LE(forecasts, 3 + 3 * 6);
+  EXPECT_LE(estimates, 3 + 3 * 6);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 TEST(Purpose, OfTrainingCountsTheLinkOfUpdatesByTheCpuForEveryTileOnce) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
   c.config.train.method = Method::kLora;
-  c.config.offload.optimizer = OffloadHome::kHost;
+  c.config.offload.optimizer = OffloadTier::kHost;
   const AdapterSpec lora = adapter_r16();
   const ModelLayout layout = c.layout(&lora);
   const Plan plan = make_plan({c.config, c.spec, &lora, layout, c.device, {}, true}, c.machine);
@@ -161,10 +161,10 @@ TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
   Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = PlanPurpose::kEvaluate};
   c.config.data.max_length = 256;
   c.config.offload.paths = {"/scratch"};
-  c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
+  c.config.offload.optimizer = c.config.offload.gradients = OffloadTier::kNvme;
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan plan = c.plan();
-  EXPECT_GT(plan.placement.pool(Pool::kWeights).off_device_bytes(Home::kNvme), 0);
+  EXPECT_GT(plan.placement.pool(Pool::kWeights).off_device_bytes(TierId::kNvme), 0);
   for (const Pool none : {Pool::kOptimizer, Pool::kGradients, Pool::kActivations})
     EXPECT_EQ(plan.placement.pool(none).slots, 0) << pool_name(none);
 }
@@ -196,10 +196,10 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   ASSERT_NE(libraries, plan.choices.end());
   EXPECT_EQ(libraries->value, "LibTorch 2.12.0");
   EXPECT_NE(libraries->reason.find("began with LibTorch 2.11.0"), std::string::npos);
-  // Who knows no versions, as the door, says nothing of them.
+  // Who knows no versions, as the CLI process, says nothing of them.
   later.machine.libraries = "";
-  const Plan of_the_door = later.draft();
-  EXPECT_EQ(std::ranges::find(of_the_door.choices, "libraries", &Choice::key), of_the_door.choices.end());
+  const Plan of_the_cli = later.draft();
+  EXPECT_EQ(std::ranges::find(of_the_cli.choices, "libraries", &Choice::key), of_the_cli.choices.end());
   // Recomputation changes no bit and may be asked for.
   later.config.train.recompute = Recompute::kBlock;
   EXPECT_TRUE(later.draft().numerics.recompute.whole());

@@ -213,7 +213,7 @@ Machine draw_machine(Draw& draw, bool gpu) {
   Machine machine = cpu_machine(draw.number(1, 4096));
   machine.cores = static_cast<int>(draw.number(1, 256));
   if (draw.one_in(2)) machine.instructions = Instructions::kAvx512Bf16;
-  if (gpu) machine.gpus.push_back(known_gpu("H100"));
+  if (gpu) machine.gpus.push_back(built_in_gpu("H100"));
   if (gpu) machine.gpus.front().memory_bytes = draw.number(4, 192) * kGiB;
   if (draw.one_in(4)) machine.host_available = machine.host_memory / 2;
   return machine;
@@ -264,7 +264,7 @@ void plan_once(Draw& draw, const Config& config, bool* planned) {
   if (purpose != PlanPurpose::kTrain) return;
   EXPECT_TRUE(std::isfinite(plan.step_seconds) && plan.step_seconds > 0) << plan.step_seconds;
   step_lanes(inputs, machine, plan);
-  if (world.ranks > 1) print_scaling(predict_scaling(inputs, node, world), plan);
+  if (world.ranks > 1) print_scaling(estimate_scaling(inputs, node, world), plan);
 }
 
 void try_one(uint64_t number, Tried& tried) {

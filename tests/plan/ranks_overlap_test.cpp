@@ -1,11 +1,11 @@
-// Ranks with GPUs exchange beside compute: what the forecast makes of it, against a walk of its own and at
+// Ranks with GPUs exchange beside compute: what the estimate makes of it, against a walk of its own and at
 // both ends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/traffic.h"
 #include "shapes.h"
 
@@ -84,7 +84,7 @@ double two_clocks(const Case& c, const Plan& plan) {
       double seconds = compute(op);
       for (const Collective& call : traffic.of(op))
         seconds += collective_time(call, c.world, links).seconds();
-      const bool shared = op.kind == OperationKind::kExchange || op.kind == OperationKind::kNorm ||
+      const bool shared = op.kind == OperationKind::kReduceScatter || op.kind == OperationKind::kNorm ||
                           op.kind == OperationKind::kGather;
       if (shared) {
         link = std::max(link, now) + seconds;
@@ -101,7 +101,7 @@ double two_clocks(const Case& c, const Plan& plan) {
   return now - before + collective_time(traffic.stop_vote().front(), c.world, links).seconds();
 }
 
-TEST(RanksOverlap, TheForecastIsThatOfTwoClocks) {
+TEST(RanksOverlap, TheEstimateIsThatOfTwoClocks) {
   for (const int64_t stage : {0, 1}) {  // later ones have slots, which calls hold
     for (const double rate : {3e9, 30e9, 300e9}) {
       const Case c = gpus(stage, 4, rate);

@@ -1,4 +1,4 @@
-// Plans for several ranks: what each has, what they send, how they scale, and the forecast against a
+// Plans for several ranks: what each has, what they send, how they scale, and the estimate against a
 // simulation of all of them.
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ TEST(RanksPlan, ShardsOfGpusAreInTheirMemory) {
   const Plan plan = c.draft();
   for (const ClassBytes& row : plan.classes) {
     if (row.name == "weights" || row.name == "gradients") {
-      EXPECT_EQ(row.home, Home::kDevice) << row.bytes;
+      EXPECT_EQ(row.tier_id, TierId::kDevice) << row.bytes;
     }
     EXPECT_NE(row.name, "checksums");
   }
@@ -78,7 +78,7 @@ TEST(RanksPlan, OneRankHasTheListOfStageZero) {
     EXPECT_EQ(list(a), list(b));
     EXPECT_EQ(print_plan(a), print_plan(b));
     for (const Operation& op : list(b)) {
-      EXPECT_NE(op.kind, OperationKind::kExchange);
+      EXPECT_NE(op.kind, OperationKind::kReduceScatter);
       EXPECT_NE(op.kind, OperationKind::kGather);
       EXPECT_FALSE(is_transfer(op));
     }
@@ -251,7 +251,7 @@ TEST(RanksPlan, ScalingFindsTheFewestThatFit) {
   node.host_memory = int64_t{2048} * kGiB;
   const ModelLayout layout = c.layout(nullptr);
   const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
-  const Scaling scaling = predict_scaling(inputs, node, {64, 8});
+  const Scaling scaling = estimate_scaling(inputs, node, {64, 8});
   ASSERT_GT(scaling.fewest, 1);
   ASSERT_LE(scaling.fewest, 8);
   const auto fits = [&](int ranks) {
@@ -275,7 +275,7 @@ TEST(RanksPlan, ScalingFindsTheFewestThatFit) {
   EXPECT_EQ(scaling.rows.back().world.ranks, 64);
   // A smaller batch keeps fewer busy.
   c.config.train.global_batch = 4;
-  EXPECT_EQ(predict_scaling(inputs, node, {64, 8}).rows.back().world.ranks, 4);
+  EXPECT_EQ(estimate_scaling(inputs, node, {64, 8}).rows.back().world.ranks, 4);
 }
 
 struct Judged {
@@ -317,7 +317,7 @@ TEST(RanksPlan, TheFewestAreFoundForGpusOfEachSize) {
       const World world{ranks, (ranks + 7) / 8};
       if (draft_plan(inputs, share_of_machine(node, std::min(ranks, 8)), world).fits) fewest = ranks;
     }
-    EXPECT_EQ(predict_scaling(inputs, node, {64, 8}).fewest, fewest) << memory << " GiB";
+    EXPECT_EQ(estimate_scaling(inputs, node, {64, 8}).fewest, fewest) << memory << " GiB";
   }
 }
 
@@ -341,31 +341,31 @@ TEST(RanksPlan, TheFewestAreFoundWhereMemoryIsJustEnough) {
       const Machine share = share_of_machine(node(middle), std::min(enough, 8));
       draft_plan(inputs, share, world).fits ? high = middle : low = middle + 1;
     }
-    EXPECT_EQ(predict_scaling(inputs, node(high), {64, 8}).fewest, enough) << high << "/16 GiB";
+    EXPECT_EQ(estimate_scaling(inputs, node(high), {64, 8}).fewest, enough) << high << "/16 GiB";
   }
 }
 
-TEST(RanksPlan, TheForecastIsTheSimulations) {
+TEST(RanksPlan, TheEstimateIsTheSimulations) {
   for (const int ranks : {1, 2, 6, 32}) {
     for (const int64_t stage : {0, 1, 2, 3}) {
       for (int which = 0; which < 5; ++which) {
         Case c = stage_case(stage, ranks, smollm2_135m());
         if (which == 1) c.config.train.method = Method::kLora;
-        if (which == 2) c.config.offload.optimizer = OffloadHome::kNvme;
-        if (which == 3) c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+        if (which == 2) c.config.offload.optimizer = OffloadTier::kNvme;
+        if (which == 3) c.config.offload.weights = c.config.offload.gradients = OffloadTier::kNvme;
         if (which >= 2)
           c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
         if (which == 4) {
-          c.config.offload.optimizer = OffloadHome::kHost;
+          c.config.offload.optimizer = OffloadTier::kHost;
           c.machine = gpu_machine("H100");
           c.device = DeviceType::kCuda;
         }
         if (ranks > 6) c.world.nodes = 4;
         const Judged judged = judge(c);
-        const double forecast = judged.plan.step_seconds;
-        EXPECT_NEAR(forecast / judged.simulation.seconds, 1, 0.02)
+        const double estimated = judged.plan.step_seconds;
+        EXPECT_NEAR(estimated / judged.simulation.seconds, 1, 0.02)
             << ranks << " ranks, stage " << stage << ", " << which;
-        EXPECT_GE(forecast, judged.simulation.bound * 0.999)
+        EXPECT_GE(estimated, judged.simulation.bound * 0.999)
             << ranks << " ranks, stage " << stage << ", " << which;
       }
     }
@@ -380,7 +380,7 @@ TEST(RanksPlan, TheForecastOfShardsOfMachinesIsTheSimulations) {
       c.config.zero.group = ZeroGroup::kMachine;
       if (which == 1) c.config.train.method = Method::kLora;
       if (which == 2) {
-        c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+        c.config.offload.weights = c.config.offload.gradients = OffloadTier::kNvme;
         c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
       }
       if (which == 3) {
@@ -388,9 +388,9 @@ TEST(RanksPlan, TheForecastOfShardsOfMachinesIsTheSimulations) {
         c.device = DeviceType::kCuda;
       }
       const Judged judged = judge(c);
-      const double forecast = judged.plan.step_seconds;
-      EXPECT_NEAR(forecast / judged.simulation.seconds, 1, 0.02) << "stage " << stage << ", " << which;
-      EXPECT_GE(forecast, judged.simulation.bound * 0.999) << "stage " << stage << ", " << which;
+      const double estimated = judged.plan.step_seconds;
+      EXPECT_NEAR(estimated / judged.simulation.seconds, 1, 0.02) << "stage " << stage << ", " << which;
+      EXPECT_GE(estimated, judged.simulation.bound * 0.999) << "stage " << stage << ", " << which;
     }
   }
 }
@@ -401,7 +401,7 @@ TEST(RanksPlan, AStepIsNoShorterThanItsDisksNeed) {
     Case c = stage_case(stage, 8, llama_8b());
     c.machine = gpu_machine("H100");
     c.device = DeviceType::kCuda;
-    c.config.offload.optimizer = OffloadHome::kNvme;
+    c.config.offload.optimizer = OffloadTier::kNvme;
     c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 3e9, 2.5e9}};
     const Judged judged = judge(c);
     ASSERT_EQ(judged.plan.binding.substr(0, 4), "disk");
@@ -413,7 +413,7 @@ TEST(RanksPlan, AStepIsNoShorterThanItsDisksNeed) {
 // A machine's disks are its own: four machines move four times what one does in the same time.
 TEST(RanksPlan, MachinesDoNotShareTheirDisks) {
   Case c = stage_case(1, 8, smollm2_135m());
-  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.optimizer = OffloadTier::kNvme;
   c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 1e6, 1e6}};
   c.world.nodes = 4;
   const Judged judged = judge(c);

@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 #include "config/config_names.h"
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "shapes.h"
 
 namespace lm {
@@ -74,8 +74,8 @@ TEST(RecomputeLevel, TradesMemoryForTime) {
     const Plan plan = c.plan();
     const bool none = level.every > 16;  // of so many layers
     EXPECT_TRUE(none ? plan.arena.saved == saved : plan.arena.saved < saved) << recompute_name(level);
-    EXPECT_TRUE(none ? plan.prediction.cost.gemm_flops == flops : plan.prediction.cost.gemm_flops > flops);
-    saved = plan.arena.saved, flops = plan.prediction.cost.gemm_flops;
+    EXPECT_TRUE(none ? plan.estimate.cost.gemm_flops == flops : plan.estimate.cost.gemm_flops > flops);
+    saved = plan.arena.saved, flops = plan.estimate.cost.gemm_flops;
   }
 }
 
@@ -93,8 +93,8 @@ TEST(RecomputeLevel, AttentionKeepsThePublishedBytesAndRunsTheMlpAgain) {
   const int64_t layer = 2 * (2048 + 3072 + 2048 + 2048) + 4 * (2 + 32);
   EXPECT_EQ(attention.arena.saved, 4096 * (16 * layer + 2 * 2048));
   const double again = 2.0 * 4096 * 16 * 2 * 8192 * 2048;
-  EXPECT_NEAR(attention.prediction.cost.gemm_flops - none.prediction.cost.gemm_flops, again, 1e-9 * again);
-  EXPECT_EQ(attention.prediction.cost.attention_flops, none.prediction.cost.attention_flops);
+  EXPECT_NEAR(attention.estimate.cost.gemm_flops - none.estimate.cost.gemm_flops, again, 1e-9 * again);
+  EXPECT_EQ(attention.estimate.cost.attention_flops, none.estimate.cost.attention_flops);
 }
 
 // In slots there are three blocks' activations; what leaves is what had been in the arena.
@@ -106,14 +106,14 @@ TEST(RecomputeLevel, WhatItKeepsMayLeaveTheDevice) {
     c.config.train.recompute = level;
     c.config.train.micro_batch = 1;
     const Plan near = c.plan();
-    c.config.offload.activations = OffloadHome::kHost;
+    c.config.offload.activations = OffloadTier::kHost;
     const Plan far = c.plan();
     EXPECT_EQ(far.recompute(), level);
     const PoolPlan& pool = far.placement.pool(Pool::kActivations);
     EXPECT_EQ(pool.slots, 4);
     EXPECT_LT(far.arena.bytes + pool.slots * pool.slot_bytes, near.arena.bytes);
     const auto before = static_cast<double>(near.arena.saved);
-    const auto after = static_cast<double>(far.arena.saved + pool.off_device_bytes(Home::kHost));
+    const auto after = static_cast<double>(far.arena.saved + pool.off_device_bytes(TierId::kHost));
     EXPECT_NEAR(after, before, 0.03 * before);
   }
 }
@@ -130,7 +130,7 @@ TEST(RecomputeLevel, KeptActivationsLeaveADeviceThatIsTooSmallForThem) {
   const Plan tight = c.plan();
   EXPECT_TRUE(tight.fits);
   EXPECT_EQ(tight.recompute(), Recompute::kNone);
-  EXPECT_GT(tight.placement.pool(Pool::kActivations).off_device_bytes(Home::kHost), 0);
+  EXPECT_GT(tight.placement.pool(Pool::kActivations).off_device_bytes(TierId::kHost), 0);
 }
 
 TEST(RecomputeLevel, IsRecordedAndKept) {

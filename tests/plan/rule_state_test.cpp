@@ -8,7 +8,7 @@
 namespace lm {
 namespace {
 
-TEST(Plan, HasTheStreamsOfItsRule) {
+TEST(Plan, HasTheStateTensorsOfItsRule) {
   Case c;
   const int64_t flat = c.layout(nullptr).flat_elements;
   c.config.optimizer.name = Rules::id<Sgd>();
@@ -32,7 +32,7 @@ TEST(Plan, SgdWithoutMomentumTakesNothing) {
   EXPECT_EQ(plan.placement.granule_bytes, 4096 * 2);
   // Of no bytes at all nothing is offloaded.
   c.config.optimizer.master = Master::kNone;
-  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.optimizer = OffloadTier::kNvme;
   c.config.offload.paths = {"/swap"};
   c.machine.disks = {{.path = "/swap", .free_bytes = int64_t{1} << 34}};
   plan = c.plan();
@@ -95,13 +95,13 @@ TEST(Plan, FactoredStateIsOfRowsColumnsAndVectors) {
   EXPECT_EQ(class_bytes(c.plan(), "second moment"), (all.rows + all.columns + all.vectors) * 2);
 }
 
-TEST(Plan, OrthogonalStateIsAMomentumAndOfTheRestASecondMoment) {
+TEST(Plan, MuonStateIsAMomentumAndOfTheRestASecondMoment) {
   Case c;
   const ModelLayout layout = c.layout(nullptr);
   int64_t outside = layout.blocks.front().flat_elements + layout.blocks.back().flat_elements;
   for (size_t b = 1; b + 1 < layout.blocks.size(); ++b)
     outside += layout.blocks[b].count(0, layout.blocks[b].flat_elements).vectors;
-  const double before = c.plan().prediction.cost.gemm_flops;
+  const double before = c.plan().estimate.cost.gemm_flops;
   c.config.optimizer.name = Rules::id<Muon>();
   const Plan plan = c.plan();
   EXPECT_EQ(class_bytes(plan, "momentum"), layout.flat_elements * 4);
@@ -113,7 +113,7 @@ TEST(Plan, OrthogonalStateIsAMomentumAndOfTheRestASecondMoment) {
   const auto of = [](double shorter, double longer) {
     return 5 * 2 * (2 * shorter * shorter * longer + shorter * shorter * shorter);
   };
-  EXPECT_DOUBLE_EQ(plan.prediction.cost.gemm_flops - before,
+  EXPECT_DOUBLE_EQ(plan.estimate.cost.gemm_flops - before,
                    30 * (2 * of(576, 576) + 2 * of(192, 576) + 3 * of(576, 1536)));
 }
 
@@ -132,16 +132,16 @@ TEST(Plan, OfAPrefixOrthogonalStateIsAdamWs) {
   EXPECT_EQ(class_bytes(muon, "momentum"), layout.flat_elements * 4);
   EXPECT_EQ(class_bytes(muon, "second moment"), layout.flat_elements * 4);
   EXPECT_EQ(class_bytes(muon, "products"), -1);
-  EXPECT_EQ(muon.prediction.cost.gemm_flops, adamw.prediction.cost.gemm_flops);
+  EXPECT_EQ(muon.estimate.cost.gemm_flops, adamw.estimate.cost.gemm_flops);
 }
 
 // The embedding's update is no product: its state passes by in tiles, as with any rule.
-TEST(Plan, OfAnOrthogonalRuleTheBlocksAloneAreNotCut) {
+TEST(Plan, OfMuonTheBlocksAloneAreNotCut) {
   Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false),
          .machine = gpu_machine("4090"),
          .device = DeviceType::kCuda};
   c.config.optimizer.name = Rules::id<Muon>();
-  c.config.offload.optimizer = OffloadHome::kHost;
+  c.config.offload.optimizer = OffloadTier::kHost;
   c.config.io.tile = ByteSize{64 << 10};
   const Plan plan = c.plan();
   const PlacementPlan& p = plan.placement;
@@ -179,7 +179,7 @@ TEST(Plan, StagesNoMoreThanAUnitForTheCpusUpdate) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
   c.config.optimizer.name = Rules::id<AdafactorLowmem>();
   c.config.optimizer.master = Master::kNone;
-  c.config.offload.optimizer = OffloadHome::kHost;
+  c.config.offload.optimizer = OffloadTier::kHost;
   c.machine.memory_bandwidth = 400e9;
   c.machine.host_memory = 256LL << 30;
   const Plan plan = c.plan();
@@ -195,7 +195,7 @@ TEST(Plan, WholeTensorsAreNotCut) {
   Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false)};
   c.config.optimizer.name = Rules::id<Adafactor>();
   c.config.offload.paths = {"/swap"};
-  c.config.offload.optimizer = c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+  c.config.offload.optimizer = c.config.offload.weights = c.config.offload.gradients = OffloadTier::kNvme;
   c.config.io.tile = ByteSize{4096};
   c.machine.disks = {{.path = "/swap", .free_bytes = int64_t{1} << 34}};
   const ModelLayout layout = c.layout(nullptr);
@@ -222,7 +222,7 @@ TEST(Plan, ATileHasRoomForTheMostOfAllRanks) {
   c.config.optimizer.name = Rules::id<AdamW8bit>();
   c.config.optimizer.master = Master::kNone;
   c.config.offload.paths = {"/swap"};
-  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.offload.optimizer = OffloadTier::kNvme;
   c.machine.disks = {{.path = "/swap", .free_bytes = int64_t{1} << 34}};
   const ModelLayout layout = c.layout(nullptr);
   const int ranks = 3;

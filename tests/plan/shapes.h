@@ -45,14 +45,14 @@ inline Machine cpu_machine(int64_t host_gib) {
 
 inline Machine gpu_machine(const char* name) {
   Machine machine = cpu_machine(64);
-  machine.gpus.push_back(known_gpu(name));
+  machine.gpus.push_back(built_in_gpu(name));
   return machine;
 }
 
 // Everything on the device, whatever it costs.
 inline void stay_near(Config& config) {
   OffloadConfig& o = config.offload;
-  o.optimizer = o.gradients = o.weights = o.activations = OffloadHome::kNone;
+  o.optimizer = o.gradients = o.weights = o.activations = OffloadTier::kNone;
 }
 
 // A configuration, its model and its machine, planned.

@@ -16,16 +16,17 @@ Case on_disk(int64_t stage, int ranks) {
   c.config.train.global_batch = 8 * ranks;
   c.config.train.micro_batch = 8;
   c.config.train.recompute = Recompute::kBlock;
-  c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+  c.config.offload.weights = c.config.offload.gradients = OffloadTier::kNvme;
   c.config.offload.paths = {"/swap"};
   c.machine.disks = {{"/swap", 1'000 * kGiB, 2e9, 1e9}};
   c.world.ranks = ranks;
   return c;
 }
 
-int64_t bytes_at(const Plan& plan, const std::string& name, Home home) {
+int64_t bytes_at(const Plan& plan, const std::string& name, TierId tier_id) {
   int64_t sum = 0;
-  for (const ClassBytes& row : plan.classes) sum += row.name == name && row.home == home ? row.bytes : 0;
+  for (const ClassBytes& row : plan.classes)
+    sum += row.name == name && row.tier_id == tier_id ? row.bytes : 0;
   return sum;
 }
 
@@ -34,14 +35,14 @@ TEST(ShardsPlan, EachRankHasItsShareOfADisk) {
   for (const int ranks : {2, 4, 8}) {
     const Plan second = on_disk(2, ranks).plan(), third = on_disk(3, ranks).plan();
     for (const char* name : {"weights", "gradients"}) {
-      const auto all = static_cast<double>(bytes_at(whole, name, Home::kNvme));
-      const auto share = static_cast<double>(bytes_at(third, name, Home::kNvme));
+      const auto all = static_cast<double>(bytes_at(whole, name, TierId::kNvme));
+      const auto share = static_cast<double>(bytes_at(third, name, TierId::kNvme));
       EXPECT_NEAR(share * ranks / all, 1, 0.01) << name << " of " << ranks;
       // What stays whole on every rank stays in its memory: the embedding and the final norm.
-      EXPECT_EQ(bytes_at(third, name, Home::kHost), bytes_at(whole, name, Home::kHost)) << name;
+      EXPECT_EQ(bytes_at(third, name, TierId::kHost), bytes_at(whole, name, TierId::kHost)) << name;
     }
-    EXPECT_EQ(bytes_at(second, "weights", Home::kNvme), bytes_at(whole, "weights", Home::kNvme));
-    EXPECT_EQ(bytes_at(second, "gradients", Home::kNvme), bytes_at(third, "gradients", Home::kNvme));
+    EXPECT_EQ(bytes_at(second, "weights", TierId::kNvme), bytes_at(whole, "weights", TierId::kNvme));
+    EXPECT_EQ(bytes_at(second, "gradients", TierId::kNvme), bytes_at(third, "gradients", TierId::kNvme));
     EXPECT_NE(print_plan(third).find("in shards of " + std::to_string(ranks) + " ranks"), std::string::npos);
   }
 }
@@ -79,7 +80,7 @@ TEST(ShardsPlan, TheDiskMovesShardsAlone) {
 TEST(ShardsPlan, RanksSendAsMuchWhereverTheirShardsAre) {
   for (const bool lora : {false, true}) {
     Case far = on_disk(3, 4), near = far;
-    near.config.offload.weights = near.config.offload.gradients = OffloadHome::kNone;
+    near.config.offload.weights = near.config.offload.gradients = OffloadTier::kNone;
     if (lora) far.config.train.method = near.config.train.method = Method::kLora;
     EXPECT_EQ(far.plan().traffic.bytes(), near.plan().traffic.bytes());
   }
@@ -91,16 +92,16 @@ TEST(ShardsPlan, GpusHaveShardsInHostMemory) {
     c.spec = llama_8b();
     c.device = DeviceType::kCuda;
     c.machine = gpu_machine("H100");
-    c.config.offload.weights = OffloadHome::kHost;
-    c.config.offload.gradients = OffloadHome::kNone;
+    c.config.offload.weights = OffloadTier::kHost;
+    c.config.offload.gradients = OffloadTier::kNone;
     if (lora) c.config.train.method = Method::kLora;
     const Plan plan = c.draft();
     const char* const name = lora ? "frozen weights" : "weights";
     const ModelLayout layout = c.layout(nullptr);
     const int64_t here = layout.blocks.front().flat_elements;
     const auto share = static_cast<double>((layout.flat_elements - here) * 2) / 8;
-    EXPECT_NEAR(static_cast<double>(bytes_at(plan, name, Home::kHost)) / share, 1, 0.01);
-    EXPECT_LT(bytes_at(plan, name, Home::kDevice), kMiB);
+    EXPECT_NEAR(static_cast<double>(bytes_at(plan, name, TierId::kHost)) / share, 1, 0.01);
+    EXPECT_LT(bytes_at(plan, name, TierId::kDevice), kMiB);
     EXPECT_GT(plan.timeline.link_bytes, 1.5 * share);
     EXPECT_LT(plan.timeline.link_bytes, 6 * share + 2.0 * static_cast<double>(here) * 2);
   }
@@ -118,12 +119,12 @@ TEST(ShardsPlan, SeventyBillionFitInSixteenShards) {
     c.config.zero.stage = 3;
     c.config.train.global_batch = 512;
     c.config.data.max_length = 4096;
-    if (told) c.config.offload.weights = c.config.offload.optimizer = OffloadHome::kHost;
+    if (told) c.config.offload.weights = c.config.offload.optimizer = OffloadTier::kHost;
     const Plan plan = c.draft();
     EXPECT_TRUE(plan.fits) << print_plan(plan);
     EXPECT_FALSE(plan.placement.in_backward());
     if (told) {
-      EXPECT_LT(bytes_at(plan, "weights", Home::kHost), 10 * kGiB) << print_plan(plan);
+      EXPECT_LT(bytes_at(plan, "weights", TierId::kHost), 10 * kGiB) << print_plan(plan);
     }
   }
 }
@@ -132,15 +133,15 @@ TEST(ShardsPlan, SeventyBillionFitInSixteenShards) {
 // gradients on the disk.
 TEST(ShardsPlan, SmallerGroupsKeepGradientsWhole) {
   Case c = on_disk(2, 2);
-  c.config.offload.weights = OffloadHome::kNone;
+  c.config.offload.weights = OffloadTier::kNone;
   c.config.train.global_batch = 512;
   const Plan wide = c.plan();
   ASSERT_GT(wide.placement.pool(Pool::kGradients).shards, 1);
   EXPECT_EQ(wide.placement.group, wide.numerics.micro_batches);
   for (const Tier& tier : wide.tiers) {
-    if (tier.home == Home::kHost) c.machine.host_memory = (tier.bytes - 2 * kGiB) * 10 / 9;
+    if (tier.tier_id == TierId::kHost) c.machine.host_memory = (tier.bytes - 2 * kGiB) * 10 / 9;
   }
-  c.config.offload.optimizer = OffloadHome::kNone;
+  c.config.offload.optimizer = OffloadTier::kNone;
   const Plan narrow = c.plan();
   EXPECT_EQ(narrow.placement.pool(Pool::kGradients).shards, 1);
   EXPECT_LT(narrow.placement.group, narrow.numerics.micro_batches);
@@ -155,7 +156,7 @@ TEST(ShardsPlan, TheCostModelAgreesWithTheSimulation) {
       c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
       if (which == 1) c.config.train.method = Method::kLora;
       if (which == 2) {
-        c.config.offload.weights = c.config.offload.gradients = OffloadHome::kHost;
+        c.config.offload.weights = c.config.offload.gradients = OffloadTier::kHost;
         c.machine = gpu_machine("H100");
         c.device = DeviceType::kCuda;
       }

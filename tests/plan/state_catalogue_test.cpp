@@ -118,7 +118,7 @@ TEST(StateCatalogue, RanksListTheirPartsOfShardsWithCopies) {
   }
 }
 
-TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
+TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStateTensorOnce) {
   for (const bool tied : {false, true}) {
     for (const bool lora : {false, true}) {
       for (const bool cut : {false, true}) {
@@ -138,7 +138,7 @@ TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
   }
 }
 
-TEST(StateCatalogue, NamesTypesSizesAndUnitsOfACutHead) {
+TEST(StateCatalogue, NamesTypesSizesAndUnitsOfAChunkedHead) {
   const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
   const StateCatalogue list = list_state(layout, {}, true, true);
   // Streams of a unit side by side, as they lie in its tiles; the segments' before the final norm's.
@@ -154,7 +154,7 @@ TEST(StateCatalogue, NamesTypesSizesAndUnitsOfACutHead) {
   EXPECT_EQ(texts(list, "block3."), wanted);
 }
 
-TEST(StateCatalogue, HasTheStreamsOfRuleAndMaster) {
+TEST(StateCatalogue, HasTheStateTensorsOfRuleAndMaster) {
   const ModelLayout layout = make_layout(small_spec(true), nullptr, DType::kBF16);
   const auto streams = [&](const NumericsPlan& numerics) {
     std::string out;
@@ -180,12 +180,12 @@ TEST(StateCatalogue, CodesAndScalesOfShardsAreTheWhole) {
   for (const int ranks : {1, 2, 3, 7}) {
     numerics.ranks = ranks;
     std::map<std::string, int64_t> end, whole;
-    for (const bool cut_head : {false, true}) {
+    for (const bool chunked_head : {false, true}) {
       end.clear();
       // A unit's parts come rank by rank, and units follow one another.
       std::map<std::string, std::map<int64_t, int64_t>> parts;
       for (int rank = 0; rank < ranks; ++rank) {
-        for (const StateEntry& entry : list_state(layout, numerics, cut_head, true, rank)) {
+        for (const StateEntry& entry : list_state(layout, numerics, chunked_head, true, rank)) {
           if (entry.unit < 0) continue;
           EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << entry.name;
           whole[entry.name] = entry.shape.at(0);

@@ -32,7 +32,7 @@ void expect_in_order(const std::vector<StepLane>& lanes) {
   }
 }
 
-TEST(StepLanes, AreComputeAloneWhereEverythingIsAtHome) {
+TEST(StepLanes, AreComputeAloneWhereEverythingIsInPlace) {
   Case c;
   c.spec.layers.resize(3);
   c.config.train.global_batch = 2;
@@ -55,7 +55,7 @@ TEST(StepLanes, AreComputeAloneWhereEverythingIsAtHome) {
 
 TEST(StepLanes, HaveAllThatALinkMovesBesideCompute) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
-  c.config.offload.optimizer = OffloadHome::kHost;
+  c.config.offload.optimizer = OffloadTier::kHost;
   c.machine.memory_bandwidth = 10e9;
   const Plan plan = c.plan();
   const LinkRates rates = link_rates(c.machine, c.device);

@@ -15,36 +15,36 @@ namespace {
 TEST(Tiers, AreChoicesOfTheConfiguration) {
   std::set<std::string> names;
   for (size_t t = 0; t < kTierCount; ++t) {
-    const auto tier = static_cast<Home>(t);
-    const auto choice = static_cast<OffloadHome>(t + static_cast<size_t>(OffloadHome::kNone));
+    const auto tier = static_cast<TierId>(t);
+    const auto choice = static_cast<OffloadTier>(t + static_cast<size_t>(OffloadTier::kNone));
     EXPECT_TRUE(names.insert(kTiers[t].name).second) << kTiers[t].name;
     EXPECT_EQ(names_tier(choice), t > 0);
     if (t == 0) continue;
     EXPECT_EQ(name_of(choice), tier_row(tier).name);
     for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda})
-      EXPECT_EQ(asked_home(choice, device), tier);
+      EXPECT_EQ(asked_tier(choice, device), tier);
     EXPECT_EQ(names_disk(choice), tier_row(tier).medium == Medium::kDisk);
   }
-  for (const OffloadHome choice : {OffloadHome::kAuto, OffloadHome::kNone}) {
-    EXPECT_EQ(asked_home(choice, DeviceType::kCpu), Home::kHost);
-    EXPECT_EQ(asked_home(choice, DeviceType::kCuda), Home::kDevice);
+  for (const OffloadTier choice : {OffloadTier::kAuto, OffloadTier::kNone}) {
+    EXPECT_EQ(asked_tier(choice, DeviceType::kCpu), TierId::kHost);
+    EXPECT_EQ(asked_tier(choice, DeviceType::kCuda), TierId::kDevice);
     EXPECT_FALSE(names_tier(choice) || names_disk(choice));
   }
 }
 
 TEST(Tiers, OfAPoolHaveEachArrayOnce) {
-  PoolPlan pool{.home = static_cast<Home>(kTierCount - 1),
+  PoolPlan pool{.tier_id = static_cast<TierId>(kTierCount - 1),
                 .bytes = {8192, 1, 20000, 0, 8192, 40000},
                 .off_device = {1, 1, 1, 0, 0, 1}};
   for (const int64_t kept : {0, 2, 6, 9}) {
-    pool.kept[tier_index(Home::kHost)] = kept;
+    pool.kept[tier_index(TierId::kHost)] = kept;
     PerTier<int64_t> by_array = {};
     for (size_t a = 0; a < pool.bytes.size(); ++a)
       if (pool.off_device[a] != 0)
-        by_array[tier_index(pool.home_of(a))] += round_up(pool.bytes[a], kSlotAlignment);
+        by_array[tier_index(pool.tier_id_of(a))] += round_up(pool.bytes[a], kSlotAlignment);
     int64_t memory = 0;
     for (size_t t = 0; t < kTierCount; ++t) {
-      EXPECT_EQ(pool.off_device_bytes(static_cast<Home>(t)), by_array[t]) << kTiers[t].name << ' ' << kept;
+      EXPECT_EQ(pool.off_device_bytes(static_cast<TierId>(t)), by_array[t]) << kTiers[t].name << ' ' << kept;
       if (kTiers[t].medium == Medium::kMemory) memory += by_array[t];
     }
     EXPECT_EQ(pool.off_device_bytes(Medium::kMemory), memory);
@@ -64,16 +64,16 @@ TEST(Tiers, OfAPlanMakeItsPeak) {
   PeakBytes peak;
   for (size_t t = 0; t < plan.tiers.size(); ++t) {
     if (t > 0) {
-      EXPECT_LT(plan.tiers[t - 1].home, plan.tiers[t].home);
+      EXPECT_LT(plan.tiers[t - 1].tier_id, plan.tiers[t].tier_id);
     }
-    peak.of(tier_row(plan.tiers[t].home).medium) += plan.tiers[t].bytes;
+    peak.of(tier_row(plan.tiers[t].tier_id).medium) += plan.tiers[t].bytes;
   }
   EXPECT_GT(peak.disk, 0);
   EXPECT_EQ(peak.device, plan.peak.device);
   EXPECT_EQ(peak.host, plan.peak.host);
   EXPECT_EQ(peak.disk, plan.peak.disk);
   c.config.offload.paths.clear();
-  for (const Tier& tier : c.draft().tiers) EXPECT_NE(tier_row(tier.home).medium, Medium::kDisk);
+  for (const Tier& tier : c.draft().tiers) EXPECT_NE(tier_row(tier.tier_id).medium, Medium::kDisk);
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ TEST(WholeModulesPlan, AnAdapterOfTheEmbeddingSumsItsRowsAlone) {
 TEST(WholeModulesPlan, AnAdapterOfTheHeadKeepsItWhole) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
   c.config.train.method = Method::kLora;
-  c.config.offload.weights = OffloadHome::kHost;
+  c.config.offload.weights = OffloadTier::kHost;
   EXPECT_GT(c.plan().placement.head_segments(), 0);
   c.lora.targets.emplace_back("lm_head");
   const ModelLayout layout = c.layout(&c.lora);
@@ -90,7 +90,7 @@ TEST(WholeModulesPlan, AnUntiedHeadIsTrainedInSegmentsBesideOffloadedLayers) {
   Case c = with_also(llama_8b(), {"lm_head", "model.norm"});
   c.machine = gpu_machine("H200");
   c.device = DeviceType::kCuda;
-  c.config.offload.weights = OffloadHome::kHost;
+  c.config.offload.weights = OffloadTier::kHost;
   const ModelLayout layout = c.layout(&c.lora);
   const TensorPlace* const head = layout.blocks.back().find("head");
   ASSERT_NE(head, nullptr);

@@ -73,7 +73,7 @@ TEST(Schedule, HasNoBackwardBelowTheFirstTrainedBlock) {
 }
 
 // A gradient is complete with all ranks' parts, and only then has a norm; one rank has nobody to ask.
-TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
+TEST(Schedule, ReducesEachGradientBetweenSeveralRanks) {
   const StepConfig alone{.units = schedule_units(1, 2), .micro_batches = 2, .clip = Clip::kBlock};
   StepConfig shape = alone;
   shape.ranks = 2;
@@ -111,7 +111,7 @@ TEST(Schedule, LendsATiedHeadTheEmbedding) {
   EXPECT_EQ(*(head + 2), (Operation{Kind::kRelease, 0, 0}));
 }
 
-TEST(Schedule, TakesACutHeadSegmentBySegment) {
+TEST(Schedule, TakesAChunkedHeadSegmentBySegment) {
   StepConfig shape{.units = schedule_units(1, 2), .micro_batches = 2, .group = 2};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward0.1 forward1.0 forward1.1 "
@@ -178,7 +178,7 @@ TEST(Schedule, MakesATiedTablesGradientLast) {
                    .clip = Clip::kBlock,
                    .group = 2,
                    .in_backward = true,
-                   .table_last = true};
+                   .defer_tied_gradient = true};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 norm2.0 update2.0 "
             "recompute1.0 backward1.0 recompute1.1 backward1.1 norm1.0 update1.0 backward0.0 backward0.1 "
@@ -207,7 +207,7 @@ StepConfig random_shape(std::mt19937& random) {
                    .ranks = draw(1, 2)};
   shape.in_backward = draw(0, 1) == 1;
   if (shape.in_backward) shape.group = std::max(shape.group, shape.micro_batches);
-  shape.table_last = shape.tied && shape.in_backward && !shape.measures() && draw(0, 1) == 1;
+  shape.defer_tied_gradient = shape.tied && shape.in_backward && !shape.two_pass_clip() && draw(0, 1) == 1;
   if (shape.tied || draw(0, 2) == 0) return shape;
   const bool frozen = draw(0, 3) == 0;
   std::vector<int64_t> cut;
@@ -347,7 +347,7 @@ TEST(Schedule, IsRefusedWithATablesGradientBesideOthers) {
                    .clip = Clip::kNone,
                    .group = 2,
                    .in_backward = true,
-                   .table_last = true};
+                   .defer_tied_gradient = true};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   const auto fault = [&](const Operation& what, const Operation& before) {
@@ -361,21 +361,21 @@ TEST(Schedule, IsRefusedWithATablesGradientBesideOthers) {
   EXPECT_NE(fault({Kind::kUpdate, 0}, second), "");
   // Whoever makes it first does not know of this, and the other way round.
   StepConfig other = shape;
-  other.table_last = false;
+  other.defer_tied_gradient = false;
   EXPECT_NE(schedule_fault(good, other).find("only a tied table's"), std::string::npos);
   EXPECT_NE(schedule_fault(make_schedule(other), shape).find("before the head's part"), std::string::npos);
 }
 
-TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
+TEST(Schedule, IsRefusedWithAReduceScatterOutOfOrder) {
   const StepConfig shape{.units = schedule_units(3), .micro_batches = 2, .ranks = 2};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
   };
-  EXPECT_NE(fault({Kind::kNorm, 2, 0}, {Kind::kExchange, 2, 0}).find("before its exchange"),
+  EXPECT_NE(fault({Kind::kNorm, 2, 0}, {Kind::kReduceScatter, 2, 0}).find("before its exchange"),
             std::string::npos);
-  EXPECT_NE(fault({Kind::kExchange, 2, 0}, {Kind::kBackward, 2, 1}).find("before its last"),
+  EXPECT_NE(fault({Kind::kReduceScatter, 2, 0}, {Kind::kBackward, 2, 1}).find("before its last"),
             std::string::npos);
 }
 
@@ -423,7 +423,7 @@ TEST(Schedule, GathersNoWeightsThatStayInShards) {
 }
 
 // A rank's part of a tied matrix's gradient is the head's and its rows: other ranks must be given both.
-TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
+TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsReduced) {
   for (const bool tied : {false, true}) {
     const StepConfig shape{
         .units = schedule_units(2), .micro_batches = 3, .tied = tied, .group = 2, .ranks = 2};
@@ -432,11 +432,11 @@ TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
     const auto at = std::find(good.operations.begin(), good.operations.end(), Operation{Kind::kAddRows});
     ASSERT_NE(at, good.operations.end());
     EXPECT_EQ(*(at - 1), (Operation{Kind::kBackward, 0, 2}));
-    EXPECT_EQ(*(at + 1), (Operation{Kind::kExchange}));
+    EXPECT_EQ(*(at + 1), (Operation{Kind::kReduceScatter}));
     const auto fault = [&](const Operation& what, const Operation& before) {
       return schedule_fault(moved(good, what, before), shape);
     };
-    EXPECT_NE(fault({Kind::kExchange}, {Kind::kAddRows}).find("exchanged before its rows"),
+    EXPECT_NE(fault({Kind::kReduceScatter}, {Kind::kAddRows}).find("exchanged before its rows"),
               std::string::npos);
     EXPECT_NE(fault({Kind::kAddRows}, {Kind::kHead, 3, 2}).find("before the last"), std::string::npos);
     EXPECT_NE(fault({Kind::kAddRows}, {Kind::kBackward, 0, 2}).find("before the last"), std::string::npos);

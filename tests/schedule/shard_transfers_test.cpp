@@ -76,7 +76,7 @@ TEST(ShardTransfers, DropShardsOfGradientsThatAreUsedUp) {
     int64_t claimed = 0, written = 0, fetched = 0;
     for (const Operation& op : moved.operations) {
       if (op.pool != Pool::kGradientShards) continue;
-      claimed += op.kind == Kind::kClaim ? 1 : 0;
+      claimed += op.kind == Kind::kAllocateSlot ? 1 : 0;
       written += op.kind == Kind::kWriteBack ? 1 : 0;
       fetched += op.kind == Kind::kFetch ? 1 : 0;
     }

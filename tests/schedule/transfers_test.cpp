@@ -17,7 +17,7 @@
 namespace lm {
 namespace {
 
-TEST(Transfers, LeaveAListAsItIsWhenEverythingIsAtHome) {
+TEST(Transfers, LeaveAListAsItIsWhenEverythingIsInPlace) {
   const StepSchedule step = make_schedule({.units = schedule_units(3), .micro_batches = 2});
   const StepConfig shape;
   SlotState state(shape);
@@ -69,7 +69,7 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
             steady + "backward0.1 update0.0 update1.0 f2>0 update2.0 c2>0 update3.0 ");
 }
 
-TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
+TEST(Transfers, BringAChunkedHeadsMatrixTwiceAndItsSumsOnce) {
   const StepConfig run{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
   StepConfig shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, run);
   const std::string begin = "forward0.0 forward0.1 forward1.0 forward1.1 forward2.0 forward2.1 ";
@@ -94,21 +94,21 @@ TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
           "update0.0 update1.0 update2.3 update3.0 f4>0 update4.1 f5>0 update5.2 c3>0 ");
 }
 
-// What an exchange makes of a gradient is what its home is sent; where compute is timed, so is it.
-TEST(Transfers, SendAGradientHomeAfterItsExchange) {
+// What a reduce_scatter makes of a gradient is what its tier is sent; where compute is timed, so is it.
+TEST(Transfers, SendAGradientBackAfterItsReduceScatter) {
   const StepConfig run{.units = schedule_units(2), .ranks = 2};
   const StepConfig shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
   SlotState state(shape);
   EXPECT_EQ(text(add_transfers(make_schedule(run), make_schedule(run), shape, state)),
             "c2>0 forward0.0 forward1.0 forward2.0 exchange3.0 backward2.0 exchange2.0 w2>0 c1>0 backward1.0 "
             "exchange1.0 backward0.0 exchange0.0 update0.0 update1.0 f2>0 update2.0 c2>0 update3.0 ");
-  const auto seconds = [](const Operation& op) { return op.kind == Kind::kExchange ? 1.0 : 0.0; };
+  const auto seconds = [](const Operation& op) { return op.kind == Kind::kReduceScatter ? 1.0 : 0.0; };
   EXPECT_EQ(walk_timeline(run, {}, {}, seconds).seconds, 4);
 }
 
 // A rank's update changes its shard where it lives: nothing is fetched for it, and what the slots have of the
 // unit is old.
-TEST(Transfers, LeaveAShardAtHomeToItsUpdateAndFetchItBehindThat) {
+TEST(Transfers, LeaveAShardInPlaceToItsUpdateAndFetchItBehindThat) {
   StepConfig run{.units = schedule_units(2), .ranks = 2, .sharded = true};
   run.units[1].in_shards = run.units[2].in_shards = true;
   const StepConfig shape = stream(Pool::kWeights, {0, 1, 1, 0}, 2, run);
@@ -147,13 +147,13 @@ TEST(Transfers, KeepTheEmbeddingsGradientForItsRows) {
   EXPECT_EQ(rows, 1);
 }
 
-TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
+TEST(Transfers, SendASegmentBackBetweenItsUpdateAndItsLastUse) {
   const StepConfig run{.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
   StepConfig shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   add_transfers(step, step, shape, state);
-  // Both tiles of a segment and its forward find it in the slot; its new bytes go home once.
+  // Both tiles of a segment and its forward find it in the slot; its new bytes go back once.
   EXPECT_EQ(text(add_transfers(step, step, shape, state)),
             "forward0.0 forward1.0 update2.3 forward2.0 update3.0 update3.1 w3>0 forward3.0 f4>0 update4.2 "
             "w4>0 forward4.0 f3>0 backward3.0 f4>0 backward4.0 f3>0 backward2.0 backward1.0 backward0.0 "
@@ -389,7 +389,7 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
     const StepSchedule good = add_transfers(list, list, c, state);
     for (size_t k = 0; k < good.operations.size(); ++k) {
       const Kind kind = good.operations[k].kind;
-      if (kind != Kind::kFetch && kind != Kind::kClaim) continue;
+      if (kind != Kind::kFetch && kind != Kind::kAllocateSlot) continue;
       StepSchedule bad = good;
       bad.operations.erase(bad.operations.begin() + static_cast<std::ptrdiff_t>(k));
       // What is fetched for the next step is missed only there.
@@ -397,7 +397,7 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
           {good.operations.begin() + static_cast<std::ptrdiff_t>(k) + 1, good.operations.end()}};
       bool used = false;
       for (const ArrayUse& use : array_uses(rest, good.operations[k].pool, c))
-        used = used || (use.array == good.operations[k].array && !use.at_home);
+        used = used || (use.array == good.operations[k].array && !use.in_place);
       if (!used) continue;
       ++mutants;
       caught += !transfer_fault(bad, c, before).empty();

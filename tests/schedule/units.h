@@ -8,7 +8,7 @@
 
 namespace lm {
 
-// `tiles`: of each block's state that is off the device, 0 where it is on it. `cut`: of a cut head's
+// `tiles`: of each block's state that is off the device, 0 where it is on it. `cut`: of a chunked head's
 // segments, of its final norm behind them.
 inline std::vector<ScheduleUnit> tiled_units(int64_t layers, const std::vector<int64_t>& tiles,
                                              const std::vector<int64_t>& cut = {}) {

@@ -143,7 +143,7 @@ class Simulation {
     }
   }
 
-  // As launcher/rank has it.
+  // As launcher/worker has it.
   void live(int rank) {
     try {
       at(rank).link = std::make_unique<MpiLink>(LinkSetup{.api = SimulatedMpi::api(),
@@ -156,7 +156,7 @@ class Simulation {
                                                                 fibers_.stop(rank);
                                                               },
                                                           .threads = threads_});
-      at(rank).group = std::make_unique<MpiGroup>(*at(rank).link, kExchangePart * job_.ranks);
+      at(rank).group = std::make_unique<MpiGroup>(*at(rank).link, kReduceScatterPart * job_.ranks);
       Group& group = *at(rank).group;
       if (job_.each > 0) group.set_machines(job_.each);
       agree_on_version(group, "1");
@@ -219,11 +219,11 @@ class Simulation {
         for (size_t i = 0; i < gradient.size(); ++i)
           gradient[i] = weights[i] * 1e-3F / static_cast<float>(rank + 1 + static_cast<int>(i % 7));
         float* const own = weights.data() + rank * kShard;
-        group.exchange("gradients", reinterpret_cast<const std::byte*>(gradient.data()), shards,
-                       [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                         add(own + offset / 4, bytes / 4, from);
-                       });
-        group.share("weights", reinterpret_cast<std::byte*>(weights.data()), shards);
+        group.reduce_scatter("gradients", reinterpret_cast<const std::byte*>(gradient.data()), shards,
+                             [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                               add(own + offset / 4, bytes / 4, from);
+                             });
+        group.all_gather("weights", reinterpret_cast<std::byte*>(weights.data()), shards);
       }
       const std::vector<int> stops = group.gather("whether to stop", 0);
       LM_CHECK(std::ranges::count(stops, 0) == job_.ranks, "nobody stops");

@@ -46,9 +46,9 @@ std::vector<int64_t> expected_bytes(EncodingKind kind, int64_t n, int64_t rows) 
   return {(n + 1) / 2, scales, 4 + (scales + 255) / 256 * 4};
 }
 
-class Quantised : public testing::TestWithParam<EncodingKind> {};
+class Quantized : public testing::TestWithParam<EncodingKind> {};
 
-TEST_P(Quantised, EveryMatrixOfTheFilesHasItsOwnPiecesInTheBlocks) {
+TEST_P(Quantized, EveryMatrixOfTheFilesHasItsOwnPiecesInTheBlocks) {
   const AdapterSpec lora = adapter();
   const ModelSpec spec = small();
   const Encoding& encoding = encoding_of(GetParam());
@@ -87,13 +87,13 @@ TEST_P(Quantised, EveryMatrixOfTheFilesHasItsOwnPiecesInTheBlocks) {
   EXPECT_EQ(bytes.at(encoding.name) + bytes.at("bf16"), layout.frozen_bytes);
   // What is trained does not depend on it.
   EXPECT_EQ(layout.flat_elements, make_layout(spec, &lora, DType::kBF16).flat_elements);
-  // A cut head stays as it was.
+  // A chunked head stays as it was.
   const std::vector<Unit> plain = make_layout(spec, &lora, DType::kBF16).units(true);
   const std::vector<Unit> units = layout.units(true);
   ASSERT_EQ(units.size(), plain.size());
   EXPECT_EQ(units.back().frozen_bytes, plain.back().frozen_bytes);
 }
-INSTANTIATE_TEST_SUITE_P(Kinds, Quantised,
+INSTANTIATE_TEST_SUITE_P(Kinds, Quantized,
                          testing::Values(EncodingKind::kNf4, EncodingKind::kFp4, EncodingKind::kNf4Double,
                                          EncodingKind::kFp4Double, EncodingKind::kInt8));
 

@@ -268,11 +268,11 @@ TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
   expect_refused(config.dump(), "mixtral");
 }
 
-TEST(ModelSpec, KnowsWhatBitsandbytesQuantised) {
-  const auto stored = [](const json& quantisation) {
+TEST(ModelSpec, KnowsWhatBitsandbytesQuantized) {
+  const auto stored = [](const json& quantization) {
     json config = llama();
     config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
-    config["quantization_config"].update(quantisation);
+    config["quantization_config"].update(quantization);
     return parse(config).stored;
   };
   EXPECT_EQ(parse(llama()).stored, EncodingKind::kPlain);

@@ -8,7 +8,7 @@ compiled from. So build first: a source that was not compiled since it changed h
   beside the source of an affected one, and so on. A source without such a header affects every suite of the program.
 - An entry in Python runs if one of its files changed (its script, what that imports, pytest's settings), if one of its files names
   the changed file, or if a program that one of them names depends on it. Who names lmlaunch uses the CPU's rank, MPI's library
-  and build/warm as well; who names the twin, everything in build/twin.
+  and build/warm as well; who names the emulator, everything in build/emulator.
 - A changed page of text selects the entries that name it, and those that check the documents.
 - Build files, `dev` and what nobody names may concern everything: every entry runs, and the runner says so.
 
@@ -215,8 +215,8 @@ class Entry:
         folder, name = os.path.split(path)
         if not self.files or not re.search(r"(^|/)(bin|lib)$", folder):
             return False
-        if re.search(r"(^|/)twin/(bin|lib)$", folder):
-            return "twin" in self.words
+        if re.search(r"(^|/)emulator/(bin|lib)$", folder):
+            return "emulator" in self.words
         if re.search(r"(^|/)warm/bin$", folder):  # what stands in for its ranks
             return "lmlaunch" in self.words
         return name in self.words or (name in STARTED_BY_LMLAUNCH and "lmlaunch" in self.words)

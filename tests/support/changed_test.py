@@ -18,7 +18,7 @@ FILES = {
     "tests/t/alone_test.cpp": "  TEST(Alone, Is) {}\n", "tests/t/helper.h": "", "tests/t/table.txt": "",
     "tests/e2e/test_run.py": "from helper import go\nPROGRAM = 'bin/lmlaunch'\n", "tests/e2e/helper.py": "import other\n",
     "tests/e2e/test_tool.py": "TOOL = 'read_tool'\nSIZES = 'models'\n", "tests/e2e/test_docs.py": "README = 'README.md'\n",
-    "tests/e2e/test_twin.py": "HERE = 'twin/bin'\n", "tests/elsewhere/other.py": "", "tests/conftest.py": "", "tests/pytest.ini": "",
+    "tests/e2e/test_emulator.py": "HERE = 'emulator/bin'\n", "tests/elsewhere/other.py": "", "tests/conftest.py": "", "tests/pytest.ini": "",
     "tests/support/warm_pytest.py": "", "tests/layering_test.py": "",
     "README.md": "", "docs/page.md": "", "CMakeLists.txt": "", "LICENSE": "",
 }
@@ -41,7 +41,7 @@ build bin/big_test: LINK low_test.o $
 build bin/lmlaunch: LINK main.o text.o | lib.a || prepare.stamp
 build bin/lmlaunch-cpu: LINK rank.o high.o
 build bin/read_tool: LINK alone.o
-build twin/bin/lmlaunch-cuda: LINK registry.o
+build emulator/bin/lmlaunch-cuda: LINK registry.o
 build warm.o: CXX {root}/src/warm.cpp
 build warm/bin/server: LINK warm.o
 build phony: phony bin/big_test bin/lmlaunch
@@ -71,12 +71,12 @@ def selection(root):
         {"name": "big_test", "command": [f"{root}/build/bin/big_test"], "properties": []},
         {"name": "big_of_mpi", "command": ["/usr/bin/mpiexec", "-n", "2", f"{root}/build/bin/big_test"], "properties": []},
         pytest_entry("e2e_run", "test_run.py"), pytest_entry("e2e_tool", "test_tool.py"), pytest_entry("e2e_docs", "test_docs.py"),
-        pytest_entry("e2e_twin", "test_twin.py"), {"name": "layering_test", "command": ["/usr/bin/python", "tests/layering_test.py"]},
+        pytest_entry("e2e_emulator", "test_emulator.py"), {"name": "layering_test", "command": ["/usr/bin/python", "tests/layering_test.py"]},
     ]
     return changed.Selection(root, entries, changed.Build(root, root / "build", NINJA.format(root=root), DEPS))
 
 
-ALL = {"big_test", "big_of_mpi", "e2e_run", "e2e_tool", "e2e_docs", "e2e_twin"}
+ALL = {"big_test", "big_of_mpi", "e2e_run", "e2e_tool", "e2e_docs", "e2e_emulator"}
 
 
 @pytest.mark.parametrize("file, expected", [
@@ -84,8 +84,8 @@ ALL = {"big_test", "big_of_mpi", "e2e_run", "e2e_tool", "e2e_docs", "e2e_twin"}
     ("src/low.h", {"big_test": {"Alone"}, "big_of_mpi": None, "e2e_run": None}),
     ("src/low.cpp", {"big_test": {"Alone"}, "big_of_mpi": None, "e2e_run": None}),  # high.cpp calls it
     ("src/high.cpp", {"big_test": {"Low", "LowFile", "Alone"}, "big_of_mpi": None, "e2e_run": None}),
-    ("src/registry.cpp", {"big_test": None, "big_of_mpi": None, "e2e_run": None, "e2e_twin": None}),
-    ("src/shared.h", {"big_test": None, "big_of_mpi": None, "e2e_run": None, "e2e_twin": None}),  # read by what has no header
+    ("src/registry.cpp", {"big_test": None, "big_of_mpi": None, "e2e_run": None, "e2e_emulator": None}),
+    ("src/shared.h", {"big_test": None, "big_of_mpi": None, "e2e_run": None, "e2e_emulator": None}),  # read by what has no header
     ("src/main.cpp", {"e2e_run": None}),
     ("src/rank.cpp", {"e2e_run": None}),  # lmlaunch starts it
     ("src/warm.cpp", {"e2e_run": None}),
@@ -98,7 +98,7 @@ ALL = {"big_test", "big_of_mpi", "e2e_run", "e2e_tool", "e2e_docs", "e2e_twin"}
     ("configs/models/tiny.json", {"e2e_tool": None}),  # it names the folder
     ("tests/e2e/test_tool.py", {"e2e_tool": None}),
     ("tests/elsewhere/other.py", {"e2e_run": None}),  # imported by what it imports
-    ("tests/conftest.py", {"e2e_run": None, "e2e_tool": None, "e2e_docs": None, "e2e_twin": None}),
+    ("tests/conftest.py", {"e2e_run": None, "e2e_tool": None, "e2e_docs": None, "e2e_emulator": None}),
     ("README.md", {"e2e_docs": None}),
     ("docs/page.md", {"e2e_docs": None}),
     ("CMakeLists.txt", dict.fromkeys(ALL)),

@@ -72,7 +72,7 @@ inline int run_gpu_rank(const GpuRanks& setup, SharedRegion& region, int rank, i
   } catch (const Error& error) {
     const std::string text = std::to_string(static_cast<int>(error.code())) + " " + error.what();
     [[maybe_unused]] const ssize_t written = write(out, text.data(), text.size());
-    region.end();  // as the door does
+    region.end();  // as the CLI process does
   }
   std::fflush(nullptr);
   return ::testing::Test::HasFailure() ? 1 : 0;

@@ -29,7 +29,7 @@ def reason(output):
             return f"{place} {' '.join(lines[i + 1:i + 6])}".split("Google Test trace")[0]
         if line.startswith(">  "):  # pytest's line that failed
             return line[1:].strip()
-        if re.match(r"twin: (?!note)|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
+        if re.match(r"emulator: (?!note)|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
             return line
     return ""
 

@@ -86,17 +86,17 @@ const Kernels& planting_kernels() {
   return kernels;
 }
 
-struct Home {
+struct TierId {
   const char* name;
   Variant run;
 };
 
-// One of each home that gradients have.
-std::vector<Home> homes() {
+// One of each tier that gradients have.
+std::vector<TierId> tiers() {
   Variant run;
   run.kernels = &planting_kernels();
   run.recompute = true;
-  std::vector<Home> out;
+  std::vector<TierId> out;
   const auto add = [&](const char* name, auto&& change) {
     out.push_back({name, run});
     change(out.back().run);
@@ -127,11 +127,11 @@ class BadSteps : public ::testing::Test {
   }
 };
 
-TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryHome) {
-  for (const Home& home : homes()) {
-    SCOPED_TRACE(home.name);
+TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryTier) {
+  for (const TierId& tier_id : tiers()) {
+    SCOPED_TRACE(tier_id.name);
     plant = {};
-    Training training(home.run);
+    Training training(tier_id.run);
     planted_in = &training;
     int64_t step = 1;
     training.step(step);
@@ -159,7 +159,7 @@ TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryHome) {
 
 // Every tensor, at its first or its last element, among its neighbours in a granule.
 TEST_F(BadSteps, NameEveryTensor) {
-  Training training(homes()[0].run);
+  Training training(tiers()[0].run);
   const ModelLayout& layout = training.layout();
   const std::vector<int64_t> order = training.reduced_units();
   int64_t count = 0, step = 0;
@@ -176,7 +176,7 @@ TEST_F(BadSteps, NameEveryTensor) {
 
 // Of several the one that backward met first is named: the others follow from it.
 TEST_F(BadSteps, NameTheBlockThatBackwardReachedFirst) {
-  Training training(homes()[2].run);
+  Training training(tiers()[2].run);
   training.step(1);
   training.replace_norm_weight(std::numeric_limits<float>::infinity());
   const StepResult result = training.step(2);
@@ -186,10 +186,10 @@ TEST_F(BadSteps, NameTheBlockThatBackwardReachedFirst) {
 
 TEST_F(BadSteps, WithoutGlobalClippingEndTheRunAtOnceAndNameTheTensor) {
   for (const Clip clip : {Clip::kBlock, Clip::kNone}) {
-    for (const size_t home : {0, 2, 5, 6, 7}) {
-      Variant run = homes()[home].run;
+    for (const size_t tier_id : {0, 2, 5, 6, 7}) {
+      Variant run = tiers()[tier_id].run;
       run.clip = clip;
-      SCOPED_TRACE(homes()[home].name);
+      SCOPED_TRACE(tiers()[tier_id].name);
       for (const int64_t call : {0, 3, 4}) {
         plant = {};
         Training training(run);

@@ -11,7 +11,7 @@ namespace {
 using namespace saving;
 
 // Where state lives, besides in shards.
-std::vector<Variant> homes(bool lora) {
+std::vector<Variant> tiers(bool lora) {
   Variant resident;
   resident.lora = lora, resident.tied = lora;  // an embedding by itself goes to host memory with the weights
   resident.micro_batches = 2;
@@ -42,18 +42,18 @@ INSTANTIATE_TEST_SUITE_P(Stage, GpuRanksSaves, testing::Range(0, 4));
 
 TEST_P(GpuRanksSaves, OfAllWeightsAreThoseOfAFlushAndAPass) {
   LM_NEEDS_GPU();
-  expect_saves_unnoticed_of_gpus(homes(false), GetParam());
+  expect_saves_unnoticed_of_gpus(tiers(false), GetParam());
 }
 
 TEST_P(GpuRanksSaves, OfAdaptersAreThoseOfAFlushAndAPass) {
   LM_NEEDS_GPU();
-  expect_saves_unnoticed_of_gpus(homes(true), GetParam());
+  expect_saves_unnoticed_of_gpus(tiers(true), GetParam());
 }
 
 // The step is at its check long before, and slots are wanted back.
 TEST_P(GpuRanksSaves, WhatStaysOrPassesThroughSlotsWaitsForASlowDisk) {
   LM_NEEDS_GPU();
-  const std::vector<Variant> all = homes(false);
+  const std::vector<Variant> all = tiers(false);
   expect_saves_unnoticed_of_gpus({all.front(), all.back()}, GetParam(), std::chrono::milliseconds(2));
 }
 

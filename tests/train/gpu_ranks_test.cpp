@@ -25,30 +25,30 @@ class ThroughHost final : public Group {
   int rank() const override { return peers_.rank(); }
   int ranks() const override { return peers_.ranks(); }
   void begin_after(StreamView callers) override { compute_ = callers; }
-  void share_among(const Members& members, const char* what, std::byte* data,
-                   std::span<const ByteRange> shards, int64_t longest) override {
+  void all_gather_among(const Members& members, const char* what, std::byte* data,
+                        std::span<const ByteRange> shards, int64_t longest) override {
     std::vector<std::byte> host = taken(data, shards);
-    peers_.share_among(members, what, host.data(), shards, longest);
+    peers_.all_gather_among(members, what, host.data(), shards, longest);
     for (const ByteRange& run : shards) {
       if (run.bytes > 0) copy_bytes(data + run.begin, host.data() + run.begin, run.bytes, compute_);
     }
     synchronize(compute_);
   }
-  void exchange_among(const Members& members, const char* what, const std::byte* data,
-                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
+  void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
+                            std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
     const std::vector<std::byte> host = taken(data, shards);
-    peers_.exchange_among(members, what, host.data(), shards, longest,
-                          [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                            std::vector<Memory> parts;
-                            std::vector<const std::byte*> device;
-                            for (const std::byte* const part : from) {
-                              parts.emplace_back(DeviceType::kCuda, bytes);
-                              copy_bytes(parts.back().data(), part, bytes, compute_);
-                              device.push_back(parts.back().data());
-                            }
-                            add(offset, bytes, device);
-                            synchronize(compute_);
-                          });
+    peers_.reduce_scatter_among(members, what, host.data(), shards, longest,
+                                [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                                  std::vector<Memory> parts;
+                                  std::vector<const std::byte*> device;
+                                  for (const std::byte* const part : from) {
+                                    parts.emplace_back(DeviceType::kCuda, bytes);
+                                    copy_bytes(parts.back().data(), part, bytes, compute_);
+                                    device.push_back(parts.back().data());
+                                  }
+                                  add(offset, bytes, device);
+                                  synchronize(compute_);
+                                });
   }
 
  private:
@@ -172,7 +172,7 @@ TEST(GpuRanks, SumsInTwoLevelsHaveTheBitsOfTheCpuGroups) {
   }
 }
 
-TEST(GpuRanks, StagesClippingAdaptersAndHomesDoNotChangeABit) {
+TEST(GpuRanks, StagesClippingAdaptersAndTiersDoNotChangeABit) {
   LM_NEEDS_GPU();
   for (const bool lora : {false, true}) {
     for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
@@ -208,7 +208,7 @@ TEST(GpuRanks, UpdatesInsideBackwardDoNotChangeABit) {
     for (const int stage : {0, 1, 3}) {
       Variant run = first;
       run.stage = stage, run.in_backward = true;
-      run.table_last = clip == Clip::kBlock && stage != 1;
+      run.defer_tied_gradient = clip == Clip::kBlock && stage != 1;
       Findings got;
       run_gpus(run, 2, true, got);
       expect_same(got, wanted, run);
@@ -218,7 +218,7 @@ TEST(GpuRanks, UpdatesInsideBackwardDoNotChangeABit) {
 
 // Nobody waits for a rank that comes later, unless it needs what that one brings: else this does not end.
 // `slots`: gradients are in shards, and pass through one slot.
-void exchange_beside_computation(GpuRank& rank, bool slots) {
+void reduce_scatter_beside_computation(GpuRank& rank, bool slots) {
   ModelLayout layout;
   layout.blocks.resize(3);
   for (BlockLayout& block : layout.blocks) block.name = "block", block.flat_elements = 4 * kGranule;
@@ -240,9 +240,9 @@ void exchange_beside_computation(GpuRank& rank, bool slots) {
                       {.store = slots ? &store : nullptr, .in_slot = {}});
   const Sharding all{rank.group.ranks(), rank.group.ranks()};
   const auto exchange = [&](int64_t unit, int64_t slot) {
-    if (gradients.through_slots(unit)) store.claim(unit, slot);
+    if (gradients.through_slots(unit)) store.allocate_slot(unit, slot);
     zero_bytes(gradients.unit(unit), kBytes, rank.compute);
-    gradients.exchange(unit, rank.group, all, 1);
+    gradients.reduce_scatter(unit, rank.group, all, 1);
     if (gradients.through_slots(unit)) store.write_back(unit);
     gradients.granule_norms(unit, rank.group, all);
   };
@@ -263,11 +263,11 @@ void exchange_beside_computation(GpuRank& rank, bool slots) {
   EXPECT_EQ(gradients.total_square(), 0);
 }
 
-TEST(GpuRanks, AnExchangeDoesNotHoldUpWhatIsComputedBesideIt) {
+TEST(GpuRanks, AReduceScatterDoesNotHoldUpWhatIsComputedBesideIt) {
   LM_NEEDS_GPU();
   for (const bool slots : {false, true})
     expect_good_ends(
-        with_gpus({.ranks = 2}, [&](GpuRank& rank) { exchange_beside_computation(rank, slots); }));
+        with_gpus({.ranks = 2}, [&](GpuRank& rank) { reduce_scatter_beside_computation(rank, slots); }));
 }
 
 // An array that compute has made in its slot, and nobody has waited for.
@@ -281,12 +281,12 @@ ShardStore with_one_made(GpuRank& rank) {
                     .name = [](int64_t a) { return "array " + std::to_string(a); },
                     .slots = 1,
                     .stream = rank.compute});
-  store.claim(0, 0);
+  store.allocate_slot(0, 0);
   zero_bytes(store.use(0), 8192, rank.compute);
   return store;
 }
 
-// The order checker sees whether they are: the slot's next array, and the shard's way home.
+// The order checker sees whether they are: the slot's next array, and the shard's way back.
 TEST(GpuRanks, AFetchFollowsWhatItsSlotWasUsedFor) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
@@ -297,7 +297,7 @@ TEST(GpuRanks, AFetchFollowsWhatItsSlotWasUsedFor) {
   }));
 }
 
-TEST(GpuRanks, AShardGoesHomeOnceItIsMade) {
+TEST(GpuRanks, AShardGoesBackOnceItIsMade) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
     ShardStore store = with_one_made(rank);
@@ -307,7 +307,7 @@ TEST(GpuRanks, AShardGoesHomeOnceItIsMade) {
   }));
 }
 
-// Compute has changed the shard at home, and nobody has waited for that either.
+// Compute has changed the shard in place, and nobody has waited for that either.
 TEST(GpuRanks, AFetchFollowsTheUpdateOfItsShard) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
@@ -315,7 +315,7 @@ TEST(GpuRanks, AFetchFollowsTheUpdateOfItsShard) {
     store.write_back(0);
     store.forget(0);
     const int64_t begin = 4096 * rank.group.rank();
-    zero_bytes(store.use_home(0) + begin, 4096, rank.compute);
+    zero_bytes(store.use_in_place(0) + begin, 4096, rank.compute);
     store.fetch(0, 0);
     std::vector<std::byte> host(8192, std::byte{1});
     copy_bytes(host.data(), store.use(0), 8192, rank.compute);
@@ -352,7 +352,7 @@ struct OnTier {
   void fill(GpuRank& rank, std::byte value) {
     const std::vector<std::byte> made(8192, value);
     for (const int64_t array : {0, 1}) {
-      store.claim(array, 0);
+      store.allocate_slot(array, 0);
       copy_bytes(store.use(array), made.data(), 8192, rank.compute);
       synchronize(rank.compute);
       store.write_back(array);
@@ -381,7 +381,7 @@ TEST(GpuRanks, AGatherFollowsTheUpdateOfItsShardOnATier) {
     const int64_t begin = 4096 * rank.group.rank();
     for (const int64_t array : {0, 1}) {
       on.tier.fetch(array, 0);
-      zero_bytes(on.store.use_home(array) + begin, 4096, rank.compute);
+      zero_bytes(on.store.use_in_place(array) + begin, 4096, rank.compute);
       on.store.fetch(array, 0);
       on.tier.write_back(array);
       EXPECT_EQ(on.bytes_of(rank, array), std::vector<std::byte>(8192));
@@ -398,9 +398,9 @@ TEST(GpuRanks, AShardOfASumFollowsItToATier) {
     OnTier on(rank, false);
     on.fill(rank, std::byte{3});
     for (const int64_t array : {0, 1}) {
-      on.store.claim(array, 0);
+      on.store.allocate_slot(array, 0);
       zero_bytes(on.store.use(array), 8192, rank.compute);
-      on.tier.claim(array, 0);
+      on.tier.allocate_slot(array, 0);
       on.store.write_back(array);
       on.tier.write_back(array);
     }
@@ -430,7 +430,7 @@ TEST(GpuRanks, AGatherDoesNotHoldUpWhatIsComputedBesideIt) {
     const auto fill = [](int64_t array, int shard) { return static_cast<std::byte>(16 * array + shard + 1); };
     for (int64_t a = 0; a < 3; ++a) {
       std::fill(made.begin(), made.end(), fill(a, me));
-      store.claim(a, 0);
+      store.allocate_slot(a, 0);
       copy_bytes(store.use(a), made.data(), 8192, rank.compute);
       synchronize(rank.compute);
       store.write_back(a);

@@ -1,4 +1,4 @@
-// What host memory does wrong to a training run whose state is at home there, as beside a GPU: a byte that
+// What host memory does wrong to a training run whose state is in place there, as beside a GPU: a byte that
 // changes at rest, or a chunk that is as it was at an earlier time, ends the run before it is used. A run
 // that meets none has the numbers of one that was left alone.
 #include <gtest/gtest.h>
@@ -22,13 +22,13 @@ constexpr int64_t kChunk = kChecksumChunk;
 
 enum class Tampering { kBit, kStale };
 
-// Homes in memory that the test owns, in which one bit changes at rest, or a chunk becomes what it was: in
-// the store that is polled as the `at`-th. From then on it looks at what becomes of that array's home.
-class TamperedHomes {
+// Tiers in memory that the test owns, in which one bit changes at rest, or a chunk becomes what it was: in
+// the store that is polled as the `at`-th. From then on it looks at what becomes of that array's tier.
+class TamperedTiers {
  public:
   enum class Fate { kUntouched, kRead, kOverwritten };
 
-  TamperedHomes(Tampering what, int64_t at, uint64_t seed) : what_(what), at_(at), random_(seed) {}
+  TamperedTiers(Tampering what, int64_t at, uint64_t seed) : what_(what), at_(at), random_(seed) {}
 
   std::unique_ptr<Store> make_store(const LocalStoreSetup& setup) {
     const int64_t bytes = LocalStore::pinned_bytes(setup);
@@ -43,30 +43,30 @@ class TamperedHomes {
   // A real store, and which of its arrays lie in slots.
   class Watched : public LocalStore {
    public:
-    Watched(TamperedHomes& homes, const LocalStoreSetup& setup, PinnedPool& pool)
-        : LocalStore(setup, nullptr, nullptr, pool), homes_(homes), setup_(setup), pool_(pool) {
+    Watched(TamperedTiers& tiers, const LocalStoreSetup& setup, PinnedPool& pool)
+        : LocalStore(setup, nullptr, nullptr, pool), tiers_(tiers), setup_(setup), pool_(pool) {
       bytes_ = setup.bytes;
-      int64_t home = 0;
+      int64_t stored = 0;
       for (const int64_t bytes : setup.bytes) {
-        home_.push_back(home);
-        home += round_up(bytes, kChunk);
+        stored_.push_back(stored);
+        stored += round_up(bytes, kChunk);
       }
     }
     void fetch(int64_t array, int64_t slot) override {
       enter(array, slot);
-      if (!fresh(array)) homes_.meet(this, array, Fate::kRead);
+      if (!fresh(array)) tiers_.meet(this, array, Fate::kRead);
       LocalStore::fetch(array, slot);
     }
-    void claim(int64_t array, int64_t slot) override {
+    void allocate_slot(int64_t array, int64_t slot) override {
       enter(array, slot);
-      LocalStore::claim(array, slot);
+      LocalStore::allocate_slot(array, slot);
     }
     void forget(int64_t array) override {
       in_slot_.erase(array);
       LocalStore::forget(array);
     }
     void write_back(int64_t array) override {
-      if (touched_.contains(array)) homes_.meet(this, array, Fate::kOverwritten);
+      if (touched_.contains(array)) tiers_.meet(this, array, Fate::kOverwritten);
       LocalStore::write_back(array);
     }
     std::byte* use_unchecked(int64_t array, Arrival* arrival) override {
@@ -75,8 +75,8 @@ class TamperedHomes {
     }
     void read(int64_t array, int64_t begin, std::span<std::byte> out) override {
       const bool met =
-          homes_.place_.chunk >= begin / kChunk * kChunk && homes_.place_.chunk < begin + std::ssize(out);
-      if (!in_slot_.contains(array) && met) homes_.meet(this, array, Fate::kRead);
+          tiers_.place_.chunk >= begin / kChunk * kChunk && tiers_.place_.chunk < begin + std::ssize(out);
+      if (!in_slot_.contains(array) && met) tiers_.meet(this, array, Fate::kRead);
       LocalStore::read(array, begin, out);
     }
     void resize(int64_t array, int64_t bytes) override {
@@ -85,10 +85,10 @@ class TamperedHomes {
     }
     void poll() override {
       LocalStore::poll();
-      homes_.polled(*this);
+      tiers_.polled(*this);
     }
 
-    // What lies at home now, to become stale.
+    // What lies in place now, to become stale.
     void remember() {
       earlier_.assign(pool_.memory().begin(), pool_.memory().end());
       earlier_bytes_.assign(bytes_.size(), 0);
@@ -104,22 +104,22 @@ class TamperedHomes {
             changed.push_back({this, array, chunk});
       }
       if (changed.empty()) return;
-      homes_.place_ = changed[random() % changed.size()];
-      const auto [store, array, chunk] = homes_.place_;
+      tiers_.place_ = changed[random() % changed.size()];
+      const auto [store, array, chunk] = tiers_.place_;
       std::ranges::copy(then(array, chunk), now(array, chunk).begin());
-      homes_.name_ = setup_.name(array);
+      tiers_.name_ = setup_.name(array);
     }
-    // A place at home that counts, of an array that was written; chunk -1: there is none.
+    // A place in place that counts, of an array that was written; chunk -1: there is none.
     void flip(std::mt19937_64& random) {
       const std::vector<int64_t> written = this->written();
       if (written.empty()) return;
       const int64_t array = written[random() % written.size()];
       const auto offset =
           static_cast<int64_t>(random() % static_cast<uint64_t>(bytes_[static_cast<size_t>(array)]));
-      pool_.memory()[static_cast<size_t>(home_[static_cast<size_t>(array)] + offset)] ^=
+      pool_.memory()[static_cast<size_t>(stored_[static_cast<size_t>(array)] + offset)] ^=
           static_cast<std::byte>(1U << random() % 8);
-      homes_.place_ = {this, array, offset / kChunk * kChunk};
-      homes_.name_ = setup_.name(array);
+      tiers_.place_ = {this, array, offset / kChunk * kChunk};
+      tiers_.name_ = setup_.name(array);
     }
 
    private:
@@ -134,10 +134,10 @@ class TamperedHomes {
     int64_t earlier_bytes(int64_t array) const {
       return std::min(earlier_bytes_[static_cast<size_t>(array)], bytes_[static_cast<size_t>(array)]);
     }
-    // Of a chunk at home, the bytes that count.
+    // Of a chunk in place, the bytes that count.
     std::span<std::byte> of_chunk(std::span<std::byte> memory, int64_t array, int64_t chunk) const {
       const int64_t bytes = std::min(kChunk, earlier_bytes(array) - chunk);
-      return memory.subspan(static_cast<size_t>(home_[static_cast<size_t>(array)] + chunk),
+      return memory.subspan(static_cast<size_t>(stored_[static_cast<size_t>(array)] + chunk),
                             static_cast<size_t>(bytes));
     }
     std::span<std::byte> then(int64_t array, int64_t chunk) { return of_chunk(earlier_, array, chunk); }
@@ -148,11 +148,11 @@ class TamperedHomes {
       touched_.erase(array);
     }
 
-    TamperedHomes& homes_;
+    TamperedTiers& tiers_;
     LocalStoreSetup setup_;
     PinnedPool& pool_;
-    std::vector<int64_t> bytes_, home_;
-    std::vector<std::byte> earlier_;      // all homes; empty: nothing was remembered
+    std::vector<int64_t> bytes_, stored_;
+    std::vector<std::byte> earlier_;      // all tiers; empty: nothing was remembered
     std::vector<int64_t> earlier_bytes_;  // of each array, 0 if it was not written
     std::map<int64_t, int64_t> in_slot_;
     std::set<int64_t> touched_;
@@ -188,10 +188,10 @@ struct Ending {
   Outcome outcome;
 };
 
-Ending run_to_its_end(const Variant& run, TamperedHomes& homes) {
+Ending run_to_its_end(const Variant& run, TamperedTiers& tiers) {
   Ending out;
   try {
-    Training training(run, {}, [&](Pool, const LocalStoreSetup& setup) { return homes.make_store(setup); });
+    Training training(run, {}, [&](Pool, const LocalStoreSetup& setup) { return tiers.make_store(setup); });
     out.outcome = training.run();
   } catch (const Error& error) {
     out.error = error;
@@ -217,49 +217,49 @@ void run_until(Tampering what, int64_t wanted, Row row) {
   std::vector<int64_t> polls;
   std::map<std::string, int64_t> found;
   for (const Variant& variant : runs) {
-    TamperedHomes homes(what, -1, 0);
-    const Ending ending = run_to_its_end(variant, homes);
+    TamperedTiers tiers(what, -1, 0);
+    const Ending ending = run_to_its_end(variant, tiers);
     ASSERT_FALSE(ending.error) << ending.error->report();
     ASSERT_TRUE(same(variant, ending.outcome)) << variant.text();
-    polls.push_back(homes.polls());
+    polls.push_back(tiers.polls());
   }
   std::mt19937_64 random(21);
   int64_t read = 0, unread = 0;
   for (uint64_t i = 0; read < wanted && !testing::Test::HasFailure(); ++i) {
     const size_t r = i % runs.size();
-    TamperedHomes homes(what, static_cast<int64_t>(random() % static_cast<uint64_t>(polls[r])), i);
+    TamperedTiers tiers(what, static_cast<int64_t>(random() % static_cast<uint64_t>(polls[r])), i);
     row.tried();
-    const Ending ending = run_to_its_end(runs[r], homes);
-    if (homes.fate() != TamperedHomes::Fate::kRead) {
+    const Ending ending = run_to_its_end(runs[r], tiers);
+    if (tiers.fate() != TamperedTiers::Fate::kRead) {
       ++unread;
       EXPECT_FALSE(ending.error) << runs[r].text() << ending.error->report();
       EXPECT_TRUE(ending.error || same(runs[r], ending.outcome)) << runs[r].text();
       continue;
     }
     ++read;
-    ASSERT_TRUE(ending.error) << "changed bytes were read and not found: " << homes.name() << runs[r].text();
+    ASSERT_TRUE(ending.error) << "changed bytes were read and not found: " << tiers.name() << runs[r].text();
     EXPECT_EQ(ending.error->code(), Exit::kIntegrity) << ending.error->report();
     EXPECT_EQ(ending.error->text().place, "host memory");
-    EXPECT_TRUE(ending.error->text().what.starts_with(homes.name() + ": ")) << ending.error->report();
-    ++found[homes.name().substr(0, homes.name().find(" of "))];
+    EXPECT_TRUE(ending.error->text().what.starts_with(tiers.name() + ": ")) << ending.error->report();
+    ++found[tiers.name().substr(0, tiers.name().find(" of "))];
   }
   row.count("read and found", read);
   row.count("not read", unread);
   for (const auto& [state, count] : found) row.figure(state, count);
   row.write();
-  // Gradients at home are mostly written over before they are read.
+  // Gradients in place are mostly written over before they are read.
   const int64_t least = what == Tampering::kBit ? 3 : 1;
   for (const char* state : {"optimizer state", "weights", "gradient", "input"})
     EXPECT_GE(found[state], least) << state;
 }
 
 Row flips_row() {
-  return {"flips_in_host_homes", "a bit changes in state at home in host memory",
+  return {"flips_in_host_memory", "a bit changes in state at home in host memory",
           "in a training run with all state there, between two uses; judged where its bytes are read again"};
 }
 
 Row stale_row() {
-  return {"stale_chunks_in_host_homes", "a chunk in host memory is as it was at an earlier time",
+  return {"stale_chunks_in_host_memory", "a chunk in host memory is as it was at an earlier time",
           "in a training run with all state there, between two uses; judged where its bytes are read again"};
 }
 

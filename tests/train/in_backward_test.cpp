@@ -19,18 +19,18 @@ using namespace offloaded_run;
 
 class InBackward : public DeviceTest {};
 
-// What a run of the matrix is drawn from: rule, home of state, clip mode, accumulation, tile, threads of the
+// What a run of the matrix is drawn from: rule, tier of state, clip mode, accumulation, tile, threads of the
 // update, recomputation, model.
 constexpr int kFactors = 8;
 using Row = std::array<size_t, kFactors>;
-constexpr Row kLevels = {Rules::kSize, kHomes, 3, 2, 3, 2, 2, 4};
+constexpr Row kLevels = {Rules::kSize, kOffloadTiers, 3, 2, 3, 2, 2, 4};
 
 Variant variant_of(const Row& row) {
   Variant run;
   run.in_backward = true;
   run.steps = 6;
   run.rule = static_cast<RuleId>(row[0]);
-  set_home(row[1], run);
+  set_tier(row[1], run);
   run.clip = static_cast<Clip>(row[2]);
   run.micro_batches = row[3] == 0 ? 1 : 4;
   run.granules = std::array<int64_t, 3>{1, 3, 1000}[row[4]];
@@ -57,17 +57,17 @@ TEST_F(InBackward, GivesTheSameBitsForEveryPairOfSettings) {
   }
 }
 
-TEST_F(InBackward, GivesTheSameBitsInEachHomeUnderEachClipping) {
+TEST_F(InBackward, GivesTheSameBitsInEachTierUnderEachClipping) {
   for (const Clip clip : {Clip::kGlobal, Clip::kBlock, Clip::kNone}) {
-    for (size_t home = 0; home < kLevels[1]; ++home) {
-      // On the emulated GPU each home has one of the clippings in the short tier.
-      if (cuda_built() && !test::full_counts() && home % 3 != static_cast<size_t>(clip)) continue;
+    for (size_t tier_id = 0; tier_id < kLevels[1]; ++tier_id) {
+      // On the emulated GPU each tier has one of the clippings in the short tier.
+      if (cuda_built() && !test::full_counts() && tier_id % 3 != static_cast<size_t>(clip)) continue;
       Variant run;
       run.in_backward = true;
       run.clip = clip, run.micro_batches = 2, run.steps = 6;
-      run.recompute = home % 2 == 0;
-      run.level = drawn_level(static_cast<int>(home / 2) + (clip == Clip::kGlobal ? 0 : 1));
-      set_home(home, run);
+      run.recompute = tier_id % 2 == 0;
+      run.level = drawn_level(static_cast<int>(tier_id / 2) + (clip == Clip::kGlobal ? 0 : 1));
+      set_tier(tier_id, run);
       SCOPED_TRACE(run.text());
       expect_same(run, Training(run).run());
     }
@@ -91,11 +91,11 @@ TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
 TEST_F(InBackward, GivesTheSameBitsForShapesOfOtherFamilies) {
   for (const Family family :
        {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite, Family::kGemma4}) {
-    for (const bool table_last : {false, true}) {
-      if (table_last && family == Family::kGemma4) continue;  // no plan has it
+    for (const bool defer_tied_gradient : {false, true}) {
+      if (defer_tied_gradient && family == Family::kGemma4) continue;  // no plan has it
       Variant run;
-      run.in_backward = run.recompute = true, run.table_last = table_last;
-      run.clip = table_last ? Clip::kBlock : Clip::kGlobal;
+      run.in_backward = run.recompute = true, run.defer_tied_gradient = defer_tied_gradient;
+      run.clip = defer_tied_gradient ? Clip::kBlock : Clip::kGlobal;
       run.family = family, run.micro_batches = 2, run.steps = 3;
       SCOPED_TRACE(run.text());
       expect_same(run, Training(run).run());
@@ -103,9 +103,9 @@ TEST_F(InBackward, GivesTheSameBitsForShapesOfOtherFamilies) {
   }
 }
 
-// Rule, home of state, clip mode, accumulation, recomputation, rows of the table.
+// Rule, tier of state, clip mode, accumulation, recomputation, rows of the table.
 constexpr int kTableFactors = 6;
-constexpr std::array<size_t, kTableFactors> kTableLevels = {Rules::kSize, kHomes, 2, 2, 2, 3};
+constexpr std::array<size_t, kTableFactors> kTableLevels = {Rules::kSize, kOffloadTiers, 2, 2, 2, 3};
 
 // The head's product comes a second time, after everything else, and the sums are the same.
 TEST_F(InBackward, GivesTheSameBitsWithATiedTablesGradientMadeLast) {
@@ -113,10 +113,10 @@ TEST_F(InBackward, GivesTheSameBitsWithATiedTablesGradientMadeLast) {
   if (!test::full_counts() || device() == DeviceType::kCuda) rows.resize(16);  // early rows cover the most
   for (const auto& row : rows) {
     Variant run;
-    run.in_backward = run.table_last = true;
+    run.in_backward = run.defer_tied_gradient = true;
     run.steps = 3;
     run.rule = static_cast<RuleId>(row[0]);
-    set_home(row[1], run);
+    set_tier(row[1], run);
     run.clip = row[2] == 0 ? Clip::kBlock : Clip::kNone;
     run.micro_batches = row[3] == 0 ? 1 : 4;
     run.recompute = row[4] == 1;
@@ -129,14 +129,14 @@ TEST_F(InBackward, GivesTheSameBitsWithATiedTablesGradientMadeLast) {
   }
 }
 
-TEST_F(InBackward, GivesTheSameBitsWithThatInEachHome) {
-  for (size_t home = 0; home < kLevels[1]; ++home) {
+TEST_F(InBackward, GivesTheSameBitsWithThatInEachTier) {
+  for (size_t tier_id = 0; tier_id < kLevels[1]; ++tier_id) {
     Variant run;
-    run.in_backward = run.table_last = true;
-    run.clip = home % 2 == 0 ? Clip::kBlock : Clip::kNone, run.micro_batches = 2, run.steps = 3;
-    run.recompute = home % 3 != 0;
+    run.in_backward = run.defer_tied_gradient = true;
+    run.clip = tier_id % 2 == 0 ? Clip::kBlock : Clip::kNone, run.micro_batches = 2, run.steps = 3;
+    run.recompute = tier_id % 3 != 0;
     run.vocab = 9000;
-    set_home(home, run);
+    set_tier(tier_id, run);
     SCOPED_TRACE(run.text());
     expect_same(run, Training(run).run());
   }
@@ -154,8 +154,8 @@ TEST_F(InBackward, GivesTheSameBitsWhereTheHeadHasTwoPhases) {
       run.tied = kind == 2, run.lora = kind == 3;
       run.vocab = kind == 1 ? 17000 : kind == 2 ? 9000 : 300;
       run.weights = kind == 1, run.recompute = kind != 0;
-      run.table_last = in_backward && kind == 2;
-      if (run.table_last) run.clip = Clip::kBlock;
+      run.defer_tied_gradient = in_backward && kind == 2;
+      if (run.defer_tied_gradient) run.clip = Clip::kBlock;
       SCOPED_TRACE(run.text());
       Training training(run);
       EXPECT_EQ(training.head_segments() > 0, kind == 1);
@@ -199,7 +199,7 @@ TEST_F(InBackward, HasATablesGradientInThePlaceOfWhatHasEnded) {
     run.in_backward = true, run.recompute = true, run.vocab = vocab, run.clip = Clip::kBlock;
     run.micro_batches = 2;
     Training first(run);
-    run.table_last = true;
+    run.defer_tied_gradient = true;
     Training last(run);
     last.step(1), last.step(2);
     EXPECT_EQ(last.gradients().bytes(), 0);
@@ -229,13 +229,13 @@ TEST_F(InBackward, RefusesAGradientThatAnotherBlockHasReplaced) {
 // tensor named, whose gradient the second backward has.
 TEST_F(InBackward, ASkippedStepChangesNoByteAndIsExplained) {
   for (const bool recompute : {false, true}) {
-    for (size_t home = 0; home < kLevels[1]; ++home) {
+    for (size_t tier_id = 0; tier_id < kLevels[1]; ++tier_id) {
       std::vector<StepResult> results[2];
       State states[2];
       for (const bool in_backward : {false, true}) {
         Variant run;
         run.tied = false, run.recompute = recompute, run.in_backward = in_backward;
-        set_home(home, run);
+        set_tier(tier_id, run);
         SCOPED_TRACE(run.text());
         Training training(run);
         training.step(1);
@@ -282,10 +282,10 @@ TEST_F(InBackward, ABadGradientWithoutGlobalClippingEndsTheRun) {
 // Between the two, a run may change from one to the other.
 TEST_F(InBackward, GoesOnFromACheckpointBitForBit) {
   for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
-    for (const size_t home : {0, 2}) {
+    for (const size_t tier_id : {0, 2}) {
       Variant run;
       run.clip = clip, run.micro_batches = 2, run.recompute = true, run.steps = 6;
-      set_home(home, run);
+      set_tier(tier_id, run);
       Variant inside = run;
       inside.in_backward = true;
       Training first(inside);

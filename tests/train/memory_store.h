@@ -1,4 +1,4 @@
-// A store that is as simple as its interface allows: arrays at home in plain memory of compute's device,
+// A store that is as simple as its interface allows: arrays in place in plain memory of compute's device,
 // every transfer a copy on compute's stream at the moment it is asked for. Nothing of it verifies.
 #pragma once
 
@@ -33,10 +33,10 @@ class MemoryStore : public Store {
     if (a.fresh) {
       a.arrival = Arrival::kZeros;
     } else {
-      copy_bytes(memory(array), a.home.data(), a.bytes, stream_);
+      copy_bytes(memory(array), a.stored.data(), a.bytes, stream_);
     }
   }
-  void claim(int64_t array, int64_t slot) override {
+  void allocate_slot(int64_t array, int64_t slot) override {
     ++calls_.claims;
     take(array, slot);
   }
@@ -44,7 +44,7 @@ class MemoryStore : public Store {
     ASSERT_GE(at(array).slot, 0);
     if (!at(array).used) return;
     ++calls_.writes;
-    copy_bytes(at(array).home.data(), memory(array), at(array).bytes, stream_);
+    copy_bytes(at(array).stored.data(), memory(array), at(array).bytes, stream_);
     at(array).fresh = false;
   }
   void forget(int64_t array) override { at(array).slot = -1; }
@@ -66,7 +66,7 @@ class MemoryStore : public Store {
   }
 
   void read(int64_t array, int64_t begin, std::span<std::byte> out) override {
-    const std::byte* const from = at(array).slot >= 0 ? memory(array) : at(array).home.data();
+    const std::byte* const from = at(array).slot >= 0 ? memory(array) : at(array).stored.data();
     copy_bytes(out.data(), from + begin, std::ssize(out), stream_);
     synchronize(stream_);
   }
@@ -76,15 +76,16 @@ class MemoryStore : public Store {
 
   void resize(int64_t array, int64_t bytes) override { at(array).bytes = bytes; }
   bool holds(int64_t array) const override {
-    return static_cast<size_t>(array) < arrays_.size() && arrays_[static_cast<size_t>(array)].home.size() > 0;
+    return static_cast<size_t>(array) < arrays_.size() &&
+           arrays_[static_cast<size_t>(array)].stored.size() > 0;
   }
   bool in_slot(int64_t array) const override { return arrays_[static_cast<size_t>(array)].slot >= 0; }
   bool fresh(int64_t array) const override { return arrays_[static_cast<size_t>(array)].fresh; }
 
  private:
   struct Array {
-    Array(DeviceType device, int64_t size) : home(device, size), bytes(size) {}
-    Memory home;
+    Array(DeviceType device, int64_t size) : stored(device, size), bytes(size) {}
+    Memory stored;
     int64_t bytes;
     int64_t slot = -1;
     bool fresh = true, used = false;

@@ -3,7 +3,7 @@
 // fails is either made good or ends the run with the code that says so. A run that ends well has the numbers
 // of one that met nothing.
 //
-// Homes in host memory have slots on a device before them, and checksums as disks have. State in host memory
+// Tiers in host memory have slots on a device before them, and checksums as disks have. State in host memory
 // that compute or the CPU's update works on where it lies has none, as no other memory of the process has.
 #include <gtest/gtest.h>
 

@@ -378,7 +378,7 @@ TEST_F(Offload, SgdWithoutMomentumHasNoState) {
 }
 
 // Two segments and a bit, of whatever classes, on disk, in host memory and half and half.
-TEST_F(Offload, ACutHeadGivesTheSameBits) {
+TEST_F(Offload, AChunkedHeadGivesTheSameBits) {
   const auto run_one = [](const std::string& text, bool lora, int host, int slots) {
     const auto has = [&](const char* what) { return text.find(what) != std::string::npos; };
     Variant run;
@@ -433,7 +433,7 @@ TEST_F(Offload, AStoreInMemoryAloneGivesTheSameBits) {
   }
 }
 
-TEST_F(Offload, AQuantisedBaseGivesTheSameBits) {
+TEST_F(Offload, AQuantizedBaseGivesTheSameBits) {
   for (int kind = 1; kind <= static_cast<int>(EncodingKind::kInt8); ++kind) {
     Variant run;
     run.lora = true, run.base = static_cast<EncodingKind>(kind), run.steps = 6;
@@ -443,7 +443,7 @@ TEST_F(Offload, AQuantisedBaseGivesTheSameBits) {
     plain.base = EncodingKind::kPlain;
     EXPECT_NE(reference(plain).losses, reference(run).losses);
     run.weights = run.recompute = true;
-    for (const int host : {-1, 0, 1, 2}) {  // slots of the device's own memory, or its homes themselves
+    for (const int host : {-1, 0, 1, 2}) {  // slots of the device's own memory, or its tiers themselves
       run.slots_on_device = host >= 0, run.host = std::max(host, 0), run.mixed = host == 2;
       SCOPED_TRACE(run.text());
       expect_same(run, Training(run).run());

@@ -89,7 +89,7 @@ struct Contents : StateSink {
 void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
   PoolPlan& plan = placement.pool(pool);
   if (!wanted) return;
-  const bool shards = plan.shards > 1;  // these have the homes
+  const bool shards = plan.shards > 1;  // these have the tiers
   for (size_t a = 0; a < plan.off_device.size(); ++a) {
     if (mixed && !shards && a < plan.off_device.size() / 2) plan.off_device[a] = 0;
   }
@@ -122,8 +122,8 @@ std::string Variant::text() const {
   add("groups", groups), add("stateless", stateless), add("kind", static_cast<int>(kind)),
       add("encoder", encoder);
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
-  add("pissa", pissa), add("in_backward", in_backward), add("table_last", table_last), add("stage", stage),
-      add("nodes", nodes);
+  add("pissa", pissa), add("in_backward", in_backward), add("defer_tied_gradient", defer_tied_gradient),
+      add("stage", stage), add("nodes", nodes);
   add("machine", among == ZeroGroup::kMachine);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   add("two_phases", two_phases), add("weighed", weighed);
@@ -243,20 +243,20 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
     set_groups(optimizer_, layout_);
   }
   optimizer_.weight_decay = 0.01;
-  const auto home = [](bool off_device) { return off_device ? OffloadHome::kNvme : OffloadHome::kNone; };
-  config.offload.optimizer = home(run.optimizer);
-  config.offload.gradients = home(run.gradients && !run.in_backward);
+  const auto tier_id = [](bool off_device) { return off_device ? OffloadTier::kNvme : OffloadTier::kNone; };
+  config.offload.optimizer = tier_id(run.optimizer);
+  config.offload.gradients = tier_id(run.gradients && !run.in_backward);
   config.train.update = run.in_backward ? UpdateTime::kInBackward : UpdateTime::kAfter;
-  config.offload.weights = home(run.weights);
-  config.offload.activations = home(run.activations);
+  config.offload.weights = tier_id(run.weights);
+  config.offload.activations = tier_id(run.activations);
   config.offload.verify = run.verify;
   config.zero.stage = run.stage;
   config.zero.group = run.among;
-  const StateStreams state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
+  const StateTensors state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
   machine.cores = 2;
-  if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
+  if (cuda_built()) machine.gpus.push_back(built_in_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine,
                     {.ranks = ranks_, .nodes = run.nodes});
   plan_.placement.io_timeout = run.io_timeout;
@@ -357,14 +357,14 @@ void Training::set_pools() {
     inputs.off_device.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }
-  if (run_.table_last) {
-    p.table_last = true;
+  if (run_.defer_tied_gradient) {
+    p.defer_tied_gradient = true;
     p.gradients_in_slot.front() = 1;
     p.upload_bytes *= 2;
   }
   for (PoolPlan& pool : p.pools) {
-    if (run_.host == 1) pool.home = Home::kHost;
-    if (run_.host == 2) pool.kept[tier_index(Home::kHost)] = std::ssize(pool.bytes) / 2;
+    if (run_.host == 1) pool.tier_id = TierId::kHost;
+    if (run_.host == 2) pool.kept[tier_index(TierId::kHost)] = std::ssize(pool.bytes) / 2;
   }
 }
 
@@ -372,7 +372,7 @@ void Training::set_pools() {
 void Training::set_update_site() {
   PlacementPlan& p = plan_.placement;
   // A GPU's products are the GPU's.
-  p.update_on_host = run_.on_host && !(device() == DeviceType::kCuda && is_orthogonal(run_.rule));
+  p.update_on_host = run_.on_host && !(device() == DeviceType::kCuda && is_muon(run_.rule));
   p.update_staging = p.update_on_host
                          ? update_staging_bytes(p.tile_granules * kGranule, plan_.numerics.gradient_dtype,
                                                 plan_.numerics.trained_dtype())
@@ -473,7 +473,7 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant resident = run;
   resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
-      resident.mixed = resident.in_backward = resident.table_last = resident.two_phases = false;
+      resident.mixed = resident.in_backward = resident.defer_tied_gradient = resident.two_phases = false;
   resident.slots_on_device = resident.on_host = false;
   resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
   resident.optimizer_threads = 1;

@@ -73,11 +73,12 @@ struct Variant {
   bool slots_on_device = false;  // slots are memory of their own, as on a GPU
   bool on_host =
       false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
-  int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
+  int host = 0;  // with `slots_on_device`: tiers in host memory: 0 of none, 1 of all, 2 of the earlier half
 
-  bool in_backward = false;  // updates; then gradients have no home, and all micro-batches are one group
+  bool in_backward = false;  // updates; then gradients have no tier, and all micro-batches are one group
   bool two_phases = false;   // the head's, though the weights are known beforehand
-  bool table_last = false;   // with that, tied and not clipped by the global norm: of the table the last one
+  bool defer_tied_gradient =
+      false;  // with that, tied and not clipped by the global norm: of the table the last one
 
   int64_t stage = 1;                  // of several ranks
   int nodes = 1;                      // machines that they are planned to be on

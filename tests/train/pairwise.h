@@ -63,13 +63,13 @@ std::vector<std::array<size_t, n>> pairwise(const std::array<size_t, n>& levels,
 }
 
 // 0: on the device; 1, 2, 3: off it in host memory, on disk, half and half; 4: in host memory, updated there.
-inline constexpr size_t kHomes = 5;
-inline void set_home(size_t home, Variant& run) {
-  run.optimizer = run.weights = home > 0;
-  run.slots_on_device = home == 1 || home >= 3;
-  run.host = home == 1 || home == 4 ? 1 : home == 3 ? 2 : 0;
-  run.mixed = home == 3;
-  run.on_host = home == 4;
+inline constexpr size_t kOffloadTiers = 5;
+inline void set_tier(size_t tier_id, Variant& run) {
+  run.optimizer = run.weights = tier_id > 0;
+  run.slots_on_device = tier_id == 1 || tier_id >= 3;
+  run.host = tier_id == 1 || tier_id == 4 ? 1 : tier_id == 3 ? 2 : 0;
+  run.mixed = tier_id == 3;
+  run.on_host = tier_id == 4;
 }
 
 }  // namespace lm::offloaded_run

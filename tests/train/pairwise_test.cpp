@@ -1,4 +1,4 @@
-// Every pair of settings of a run that may not change its bits, and of those that decide them: rules, homes,
+// Every pair of settings of a run that may not change its bits, and of those that decide them: rules, tiers,
 // time of updates, clip modes, accumulation, tiles, threads, masters, gradients, recomputation and models,
 // each row against the run that keeps everything on the device and updates at the end. Built twice: for the
 // CPU, which stands in for a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
@@ -21,7 +21,7 @@ class Pairwise : public DeviceTest {};
 
 enum Factor : size_t {
   kRule,
-  kHome,
+  kTier,
   kUpdate,
   kClip,
   kMicro,
@@ -34,14 +34,14 @@ enum Factor : size_t {
   kFactors
 };
 using Row = std::array<size_t, kFactors>;
-constexpr Row kLevels = {Rules::kSize, kHomes, 2, 3, 2, 3, 2, 3, 2, 2, 7};
+constexpr Row kLevels = {Rules::kSize, kOffloadTiers, 2, 3, 2, 3, 2, 3, 2, 2, 7};
 
 std::vector<Row> rows() {
   return pairwise<kFactors>(kLevels, 15);
 }
 
 // Tied; not tied; a head in segments; adapters; DoRA with adapters wider than the model; adapters of a
-// quantised base; adapters beside the frozen pairs that they began with.
+// quantized base; adapters beside the frozen pairs that they began with.
 void set_model(size_t model, Variant& run) {
   run.tied = model != 1 && model != 2;
   if (model == 2) run.vocab = 17000;
@@ -55,9 +55,9 @@ Variant variant_of(const Row& row) {
   Variant run;
   run.steps = 5;
   run.rule = static_cast<RuleId>(row[kRule]);
-  set_home(row[kHome], run);
+  set_tier(row[kTier], run);
   run.in_backward = row[kUpdate] == 1;
-  run.gradients = !run.in_backward && row[kHome] > 0;
+  run.gradients = !run.in_backward && row[kTier] > 0;
   run.clip = static_cast<Clip>(row[kClip]);
   run.micro_batches = row[kMicro] == 0 ? 1 : 4;
   run.group = 3;
@@ -66,7 +66,7 @@ Variant variant_of(const Row& row) {
   run.master = static_cast<Master>(row[kMaster]);
   run.gradient_dtype = row[kGradient] == 0 ? DType::kF32 : DType::kBF16;
   run.recompute = row[kAgain] == 1;
-  run.activations = run.recompute && row[kHome] > 0;
+  run.activations = run.recompute && row[kTier] > 0;
   set_model(row[kModel], run);
   return run;
 }
@@ -93,7 +93,7 @@ TEST_F(Pairwise, HasEveryPairOfTwoFactorsLevels) {
   EXPECT_LT(all.size(), 100U);
 }
 
-// Those that cover the most: every home, both times of updates and rules of every kind.
+// Those that cover the most: every tier, both times of updates and rules of every kind.
 TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
   const std::vector<Row> all = rows();
   const std::span<const Row> first = std::span(all).first(10);
@@ -102,7 +102,7 @@ TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
     for (const Row& row : first) out.insert(row[factor]);
     return out;
   };
-  EXPECT_EQ(levels(kHome).size(), kHomes);
+  EXPECT_EQ(levels(kTier).size(), kOffloadTiers);
   EXPECT_EQ(levels(kUpdate).size(), 2U);
   EXPECT_GE(levels(kRule).size(), 6U);
   expect_same_bits(first);

@@ -135,8 +135,8 @@ TEST(Ranks, AddUpAnObjectivesColumns) {
   EXPECT_LE(relative(run_ranks(run, 2).losses.front(), run_ranks(run, 1).losses.front()), 1e-6);
 }
 
-// Stage 0 and resident against stage 1 in every home.
-TEST(Ranks, StagesAndHomesGiveTheSameBits) {
+// Stage 0 and resident against stage 1 in every tier.
+TEST(Ranks, StagesAndTiersGiveTheSameBits) {
   for (const int ranks : {2, 3}) {
     for (const bool lora : {false, true}) {
       for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
@@ -147,12 +147,12 @@ TEST(Ranks, StagesAndHomesGiveTheSameBits) {
         run.steps = 6;
         run.stage = 0;
         const Outcome want = run_ranks(run, ranks);
-        for (int homes = 0; homes < 5; ++homes) {
+        for (int tiers = 0; tiers < 5; ++tiers) {
           Variant other = run;
           other.stage = 1;
-          other.optimizer = homes == 1 || homes == 4;
-          other.gradients = homes == 2 || homes == 4;
-          other.weights = homes == 3 || homes == 4;
+          other.optimizer = tiers == 1 || tiers == 4;
+          other.gradients = tiers == 2 || tiers == 4;
+          other.weights = tiers == 3 || tiers == 4;
           expect_same(other, ranks, run_ranks(other, ranks), want);
         }
       }
@@ -207,9 +207,9 @@ TEST(Ranks, UpdatesInsideBackwardGiveTheSameBits) {
         run.optimizer = which == 3;
         expect_same(run, ranks, run_ranks(run, ranks), want);
         if (!run.tied || run.clip == Clip::kGlobal) continue;
-        run.table_last = true;
+        run.defer_tied_gradient = true;
         expect_same(run, ranks, run_ranks(run, ranks), want);
-        run.table_last = false;
+        run.defer_tied_gradient = false;
       }
     }
   }
@@ -240,7 +240,7 @@ TEST(Ranks, EveryRuleGivesTheSameBitsInShards) {
   }
 }
 
-enum Factor : size_t { kStage, kHome, kMethod, kRanks, kClip, kMicro, kSlots, kState, kHead, kFactors };
+enum Factor : size_t { kStage, kTier, kMethod, kRanks, kClip, kMicro, kSlots, kState, kHead, kFactors };
 using Row = std::array<size_t, kFactors>;
 constexpr Row kLevels = {2, 5, 3, 3, 2, 2, 2, 2, 2};
 
@@ -249,8 +249,8 @@ Variant shards_variant(const Row& row) {
   Variant run;
   run.steps = 6;
   run.stage = static_cast<int64_t>(row[kStage]) + 2;
-  set_home(row[kHome], run);
-  run.gradients = row[kHome] > 0;
+  set_tier(row[kTier], run);
+  run.gradients = row[kTier] > 0;
   run.optimizer = row[kState] == 1;
   run.on_host = run.on_host && run.optimizer;
   run.lora = row[kMethod] > 0;
@@ -322,8 +322,8 @@ TEST(Ranks, MoreRanksThanGranulesOrMicroBatches) {
   expect_same(run, 5, run_ranks(run, 5), want);
 }
 
-// A cut head's segments are sharded one by one, and gradients in bf16 are added in fp32.
-TEST(Ranks, CutHeadsAndShortGradients) {
+// A chunked head's segments are sharded one by one, and gradients in bf16 are added in fp32.
+TEST(Ranks, ChunkedHeadsAndShortGradients) {
   for (const int ranks : {2, 3}) {
     Variant run;
     run.tied = false;
@@ -341,7 +341,7 @@ TEST(Ranks, CutHeadsAndShortGradients) {
 }
 
 // Machines of which each adds up its ranks' gradients first: other bits than one by one, the same in every
-// stage and home, and within the bounds of one rank.
+// stage and tier, and within the bounds of one rank.
 TEST(Ranks, OfSeveralMachinesAddUpInTwoLevels) {
   for (const int nodes : {2, 3}) {
     for (const DType gradients : {DType::kF32, DType::kBF16}) {
@@ -374,7 +374,7 @@ TEST(Ranks, OfSeveralMachinesAddUpInTwoLevels) {
   }
 }
 
-// Shards inside machines, with copies on the others, in every home.
+// Shards inside machines, with copies on the others, in every tier.
 TEST(Ranks, OfMachinesShardsGiveTheSameBits) {
   constexpr Row kOfMachines = {3, 5, 3, 3, 2, 2, 2, 2, 2};  // 2 x 2, 2 x 3 or 3 x 2 ranks; stages 1 to 3
   const std::vector<Row> rows = pairwise<kFactors>(kOfMachines, 47);

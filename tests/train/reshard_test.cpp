@@ -210,10 +210,10 @@ TEST(Reshard, ShardsOfMachinesGoOnAsAnyOther) {
 // Of what a rank keeps: its shards, or the whole weights where these are not in shards.
 int64_t needed_bytes(Training& training, int64_t stage, int rank, int ranks) {
   const NumericsPlan& numerics = training.plan().numerics;
-  const StateStreams streams = numerics.state();
+  const StateTensors streams = numerics.state();
   const auto weight = static_cast<int64_t>(dtype_size(numerics.trained_dtype()));
   int64_t state = 0, needed = 0;
-  for (const StateStream& stream : streams) state += static_cast<int64_t>(dtype_size(stream.type));
+  for (const StateTensor& stream : streams) state += static_cast<int64_t>(dtype_size(stream.type));
   const std::vector<Unit> units = training.layout().units(training.head_segments() > 0);
   for (int64_t u = 0; u < std::ssize(units); ++u) {
     const Unit& unit = units[static_cast<size_t>(u)];
@@ -233,7 +233,7 @@ TEST(Reshard, RanksReadHardlyMoreThanTheyKeep) {
   run.layers = 1;
   run.micro_batches = 8;
   run.recompute = true;
-  run.granules = 16;  // of a tile, which is read by itself where its home is a disk: some chunks
+  run.granules = 16;  // of a tile, which is read by itself where its tier is a disk: some chunks
   run.stage = 1;
   std::string saved;
   with_ranks(2, [&](int r, Group& group) {

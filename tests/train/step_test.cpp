@@ -273,7 +273,7 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   Fixture f(tiny_spec(false, false, true), false, Recompute::kNone, DType::kF32, DType::kF32);
   f.step(one_batch(f.spec));
   // An infinite weight makes the loss infinite or undefined.
-  auto* const norm = reinterpret_cast<float*>(f.rank->weights().trainable_home(4));
+  auto* const norm = reinterpret_cast<float*>(f.rank->weights().trainable_in_place(4));
   const float kept = norm[0];
   norm[0] = INFINITY;
   struct Copy : StateSink {
@@ -479,11 +479,11 @@ TEST(Loans, MisuseThrows) {
   {
     const Loan loan = store.acquire(1);
     EXPECT_NE(loan.trainable(), nullptr);
-    EXPECT_THROW(store.trainable_home(1), Error) << "an update while the block is on loan";
+    EXPECT_THROW(store.trainable_in_place(1), Error) << "an update while the block is on loan";
     store.advance(1);
     EXPECT_THROW(loan.trainable(), Error) << "a loan that outlived an update";
   }
-  EXPECT_NO_THROW(store.trainable_home(1));
+  EXPECT_NO_THROW(store.trainable_in_place(1));
 }
 
 // A stop that is asked for while a run is evaluated before its first step ends it after the batch at hand.

@@ -7,7 +7,7 @@
 
 #include "comm/shared_group.h"
 #include "offloaded_run.h"
-#include "plan/predict.h"
+#include "plan/cost_model.h"
 #include "schedule/step_lists.h"
 #include "tests/support/oracles/collective_bytes.h"
 
@@ -37,7 +37,7 @@ Sent last_step(const Variant& run, Group& group) {
   for (const Operation& op : step.operations) {
     for (const Collective& call : traffic.of(op)) out.listed += sent_by(call, group.rank(), group.ranks());
   }
-  // Where state is off the device, a variant's slots replace those of which the plan has foretold the
+  // Where state is off the device, a variant's slots replace those of which the plan has estimated the
   // traffic.
   const bool as_foretold = !run.weights && !run.gradients;
   const RankTraffic sum =

@@ -23,9 +23,10 @@ class WaitingGroup final : public Group {
  public:
   int rank() const override { return 2; }
   int ranks() const override { return 3; }
-  void share_among(const Members&, const char*, std::byte*, std::span<const ByteRange>, int64_t) override {}
-  void exchange_among(const Members&, const char*, const std::byte*, std::span<const ByteRange>, int64_t,
-                      const Add&) override {}
+  void all_gather_among(const Members&, const char*, std::byte*, std::span<const ByteRange>,
+                        int64_t) override {}
+  void reduce_scatter_among(const Members&, const char*, const std::byte*, std::span<const ByteRange>,
+                            int64_t, const Add&) override {}
   bool waits() const override { return others_are_late; }
   std::optional<DeviceStand> device() const override {
     return DeviceStand{.passed = passed, .inside = inside, .where = "is somewhere"};
@@ -35,7 +36,7 @@ class WaitingGroup final : public Group {
 };
 
 struct Watched {
-  StepPulse pulse;
+  ProgressCounter progress_counter;
   WaitingGroup group, gpus;
   std::atomic<int64_t> bytes = 0;
   std::promise<std::string> given_up;
@@ -43,7 +44,7 @@ struct Watched {
   std::optional<Watchdog> dog;
 
   explicit Watched(double step_seconds = 0, bool on_gpu = false) {
-    dog.emplace(WatchdogSetup{.pulse = pulse,
+    dog.emplace(WatchdogSetup{.progress_counter = progress_counter,
                               .group = group,
                               .gpus = on_gpu ? &gpus : nullptr,
                               .least = kShort,
@@ -64,8 +65,8 @@ const Operation kForwardOp{.kind = OperationKind::kForward, .unit = 3};
 
 TEST(Watchdog, NamesRankHostAndOperationOfAStuckThread) {
   Watched rank;
-  rank.pulse.begin_step(7);
-  rank.pulse.begin(kForwardOp);
+  rank.progress_counter.begin_step(7);
+  rank.progress_counter.begin(kForwardOp);
   ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   const std::string message = rank.message.get();
   EXPECT_EQ(message.rfind("41 rank 2 on node7 has made no progress for ", 0), 0U) << message;
@@ -75,7 +76,7 @@ TEST(Watchdog, NamesRankHostAndOperationOfAStuckThread) {
 
 TEST(Watchdog, SaysWhereTheGpuOfAStuckRankIs) {
   Watched rank(0, true);
-  rank.pulse.begin(kForwardOp);
+  rank.progress_counter.begin(kForwardOp);
   ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_NE(rank.message.get().find(" s allowed; its GPU is somewhere"), std::string::npos);
 }
@@ -84,7 +85,7 @@ TEST(Watchdog, SaysWhereTheGpuOfAStuckRankIs) {
 TEST(Watchdog, SparesARankWhoseGpuWaitsOrGoesOn) {
   Watched waits(0, true), goes_on(0, true);
   waits.gpus.others_are_late = waits.gpus.inside = true;
-  for (Watched* const rank : {&waits, &goes_on}) rank->pulse.begin(kForwardOp);
+  for (Watched* const rank : {&waits, &goes_on}) rank->progress_counter.begin(kForwardOp);
   for (int i = 0; i < 300; ++i) {
     ++goes_on.gpus.passed;
     std::this_thread::sleep_for(milliseconds(5));
@@ -97,7 +98,7 @@ TEST(Watchdog, SparesARankWhoseGpuWaitsOrGoesOn) {
 TEST(Watchdog, GivesACallOfAllRanksHalfAsMuchTimeAgain) {
   Watched rank(0, true);
   rank.gpus.inside = true;
-  rank.pulse.begin(kForwardOp);
+  rank.progress_counter.begin(kForwardOp);
   ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_NE(rank.message.get().find("no progress for 0.6 s"), std::string::npos);
 }
@@ -107,11 +108,11 @@ TEST(Watchdog, GivesACallOfAllRanksHalfAsMuchTimeAgain) {
 TEST(Watchdog, SparesWhoMakesHeadwayOrNeedNot) {
   Watched goes_on, waits, moves, loads, saves;
   waits.group.others_are_late = true;
-  loads.pulse.begin_step(1);
-  for (Watched* const rank : {&goes_on, &waits, &moves, &saves}) rank->pulse.begin(kForwardOp);
-  saves.pulse.end_list();
+  loads.progress_counter.begin_step(1);
+  for (Watched* const rank : {&goes_on, &waits, &moves, &saves}) rank->progress_counter.begin(kForwardOp);
+  saves.progress_counter.end_list();
   for (int i = 0; i < 300; ++i) {
-    goes_on.pulse.begin(kForwardOp);
+    goes_on.progress_counter.begin(kForwardOp);
     ++moves.bytes;
     std::this_thread::sleep_for(milliseconds(5));
   }

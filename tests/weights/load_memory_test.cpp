@@ -21,7 +21,7 @@ TEST(LoadOnAGpu, TakesNoMoreHostMemoryThanItsBuffer) {
   const ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
   const Stream stream(DeviceType::kCuda);
   WeightStore store(layout, DType::kF32, DeviceType::kCuda);
-  // The twin's device memory is this process's: it is all there already, as it comes with values in it.
+  // The emulator's device memory is this process's: it is all there already, as it comes with values in it.
   std::ofstream("/proc/self/clear_refs") << "5";
   const int64_t before = test::status_bytes("VmRSS:");
   load_weights({spec, layout, DType::kF32, stream.view(), 2}, directory.path(), store);

@@ -71,7 +71,7 @@ double cosine(int64_t n, int64_t i, int64_t k) {
          std::cos(pi * (static_cast<double>(i) + 0.5) * static_cast<double>(k) / size);
 }
 
-// Singular values that fall as slowly as those of quantisation errors.
+// Singular values that fall as slowly as those of quantization errors.
 TEST(LowRank, IsNearlyTheNearest) {
   constexpr int64_t kRows = 300, kColumns = 200, kRank = 8;
   std::vector<float> matrix;

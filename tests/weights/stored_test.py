@@ -1,4 +1,4 @@
-"""Directories that bitsandbytes quantised, saved by transformers on the CPU: their codes are read as they are, and what is
+"""Directories that bitsandbytes quantized, saved by transformers on the CPU: their codes are read as they are, and what is
 damaged is refused with file and tensor.
 """
 import json
@@ -40,10 +40,10 @@ def saved(request, tmp_path_factory):
     else:
         kind, double = KINDS[request.param]
         settings = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=double)
-    quantised = transformers.AutoModelForCausalLM.from_pretrained(directory / "plain", quantization_config=settings, device_map="cpu",
+    quantized = transformers.AutoModelForCausalLM.from_pretrained(directory / "plain", quantization_config=settings, device_map="cpu",
                                                                   dtype=torch.bfloat16)
-    quantised.save_pretrained(directory / "quantised")
-    return request.param, directory / "quantised", quantised
+    quantized.save_pretrained(directory / "quantized")
+    return request.param, directory / "quantized", quantized
 
 
 def bits(x):
@@ -52,7 +52,7 @@ def bits(x):
 
 def test_codes_and_scales_are_those_of_the_model(saved, tmp_path):
     encoding, directory, model = saved
-    tool("quantised", directory, tmp_path / "out", "bf16", encoding)
+    tool("quantized", directory, tmp_path / "out", "bf16", encoding)
     ours = load_file(tmp_path / "out")
     layers = {name + ".weight": m for name, m in model.named_modules()
               if isinstance(m, (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt)) and "layers" in name}
@@ -157,14 +157,14 @@ def test_what_is_damaged_is_refused_with_file_and_tensor(saved, tmp_path):
         cases = {"scb": (short, ".SCB"), "codes": (short_codes, "[135, 80]"), "format": (columns, ".weight_format")}
     for name, (change, words) in cases.items():
         bad = changed(directory, tmp_path / name, change)
-        error = tool("quantised", bad, tmp_path / "out", "bf16", encoding, code=11)
+        error = tool("quantized", bad, tmp_path / "out", "bf16", encoding, code=11)
         assert words in error and NAME.removesuffix(".weight") in error and "model.safetensors" in error, (name, error)
 
 
 def test_another_encoding_is_refused(saved, tmp_path):
     encoding, directory, _ = saved
     other = "int8" if encoding != "int8" else "nf4"
-    error = tool("quantised", directory, tmp_path / "out", "bf16", other, code=11)
+    error = tool("quantized", directory, tmp_path / "out", "bf16", other, code=11)
     assert "is stored as " + encoding in error and other in error
 
 

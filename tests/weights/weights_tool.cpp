@@ -5,8 +5,8 @@
 //   model DIR OUT DTYPE PART     load as DTYPE (fp32 | bf16), export in parts of PART bytes
 //   adapter BASE DIR OUT         load a PEFT adapter of BASE, write it with one rank and alpha
 //   adapter-patterns BASE DIR OUT   the same with its own ranks and alphas
-//   quantise FILE OUT ENCODING   every matrix of a safetensors file: its codes, scales and their values
-//   quantised DIR OUT DTYPE ENCODING   the same of a model's linear layers as it is loaded
+//   quantize FILE OUT ENCODING   every matrix of a safetensors file: its codes, scales and their values
+//   quantized DIR OUT DTYPE ENCODING   the same of a model's linear layers as it is loaded
 //   copy FILE OUT                read every tensor of a safetensors file, write it again
 //   verify DIR                   the result of verify_model as JSON
 // Exit code: that of the error, with its report on stderr.
@@ -218,7 +218,7 @@ const Encoding& encoding_named(const std::string& name) {
 }
 
 // Every matrix of a file by itself.
-void quantise_file(const std::string& from, const std::string& to, const Encoding& encoding) {
+void quantize_file(const std::string& from, const std::string& to, const Encoding& encoding) {
   const SafetensorsFile file(from);
   std::vector<TensorInfo> infos;
   Memory memory;
@@ -241,8 +241,8 @@ void quantise_file(const std::string& from, const std::string& to, const Encodin
   write_all(to, infos, memory);
 }
 
-// The quantised matrices of a model.
-void quantise_model(const std::string& directory, const std::string& to, DType dtype,
+// The quantized matrices of a model.
+void quantize_model(const std::string& directory, const std::string& to, DType dtype,
                     const Encoding& encoding) {
   const ModelSpec spec = read_model_spec(directory);
   const AdapterSpec adapter{.r = 1, .alpha = 1, .targets = resolve_targets(spec.names, {"all-linear"}, "")};
@@ -274,10 +274,10 @@ int run(const std::vector<std::string>& a) {
   const std::string command = a.empty() ? "" : a[0];
   if (command == "spec" && (a.size() == 2 || a.size() == 3)) {
     print_spec(a[1], a.size() == 3 ? std::atoll(a[2].c_str()) : 0);
-  } else if (command == "quantise" && a.size() == 4) {
-    quantise_file(a[1], a[2], encoding_named(a[3]));
-  } else if (command == "quantised" && a.size() == 5) {
-    quantise_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, encoding_named(a[4]));
+  } else if (command == "quantize" && a.size() == 4) {
+    quantize_file(a[1], a[2], encoding_named(a[3]));
+  } else if (command == "quantized" && a.size() == 5) {
+    quantize_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, encoding_named(a[4]));
   } else if (command == "model" && a.size() == 5) {
     copy_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, std::atoll(a[4].c_str()));
   } else if ((command == "adapter" || command == "adapter-patterns") && a.size() == 4) {

@@ -31,7 +31,7 @@ void adapter(const Json& value, Draft& draft) {
   const auto* const found =
       std::ranges::find(kMethods, name, &std::pair<std::string_view, std::string_view>::first);
   if (found != std::end(kMethods)) {
-    // A file of adapters does not say whether another one has quantised the base.
+    // A file of adapters does not say whether another one has quantized the base.
     if (draft.method != "qlora" || found->second != "lora") draft.method = found->second;
     draft.of["train.method"].push_back(draft.at);
     draft.done = true;
@@ -163,7 +163,7 @@ void fsdp(const Json& value, Draft& draft) {
   if (!is_off(value)) draft.missing("zero.stage has 0 to 3");
 }
 
-void home(const Word& word, const Json& value, Draft& draft) {
+void tier_id(const Word& word, const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
   const std::string key(word.ours);
   if (name == "cpu") return draft.set(key, "\"host\"");
@@ -360,8 +360,8 @@ void by_key(const Word& word, const Json& value, Draft& draft) {
       return fsdp(value, draft);
     case How::kFsdpOffload:
       return fsdp_offload(value, draft);
-    case How::kHome:
-      return home(word, value, draft);
+    case How::kTier:
+      return tier_id(word, value, draft);
     case How::kLoraStart:
       return lora_start(value, draft);
     case How::kOtherFile:

@@ -38,7 +38,7 @@ inline constexpr std::string_view
     kPreference = "preference tuning and reinforcement learning are not done",
     kReward = "see train.objective; keys of these tasks are not translated",
     kVision = "images and audio are not read",
-    kQuantised = "model.quantize has nf4, fp4 and int8, made from the original",
+    kQuantized = "model.quantize has nf4, fp4 and int8, made from the original",
     kFp8 = "training is in bf16 or fp32",
     kParallel = "ranks share data and state (zero.stage), not a layer's products",
     kExperts = "experts are not trained in parallel parts", kExpertAdapters = "experts get no adapters",

@@ -49,7 +49,7 @@ enum class How : uint8_t {
   kFsdp,
   kFsdpOffload,
   kGlobal,
-  kHome,
+  kTier,
   kLoraStart,
   kMicro,
   kOtherFile,

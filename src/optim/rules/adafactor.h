@@ -18,7 +18,7 @@ struct Adafactor {
   static constexpr RuleText kText = {
       "adafactor", "factored second moments: hardly any state; as transformers' Adafactor", true};
   static constexpr bool kFactored = true;
-  static constexpr auto kStreams = factored_streams(DType::kF32);
+  static constexpr auto kStateTensors = factored_state_tensors(DType::kF32);
 
   struct Settings {
     std::vector<double> eps = {1e-30, 1e-3};

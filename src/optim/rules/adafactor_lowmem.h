@@ -16,7 +16,7 @@ struct AdafactorLowmem {
       "adafactor with second moments in bf16; a step moves each matrix by lr times its norm: try lr = 1e-4",
       true};
   static constexpr bool kFactored = true;
-  static constexpr auto kStreams = factored_streams(DType::kBF16);
+  static constexpr auto kStateTensors = factored_state_tensors(DType::kBF16);
 
   struct Settings {
     double beta2 = 0.99;

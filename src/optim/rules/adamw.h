@@ -14,8 +14,8 @@ namespace lm {
 
 struct AdamW {
   static constexpr RuleText kText = {"adamw", "Adam with decoupled weight decay"};
-  static constexpr std::array kStreams = {StateStream{"m", "first moment"},
-                                          StateStream{"v", "second moment"}};
+  static constexpr std::array kStateTensors = {StateTensor{"m", "first moment"},
+                                               StateTensor{"v", "second moment"}};
 
   struct Settings {
     std::vector<double> betas = {0.9, 0.999};

@@ -11,7 +11,7 @@ struct AdamW4bit : AdamW {
   static constexpr RuleText kText = {
       "adamw_4bit", "adamw with its moments in 4 bits, blocks of 128, as torchao's AdamW4bit"};
   static constexpr std::array kCodes = {CodeMap::kSigned4, CodeMap::kUnsigned4};
-  static constexpr std::array kStreams = coded_streams(AdamW::kStreams, kCodes);
+  static constexpr std::array kStateTensors = coded_state_tensors(AdamW::kStateTensors, kCodes);
   static AdamW4bit at(const Settings& settings, const RulePass& pass) { return {AdamW::at(settings, pass)}; }
 };
 

@@ -12,7 +12,7 @@ struct AdamW8bit : AdamW {
   static constexpr RuleText kText = {
       "adamw_8bit", "adamw with its moments in 8 bits, blocks of 256, as bitsandbytes' AdamW8bit"};
   static constexpr std::array kCodes = {CodeMap::kSigned8, CodeMap::kUnsigned8};
-  static constexpr std::array kStreams = coded_streams(AdamW::kStreams, kCodes);
+  static constexpr std::array kStateTensors = coded_state_tensors(AdamW::kStateTensors, kCodes);
   static AdamW8bit at(const Settings& settings, const RulePass& pass) { return {AdamW::at(settings, pass)}; }
 };
 

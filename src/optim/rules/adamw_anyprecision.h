@@ -18,9 +18,9 @@ struct AdamWAnyPrecision : AdamWScalars {
       "adamw_anyprecision",
       "adamw_bf16 with Kahan's compensation of the rounding, in bf16, as torchdistx's AnyPrecisionAdamW"};
   static constexpr bool kNoMaster = true;
-  static constexpr std::array kStreams = {StateStream{"m", "first moment", DType::kBF16},
-                                          StateStream{"v", "second moment", DType::kBF16},
-                                          StateStream{"c", "compensation", DType::kBF16}};
+  static constexpr std::array kStateTensors = {StateTensor{"m", "first moment", DType::kBF16},
+                                               StateTensor{"v", "second moment", DType::kBF16},
+                                               StateTensor{"c", "compensation", DType::kBF16}};
 
   using Settings = AdamW::Settings;
   template <class S, class Key>

@@ -16,8 +16,8 @@ struct AdamWBf16 : AdamWScalars {
       "adamw_bf16",
       "adamw with bf16 moments, on bf16 weights without master weights, as torch's fused AdamW"};
   static constexpr bool kNoMaster = true;
-  static constexpr std::array kStreams = {StateStream{"m", "first moment", DType::kBF16},
-                                          StateStream{"v", "second moment", DType::kBF16}};
+  static constexpr std::array kStateTensors = {StateTensor{"m", "first moment", DType::kBF16},
+                                               StateTensor{"v", "second moment", DType::kBF16}};
 
   struct Settings : AdamW::Settings {
     Rounding rounding = Rounding::kNearest;

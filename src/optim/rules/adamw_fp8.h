@@ -11,7 +11,7 @@ struct AdamWFp8 : AdamW {
   static constexpr RuleText kText = {
       "adamw_fp8", "adamw with its moments in 8-bit floats (e4m3), blocks of 256, as torchao's AdamWFp8"};
   static constexpr std::array kCodes = {CodeMap::kFloat8, CodeMap::kFloat8};
-  static constexpr std::array kStreams = coded_streams(AdamW::kStreams, kCodes);
+  static constexpr std::array kStateTensors = coded_state_tensors(AdamW::kStateTensors, kCodes);
   static AdamWFp8 at(const Settings& settings, const RulePass& pass) { return {AdamW::at(settings, pass)}; }
 };
 

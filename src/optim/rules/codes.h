@@ -179,19 +179,19 @@ constexpr auto make_table() {
 // The state tensors of a rule with quantized state: each becomes its codes, their scales, and the fp32 values
 // of small tensors.
 template <size_t n>
-constexpr std::array<StateStream, 3 * n> coded_streams(const std::array<StateStream, n>& plain,
-                                                       const std::array<CodeMap, n>& maps) {
-  std::array<StateStream, 3 * n> out;
+constexpr std::array<StateTensor, 3 * n> coded_state_tensors(const std::array<StateTensor, n>& plain,
+                                                             const std::array<CodeMap, n>& maps) {
+  std::array<StateTensor, 3 * n> out;
   for (size_t s = 0; s < n; ++s) {
-    StateStream* const of = &out[3 * s];
+    StateTensor* const of = &out[3 * s];
     of[0] = of[1] = of[2] = plain[s];
     of[0].type = DType::kU8;
-    of[0].of = StreamOf::kLarge;
-    of[1].of = StreamOf::kLarge;
+    of[0].of = StateTensorOf::kLarge;
+    of[1].of = StateTensorOf::kLarge;
     of[0].per = 8 / code_bits(maps[s]);
     of[1].per = code_block(maps[s]);
     of[1].append("_scale");
-    of[2].of = StreamOf::kSmall;
+    of[2].of = StateTensorOf::kSmall;
     of[2].append("_small");
   }
   return out;

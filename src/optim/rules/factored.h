@@ -12,7 +12,7 @@
 // root_eps). The rule computes `decay` and `factor`, once per matrix, from the sums over all of it.
 //
 //   static constexpr bool kFactored = true;
-//   static constexpr auto kStreams = factored_streams(DType::kF32);
+//   static constexpr auto kStateTensors = factored_state_tensors(DType::kF32);
 //   float beta2, one_minus_beta2, square_eps, root_eps;
 // LM_HOST_DEVICE bool counts_weights(const Rule& rule); // whether sums.weights is needed
 //   LM_HOST_DEVICE FactoredStep step(const Rule& rule, const FactoredSums& sums);
@@ -30,10 +30,10 @@ struct FactoredStep {
   float factor = 0, decay = 1;
 };
 
-constexpr std::array<StateStream, 3> factored_streams(DType type) {
-  return {StateStream{"rows", "second moment", type, StreamOf::kRows},
-          StateStream{"columns", "second moment", type, StreamOf::kColumns},
-          StateStream{"v", "second moment", type, StreamOf::kVectors}};
+constexpr std::array<StateTensor, 3> factored_state_tensors(DType type) {
+  return {StateTensor{"rows", "second moment", type, StateTensorOf::kRows},
+          StateTensor{"columns", "second moment", type, StateTensorOf::kColumns},
+          StateTensor{"v", "second moment", type, StateTensorOf::kVectors}};
 }
 
 // Columns are summed in this many parts at most, for parallelism; returns the rows of a part.

@@ -13,7 +13,7 @@ namespace lm {
 struct Lion {
   static constexpr RuleText kText = {
       "lion", "the sign of a momentum, with decoupled weight decay: wants a lower lr than adamw"};
-  static constexpr std::array kStreams = {StateStream{"m", "momentum"}};
+  static constexpr std::array kStateTensors = {StateTensor{"m", "momentum"}};
 
   struct Settings {
     std::vector<double> betas = {0.9, 0.99};

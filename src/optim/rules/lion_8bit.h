@@ -11,7 +11,7 @@ struct Lion8bit : Lion {
   static constexpr RuleText kText = {
       "lion_8bit", "lion with its momentum in 8 bits, blocks of 256, as bitsandbytes' Lion8bit"};
   static constexpr std::array kCodes = {CodeMap::kSigned8};
-  static constexpr std::array kStreams = coded_streams(Lion::kStreams, kCodes);
+  static constexpr std::array kStateTensors = coded_state_tensors(Lion::kStateTensors, kCodes);
   static Lion8bit at(const Settings& settings, const RulePass& pass) { return {Lion::at(settings, pass)}; }
 };
 

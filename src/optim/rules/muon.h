@@ -1,6 +1,6 @@
 // Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks"), as torch.optim.Muon: a
 // matrix of a transformer block steps by its momentum, orthogonalised by Newton–Schulz
-// (kernels/orthogonal.h):
+// (kernels/newton_schulz.h):
 //   m = lerp(m, g, 1 - momentum);  d = lerp(g, m, momentum) with nesterov, else m
 //   p = p * (1 - lr * weight_decay) - lr * ratio * orthogonal(d)
 // with ratio = 0.2 * sqrt(max(rows, columns)) where match_adamw, else sqrt(max(1, rows / columns)). Vectors,
@@ -21,9 +21,9 @@ struct Muon {
   static constexpr RuleText kText = {
       "muon", "Newton-Schulz momentum for the blocks' matrices, AdamW for the rest; as torch.optim.Muon",
       true};
-  static constexpr bool kOrthogonal = true;
-  static constexpr std::array kStreams = {StateStream{"m", "momentum"},
-                                          StateStream{"v", "second moment", DType::kF32, StreamOf::kOutside}};
+  static constexpr bool kMuonSteps = true;
+  static constexpr std::array kStateTensors = {
+      StateTensor{"m", "momentum"}, StateTensor{"v", "second moment", DType::kF32, StateTensorOf::kOutside}};
 
   struct Settings : AdamW::Settings {
     double momentum = 0.95;

@@ -3,7 +3,7 @@
 //
 //   struct Example {
 //     static constexpr RuleText kText = {"example", "what it is"};          // optimizer.name, help
-//     static constexpr std::array kStreams = {StateStream{"m", "first moment"}};
+//     static constexpr std::array kStateTensors = {StateTensor{"m", "first moment"}};
 //     struct Settings { double beta = 0.9; };                               // its keys of [optimizer]
 //     template <class S, class Key> static void keys(S& settings, const Key& key) {
 //       key("beta", settings.beta, "decay of the first moment", kFraction);
@@ -30,7 +30,8 @@
 // muon.h.
 //
 // Quantization of state is also handled outside: with `kCodes`, a map for each state tensor (codes.h), and
-// kStreams = coded_streams(...), `update` gets dequantized values, and its results are quantized again.
+// kStateTensors = coded_state_tensors(...), `update` gets dequantized values, and its results are quantized
+// again.
 #pragma once
 
 #include <array>
@@ -55,30 +56,30 @@ struct RuleText {
 // The elements of a state tensor: all; for quantized state those of small tensors (BlockLayout) or of the
 // others; for factored moments the rows or the columns of matrices or the elements of vectors; for Muon the
 // elements outside of transformer blocks' matrices.
-enum class StreamOf : uint8_t { kAll, kSmall, kLarge, kVectors, kRows, kColumns, kOutside };
+enum class StateTensorOf : uint8_t { kAll, kSmall, kLarge, kVectors, kRows, kColumns, kOutside };
 
 // A state tensor of the optimizer.
-struct StateStream {
+struct StateTensor {
   char name[16] = {};           // in lists of state: "block3.m"
   const char* title = nullptr;  // in the plan
   DType type = DType::kF32;
-  StreamOf of = StreamOf::kAll;
+  StateTensorOf of = StateTensorOf::kAll;
   int64_t per = 1;  // elements per value; a tensor's last value may have fewer
   constexpr int64_t values(const Elements& elements) const {
     switch (of) {
-      case StreamOf::kAll:
+      case StateTensorOf::kAll:
         return elements.all;
-      case StreamOf::kSmall:
+      case StateTensorOf::kSmall:
         return elements.small;
-      case StreamOf::kLarge:
+      case StateTensorOf::kLarge:
         return elements.large() / per;
-      case StreamOf::kVectors:
+      case StateTensorOf::kVectors:
         return elements.vectors;
-      case StreamOf::kRows:
+      case StateTensorOf::kRows:
         return elements.rows;
-      case StreamOf::kColumns:
+      case StateTensorOf::kColumns:
         return elements.columns;
-      case StreamOf::kOutside:
+      case StateTensorOf::kOutside:
         return elements.outside;
     }
     return 0;
@@ -136,7 +137,7 @@ constexpr DType weight_type(MasterForm form) {
   const bool fp16 = form == MasterForm::kF32OfFp16 || form == MasterForm::kStochasticFp16;
   return fp16 ? DType::kF16 : DType::kBF16;
 }
-constexpr StateStream master_stream(MasterForm form) {
+constexpr StateTensor master_state_tensor(MasterForm form) {
   return {"master", "master", form == MasterForm::kSplit ? DType::kI16 : DType::kF32};
 }
 
@@ -170,8 +171,8 @@ inline constexpr bool kIsFactored = requires {
 };
 // Whether it updates matrices of transformer blocks by Muon (Newton–Schulz), and `update` only other tensors.
 template <class R>
-inline constexpr bool kIsOrthogonal = requires {
-  R::kOrthogonal;
+inline constexpr bool kIsMuon = requires {
+  R::kMuonSteps;
 };
 // Whether it updates bf16 weights without masters, and no others.
 template <class R>
@@ -190,8 +191,8 @@ constexpr bool takes_form(MasterForm form) {
 }
 // The type in memory of its state tensors that are neither quantized nor factored.
 template <class R>
-using StateOf = std::conditional_t<R::kStreams[0].type == DType::kBF16, Bf16, float>;
+using StateOf = std::conditional_t<R::kStateTensors[0].type == DType::kBF16, Bf16, float>;
 template <class R>
-inline constexpr int kStateCount = static_cast<int>(R::kStreams.size()) / (kIsCoded<R> ? 3 : 1);
+inline constexpr int kStateCount = static_cast<int>(R::kStateTensors.size()) / (kIsCoded<R> ? 3 : 1);
 
 }  // namespace lm

@@ -30,12 +30,12 @@ template <class... R>
 struct RuleList {
   static constexpr size_t kSize = sizeof...(R);
   static constexpr RuleText kTexts[] = {R::kText...};
-  static constexpr std::span<const StateStream> kStreams[] = {R::kStreams...};
-  static constexpr size_t kMostStreams = std::max({R::kStreams.size()...});
+  static constexpr std::span<const StateTensor> kStateTensors[] = {R::kStateTensors...};
+  static constexpr size_t kMostStateTensors = std::max({R::kStateTensors.size()...});
   static constexpr size_t kMostStates = static_cast<size_t>(std::max({kStateCount<R>...}));
   static constexpr bool kCoded[] = {kIsCoded<R>...};
   static constexpr bool kFactored[] = {kIsFactored<R>...};
-  static constexpr bool kOrthogonal[] = {kIsOrthogonal<R>...};
+  static constexpr bool kMuonSteps[] = {kIsMuon<R>...};
   static constexpr bool kNoMaster[] = {kHasNoMaster<R>...};
   static constexpr size_t kMostBytes = std::max({sizeof(R)...});
   using Settings = std::tuple<typename R::Settings...>;
@@ -79,8 +79,8 @@ constexpr bool is_factored(RuleId rule) {
   return Rules::kFactored[static_cast<size_t>(rule)];
 }
 
-constexpr bool is_orthogonal(RuleId rule) {
-  return Rules::kOrthogonal[static_cast<size_t>(rule)];
+constexpr bool is_muon(RuleId rule) {
+  return Rules::kMuonSteps[static_cast<size_t>(rule)];
 }
 
 // Whether it updates bf16 weights without masters, and no others.
@@ -135,31 +135,32 @@ inline MasterForm master_form(RuleId rule, const RuleSettings& settings, Master 
 }
 
 // The layout of a tile's state: each state tensor's part as one array, the master last.
-class StateStreams {
+class StateTensors {
  public:
-  StateStreams(RuleId rule, MasterForm form, bool stateless = false) {
-    const std::span<const StateStream> streams = Rules::kStreams[static_cast<size_t>(rule)];
-    for (size_t s = 0; s < streams.size() && !stateless; ++s) streams_[count_++] = streams[s];
-    if (has_master(form)) streams_[count_++] = master_stream(form);
+  StateTensors(RuleId rule, MasterForm form, bool stateless = false) {
+    const std::span<const StateTensor> streams = Rules::kStateTensors[static_cast<size_t>(rule)];
+    for (size_t s = 0; s < streams.size() && !stateless; ++s) state_tensors_[count_++] = streams[s];
+    if (has_master(form)) state_tensors_[count_++] = master_state_tensor(form);
   }
-  const StateStream* begin() const { return streams_; }
-  const StateStream* end() const { return streams_ + count_; }
+  const StateTensor* begin() const { return state_tensors_; }
+  const StateTensor* end() const { return state_tensors_ + count_; }
   size_t size() const { return count_; }
-  const StateStream& operator[](size_t s) const { return streams_[s]; }
+  const StateTensor& operator[](size_t s) const { return state_tensors_[s]; }
   // Whether every state tensor has one value per element, so that bytes follow from the number of elements.
   bool of_elements() const {
-    return std::all_of(begin(), end(), [](const StateStream& stream) { return stream.of == StreamOf::kAll; });
+    return std::all_of(begin(), end(),
+                       [](const StateTensor& stream) { return stream.of == StateTensorOf::kAll; });
   }
   // For so many elements: the size of all state tensors, or the offset of `stream`.
   int64_t bytes(const Elements& elements) const { return offset(count_, elements); }
   int64_t offset(size_t stream, const Elements& elements) const {
     int64_t sum = 0;
-    for (size_t s = 0; s < stream; ++s) sum += streams_[s].bytes(elements);
+    for (size_t s = 0; s < stream; ++s) sum += state_tensors_[s].bytes(elements);
     return sum;
   }
 
  private:
-  StateStream streams_[Rules::kMostStreams + 1] = {};
+  StateTensor state_tensors_[Rules::kMostStateTensors + 1] = {};
   size_t count_ = 0;
 };
 

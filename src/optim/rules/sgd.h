@@ -11,7 +11,7 @@ namespace lm {
 struct Sgd {
   static constexpr RuleText kText = {"sgd",
                                      "gradient descent with momentum; weight decay is added to the gradient"};
-  static constexpr std::array kStreams = {StateStream{"m", "momentum"}};
+  static constexpr std::array kStateTensors = {StateTensor{"m", "momentum"}};
 
   struct Settings {
     double momentum = 0.9;

@@ -30,9 +30,9 @@ inline int64_t sent_by(const Collective& call, int rank, int ranks) {
   if (call.reach == Reach::kCopies) return own * (machines - 1);
   const int64_t of_place = call.reach == Reach::kAll ? 0 : shards_of_place(call, rank, ranks);
   if (call.reach == Reach::kMachine)
-    return call.exchange ? call.bytes - of_place : of_place * (call.machine_ranks - 1);
-  if (call.reach == Reach::kMachines) return call.exchange ? of_place - own : own * (machines - 1);
-  return call.exchange ? call.bytes - own : own * (ranks - 1);
+    return call.reduce_scatter ? call.bytes - of_place : of_place * (call.machine_ranks - 1);
+  if (call.reach == Reach::kMachines) return call.reduce_scatter ? of_place - own : own * (machines - 1);
+  return call.reduce_scatter ? call.bytes - own : own * (ranks - 1);
 }
 
 }  // namespace lm

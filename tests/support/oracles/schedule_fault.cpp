@@ -13,7 +13,7 @@ struct Counts {
   int64_t table_parts = 0;  // of micro-batches, of a tied table's gradient that is made last
   int64_t tiles = 0;        // updated
   bool rows_added = false;  // of the embedding
-  bool exchanged = false, normed = false, updated = false, gathered = false;
+  bool reduced = false, normed = false, updated = false, gathered = false;
 };
 
 // Walks the list and counts.
@@ -49,8 +49,8 @@ class Checker {
         return table_gradient(op);
       case OperationKind::kAddRows:
         return add_rows(op);
-      case OperationKind::kExchange:
-        return exchange(op);
+      case OperationKind::kReduceScatter:
+        return reduce_scatter(op);
       case OperationKind::kNorm:
         return norm(op);
       case OperationKind::kCheck:
@@ -60,7 +60,7 @@ class Checker {
       case OperationKind::kGather:
         return gather(op);
       case OperationKind::kFetch:
-      case OperationKind::kClaim:
+      case OperationKind::kAllocateSlot:
       case OperationKind::kWriteBack:
         return "";
     }
@@ -77,7 +77,7 @@ class Checker {
       if (unit.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
       if (last(u) && unit.table_parts != shape_.micro_batches) return "a table gradient is missing";
       if (!unit.normed) return name + " is never normed";
-      if (shape_.ranks > 1 && !unit.exchanged) return name + " is never exchanged";
+      if (shape_.ranks > 1 && !unit.reduced) return name + " is never exchanged";
       if (role(u) == UnitRole::kEmbedding && !unit.rows_added) return "rows of" + name + " are never added";
       if (shape_.deferred(u)) continue;
       if (!unit.updated && shape_.unit(u).tiles() > 0) return name + " is never updated";
@@ -94,7 +94,7 @@ class Checker {
   // Before the first trained block.
   bool frozen(int64_t unit) const { return shape_.unit(unit).block < shape_.first_trained; }
   // A tied table whose gradient is made last.
-  bool last(int64_t unit) const { return shape_.table_last && role(unit) == UnitRole::kEmbedding; }
+  bool last(int64_t unit) const { return shape_.defer_tied_gradient && role(unit) == UnitRole::kEmbedding; }
   bool gathers(int64_t unit) const { return shape_.sharded && !shape_.unit(unit).in_shards; }
 
   std::string use(int64_t unit) {
@@ -116,7 +116,7 @@ class Checker {
       const Counts& unit = at(u);
       if (shape_.unit(u).block == block || unit.backwards == 0) continue;
       if (shape_.tied && role(u) == UnitRole::kEmbedding) continue;
-      const bool measured = shape_.measures() && !checked_ && unit.normed;
+      const bool measured = shape_.two_pass_clip() && !checked_ && unit.normed;
       if (!measured && !unit.updated && shape_.unit(u).tiles() > 0)
         return "a gradient begins in the slot of another that is not updated";
     }
@@ -215,12 +215,12 @@ class Checker {
     return role(op.unit) == UnitRole::kEmbedding && !at(op).rows_added;
   }
 
-  std::string exchange(const Operation& op) {
+  std::string reduce_scatter(const Operation& op) {
     if (shape_.ranks == 1) return "one rank has nobody to exchange with";
-    if (at(op).exchanged) return "exchanged twice";
+    if (at(op).reduced) return "exchanged twice";
     if (at(op).backwards != shape_.micro_batches) return "exchanged before its last backward";
     if (rows_missing(op)) return "exchanged before its rows are added";
-    at(op).exchanged = true;
+    at(op).reduced = true;
     return "";
   }
 
@@ -228,7 +228,7 @@ class Checker {
     if (at(op).normed) return "normed twice";
     if (at(op).backwards != shape_.micro_batches) return "normed before its last backward";
     if (rows_missing(op)) return "normed before its rows are added";
-    if (shape_.ranks > 1 && !at(op).exchanged) return "normed before its exchange";
+    if (shape_.ranks > 1 && !at(op).reduced) return "normed before its exchange";
     at(op).normed = true;
     return "";
   }
@@ -239,7 +239,7 @@ class Checker {
       if (!at(u).normed && !frozen(u)) return "checked before every gradient is final";
     }
     checked_ = true;
-    if (shape_.measures()) begin_second_backward();
+    if (shape_.two_pass_clip()) begin_second_backward();
     return "";
   }
 
@@ -255,8 +255,8 @@ class Checker {
 
   // The unit's gradient has come to its end; of a second backward its norm is from the first.
   bool final(const Operation& op) {
-    const bool second = shape_.measures() && checked_;
-    return at(op).exchanged || at(op).updated || (at(op).normed && !second);
+    const bool second = shape_.two_pass_clip() && checked_;
+    return at(op).reduced || at(op).updated || (at(op).normed && !second);
   }
 
   // With clipping by block, a unit's update needs the norm of its whole block.
@@ -265,7 +265,7 @@ class Checker {
       if (shape_.unit(u).block != shape_.unit(op.unit).block) continue;
       const Counts& unit = at(u);
       if (!unit.normed || unit.backwards != shape_.micro_batches) return false;
-      if (shape_.ranks > 1 && !unit.exchanged) return false;
+      if (shape_.ranks > 1 && !unit.reduced) return false;
     }
     return !rows_missing(op);
   }

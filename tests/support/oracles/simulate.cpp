@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/forecast.h"
+#include "plan/estimate.h"
 #include "plan/traffic.h"
 #include "schedule/rank_clock.h"
 #include "tests/support/oracles/collective_bytes.h"
@@ -26,8 +26,8 @@ class Network {
   // Seconds of a call, from the last one's coming on.
   double carry(const Collective& call) {
     const int each = world_.ranks_per_node(), outside = world_.ranks - each;
-    if (call.reach == Collective::Reach::kMachine)  // of an exchange a call for each machine's shards
-      return occupy(most_inside(call), 0) + (call.exchange ? world_.nodes : 1) * links_.call_seconds;
+    if (call.reach == Collective::Reach::kMachine)  // of a reduce_scatter a call for each machine's shards
+      return occupy(most_inside(call), 0) + (call.reduce_scatter ? world_.nodes : 1) * links_.call_seconds;
     if (call.reach == Collective::Reach::kGroup) return occupy(most_of_group(call), 0) + links_.call_seconds;
     if (call.reach == Collective::Reach::kMachines || call.reach == Collective::Reach::kCopies)
       return occupy(0, most_of_places(call)) + links_.call_seconds +

@@ -1,7 +1,7 @@
 // Test oracle: walks a step of all ranks of a run, rank by rank. Each rank has its own clocks; the ranks of a
 // machine share its disks and its network; some ranks may be slower than others for a while. A collective
 // ends for all ranks when the last one has entered it and the busiest link has carried its part. Tests and a
-// benchmark compare the plan's forecast, which walks one rank, with it. Pure.
+// benchmark compare the plan's estimate, which walks one rank, with it. Pure.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,8 @@ class PoolChecker {
     for (const Slot& other : slots_) {
       if (other.array == op.array) return breach(index, op, "is in a slot already");
     }
-    slot = {.array = op.array, .changed = op.kind == OperationKind::kClaim, .promised = false, .order = 0};
+    slot = {
+        .array = op.array, .changed = op.kind == OperationKind::kAllocateSlot, .promised = false, .order = 0};
     return "";
   }
 
@@ -46,7 +47,7 @@ class PoolChecker {
       const auto at = std::find_if(slots_.begin(), slots_.end(),
                                    [&](const Slot& slot) { return slot.array == use.array; });
       const Operation op{.kind = OperationKind::kFetch, .pool = pool_, .array = use.array};
-      if (use.at_home) {
+      if (use.in_place) {
         if (at != slots_.end()) *at = {};
         continue;
       }

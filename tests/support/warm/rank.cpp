@@ -1,6 +1,6 @@
-// lmlaunch-cpu of build/warm/bin: asks the server at $LM_WARM_RANK for a rank like this process (server.cpp)
-// and ends as that one ends. Without a server it becomes the real lmlaunch-cpu. Who kills this process kills
-// the rank, a moment later: tests of kills and of what a process takes run the real one.
+// lmlaunch-cpu of build/warm/bin: asks the server at $LM_WARM_WORKER for a rank like this process
+// (server.cpp) and ends as that one ends. Without a server it becomes the real lmlaunch-cpu. Who kills this
+// process kills the rank, a moment later: tests of kills and of what a process takes run the real one.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -73,7 +73,7 @@ uint64_t blocked_signals() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int server = connect_to(std::getenv("LM_WARM_RANK"));
+  const int server = connect_to(std::getenv("LM_WARM_WORKER"));
   if (server >= 0) {
     Request request;
     request.arguments.assign(argv, argv + argc);

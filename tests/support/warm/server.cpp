@@ -3,7 +3,7 @@
 // each that rank.cpp asks for, with that process's arguments, environment, directory, descriptors and
 // signals.
 //
-// Usage: warm_rank_server SOCKET   until it is killed, or its parent ends
+// Usage: warm_worker_server SOCKET   until it is killed, or its parent ends
 //
 // It has computed nothing when it forks: a child of a process with ATen's threads would wait for them for
 // ever.
@@ -24,7 +24,7 @@
 
 #include "tests/support/warm/request.h"
 
-int rank_main(int argc, char** argv);  // launcher/rank/rank_main.cpp
+int worker_main(int argc, char** argv);  // launcher/worker/worker_main.cpp
 
 // In place of libc's: a sync writes out what every other entry has written, too, and the suite waits for
 // disks longer than it computes. What a run has synced matters to tests of kills and of power cuts, and those
@@ -93,7 +93,7 @@ std::string own_cache;
   std::vector<char*> argv;
   for (std::string& argument : request.arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  _exit(rank_main(static_cast<int>(request.arguments.size()), argv.data()));
+  _exit(worker_main(static_cast<int>(request.arguments.size()), argv.data()));
 }
 
 void accept_one(int listener, std::list<Child>& children) {
