@@ -54,8 +54,8 @@ inline RuleRange in_group(const BlockLayout& block, const RuleRange& range) {
   return out;
 }
 
-// body(range) for elements [from, to) of the block, in order. Of whole tensors a range is one of ours, or those
-// of the files in it that are here: without the padding after them, and none may begin or end outside.
+// body(range) for elements [from, to) of the block, in order. Of whole tensors a range is one of ours, or
+// those of the files in it that are here: without the padding after them, and none may begin or end outside.
 template <class Body>
 void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_tensors, const Body& body) {
   for (const DecayRange& range : block.ranges) {

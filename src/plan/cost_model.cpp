@@ -169,8 +169,8 @@ StepCosts::StepCosts(const StepShape& shape)
     products.gemm_flops *= shape.bf16_time;
     // Of the longest shard, for which the other ranks wait.
     if (step.sharded && unit.elements > 0)
-      products.gemm_flops *= static_cast<double>(longest_shard(unit, step.sharding())) /
-                             static_cast<double>(unit.elements);
+      products.gemm_flops *=
+          static_cast<double>(longest_shard(unit, step.sharding())) / static_cast<double>(unit.elements);
     products_.push_back(products);
   }
   // A prompt is there without rows of a table.

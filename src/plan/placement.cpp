@@ -86,8 +86,7 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   tiles.begin_block();
   placement.tile_granules = off_device ? tiles.longest_granules() : 0;
   const int64_t slot = tiles.longest_bytes();
-  PoolPlan& pool = placement.pool(Pool::kOptimizer) =
-      make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
+  PoolPlan& pool = placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
   if (pool.slots > 0) pool.slot_bytes = round_up(slot, kSlotAlignment);
   if (!placement.update_on_host) return;
   limit_slots(placement, Pool::kOptimizer);

@@ -66,11 +66,11 @@ struct PlacementPlan {
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
   // Offsets for rank 0. For rank r add the start of its shard of the unit, and clip to the shard's end; a
   // shard of whole tensors is one tile.
-  std::vector<int64_t> first_granule;  // of each tile, in its block
-  std::vector<int64_t> granules;       // of each tile
-  int ranks = 1;                       // that share the run
-  bool sharded = false;                // each has a shard of the optimizer's state
-  int copies = 1;                      // of every shard: so many groups of ranks have them all
+  std::vector<int64_t> first_granule;                // of each tile, in its block
+  std::vector<int64_t> granules;                     // of each tile
+  int ranks = 1;                                     // that share the run
+  bool sharded = false;                              // each has a shard of the optimizer's state
+  int copies = 1;                                    // of every shard: so many groups of ranks have them all
   WholeTensors whole_tensors = WholeTensors::kNone;  // of which a shard has all or nothing
   // Of a chunked head: the first tile of each segment, of the final norm, and the end.
   std::vector<int64_t> segment_tiles;

@@ -50,8 +50,7 @@ void find_sides(BlockLayout& layout) {
   for (const TensorPlace& place : layout.tensors) {
     if (place.frozen || place.parameter.vector()) continue;
     place.each_part([&](int64_t first, int64_t rows, int64_t columns) {
-      layout.sides.push_back(
-          {first, round_up(rows, kStatisticsStart), round_up(columns, kStatisticsStart)});
+      layout.sides.push_back({first, round_up(rows, kStatisticsStart), round_up(columns, kStatisticsStart)});
     });
   }
 }
@@ -207,8 +206,7 @@ Shard shard_of(const Unit& unit, int rank, int ranks) {
 }
 
 Shard shard_of(const Unit& unit, const Sharding& sharding, int place) {
-  if (sharding.of_whole_tensors(unit))
-    return shards_of_unit(unit, sharding)[static_cast<size_t>(place)];
+  if (sharding.of_whole_tensors(unit)) return shards_of_unit(unit, sharding)[static_cast<size_t>(place)];
   const int copies = sharding.copies(), first = place * copies;
   const int64_t begin = shard_of(unit, first, sharding.ranks).first;
   return {.first = begin, .elements = shard_of(unit, first + copies - 1, sharding.ranks).end() - begin};

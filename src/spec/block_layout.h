@@ -95,8 +95,8 @@ struct BlockLayout {
   // and the end. And how many blocks before this one have the same.
   std::vector<int64_t> borders;
   int64_t turn = 0;
-  int64_t flat_elements = 0;           // trainable, padding included; multiple of kGranule (may be 0)
-  int64_t parameter_elements = 0;      // trainable, without padding
+  int64_t flat_elements = 0;       // trainable, padding included; multiple of kGranule (may be 0)
+  int64_t parameter_elements = 0;  // trainable, without padding
   int64_t frozen_bytes = 0;
   int64_t frozen_elements = 0;                             // of the base
   const TensorPlace* find(const std::string& name) const;  // null when absent

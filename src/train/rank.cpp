@@ -78,7 +78,8 @@ TileLayout tile_layout(const PlacementPlan& placement, const std::vector<Unit>& 
 // Of whole tensors every rank has tiles of other lengths; else none has longer ones than the plan's.
 std::vector<int64_t> bytes_of_tiles(const RankSetup& setup, int rank) {
   const PlacementPlan& placement = setup.plan.placement;
-  if (!placement.sharded || placement.whole_tensors == WholeTensors::kNone) return {};
+  const bool of_whole_tensors = placement.sharded && placement.whole_tensors != WholeTensors::kNone;
+  if (!of_whole_tensors || setup.tokens_per_step == 0) return {};
   const TileLayout tiles =
       tile_layout(placement, setup.layout.units(placement.head_segments() > 0), rank, nullptr);
   const StateTensors state = setup.plan.numerics.state();

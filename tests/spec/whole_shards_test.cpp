@@ -1,5 +1,5 @@
-// Shards of whole tensors of the files: no border divides one, together they are the unit, and over all blocks
-// the ranks have about as much each, the first one no less than any.
+// Shards of whole tensors of the files: no border divides one, together they are the unit, and over all
+// blocks the ranks have about as much each, the first one no less than any.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -281,6 +281,48 @@ TEST(Ranks, ShardsOffTheDeviceGiveTheSameBits) {
   }
 }
 
+constexpr RuleId kOfWholeMatrices[] = {Rules::id<Adafactor>(), Rules::id<Muon>(),
+                                       Rules::id<AdafactorLowmem>()};
+
+// Of rules that update whole matrices each matrix is on one rank, with its gradient and its state.
+TEST(Ranks, ShardsOfWholeMatricesGiveTheSameBits) {
+  const std::vector<Row> rows = pairwise<kFactors>(kLevels, 48);
+  size_t rule = 0;
+  for (const Row& row : std::span(rows).first(test::counts<size_t>(9, rows.size()))) {
+    const int ranks = static_cast<int>(row[kRanks]) + 2;
+    Variant run = shards_variant(row);
+    run.steps = 4;
+    run.rule = kOfWholeMatrices[rule++ % std::size(kOfWholeMatrices)];
+    Variant first = run;
+    first.stage = 0;
+    first.optimizer = first.weights = first.gradients = first.mixed = false;
+    first.slots_on_device = first.on_host = false, first.host = 0;
+    expect_same(run, ranks, run_ranks(run, ranks), run_ranks(first, ranks));
+    if (HasFailure()) return;
+  }
+}
+
+// More ranks than a block has matrices, copies on several machines, and updates inside backward.
+TEST(Ranks, WholeMatricesOfManyRanksGiveTheSameBits) {
+  for (const RuleId rule : kOfWholeMatrices) {
+    Variant run;
+    run.rule = rule;
+    run.micro_batches = 6;
+    run.steps = 3;
+    run.stage = 0, run.nodes = 2;
+    const Outcome want = run_ranks(run, 6);
+    run.in_backward = true;
+    run.stage = 3;
+    expect_same(run, 6, run_ranks(run, 6), want);
+    run.in_backward = false, run.recompute = true;
+    run.optimizer = run.weights = run.gradients = true;
+    for (const ZeroGroup among : {ZeroGroup::kAll, ZeroGroup::kMachine}) {
+      run.among = among;
+      expect_same(run, 6, run_ranks(run, 6), want);
+    }
+  }
+}
+
 // Reading, also of tiles that no update has reached, changes nothing.
 TEST(Ranks, StateInShardsIsReadBetweenSteps) {
   for (const Master master : {Master::kSplit, Master::kF32}) {
