@@ -15,7 +15,14 @@ struct RuleRange {
   bool decay = false;
   double lr_scale = 1;                      // of the learning rate
   std::optional<double> weight_decay = {};  // a parameter group's
-  const TensorPlace* tensor = nullptr;      // the tensor, for rules that need whole tensors
+  const TensorPlace* tensor = nullptr;      // of ours, for rules that need whole tensors of the files
+  // TensorPlace::each_part of the range's.
+  template <class Body>
+  void each_part(const Body& body) const {
+    tensor->each_part([&](int64_t part, int64_t rows, int64_t columns) {
+      if (part >= first && part < first + elements) body(part, rows, columns);
+    });
+  }
 };
 
 // Calls body(range) for the parts of `range` that are in one parameter group each, or in none, in order.
@@ -47,8 +54,8 @@ inline RuleRange in_group(const BlockLayout& block, const RuleRange& range) {
   return out;
 }
 
-// body(range) for elements [from, to) of the block, in order. Whole tensors exclude the padding after them,
-// and none may begin or end outside.
+// body(range) for elements [from, to) of the block, in order. Of whole tensors a range is one of ours, or
+// those of the files in it that are here: without the padding after them, and none may begin or end outside.
 template <class Body>
 void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_tensors, const Body& body) {
   for (const DecayRange& range : block.ranges) {
@@ -61,14 +68,17 @@ void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_t
     }
     for (const Trainable& entry : block.trainables) {
       const TensorPlace& place = block.tensors[entry.tensor];
-      const int64_t past = place.offset + place.parameter.elements();
-      if (place.offset >= end || past <= begin) continue;
-      LM_CHECK(place.offset >= begin && past <= end,
-               place.parameter.name + " is split, but its rule needs it whole");
-      out.first = place.offset;
-      out.elements = place.parameter.elements();
       out.tensor = &place;
-      body(out);
+      out.elements = 0;
+      place.each_part([&](int64_t part, int64_t rows, int64_t columns) {
+        const int64_t past = part + rows * columns;
+        if (part >= end || past <= begin) return;
+        LM_CHECK(part >= begin && past <= end,
+                 place.parameter.name + " is split, but its rule needs it whole");
+        if (out.elements == 0) out.first = part;
+        out.elements = past - out.first;
+      });
+      if (out.elements > 0) body(out);
     }
   }
 }

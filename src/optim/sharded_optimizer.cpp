@@ -306,7 +306,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
   std::byte* row = part(tile, 0, range.first);
   std::byte* column = part(tile, 1, range.first);
   const auto size = static_cast<int64_t>(dtype_size(state_tensors_[0].type));
-  range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
+  range.each_part([&](int64_t first, int64_t rows, int64_t columns) {
     RuleRange matrix = range;
     matrix.first = first;
     matrix.elements = rows * columns;
@@ -330,7 +330,7 @@ void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const Rul
 void ShardedOptimizer::apply_muon(int64_t block, const Tile& tile, const RuleRange& range,
                                   const UpdateInputs& inputs, StreamView stream) const {
   LM_CHECK(stream.device == scratch_.device(), "matrix products have other bits on another device");
-  range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
+  range.each_part([&](int64_t first, int64_t rows, int64_t columns) {
     RuleRange matrix = range;
     matrix.first = first;
     matrix.elements = rows * columns;

@@ -167,6 +167,10 @@ StepCosts::StepCosts(const StepShape& shape)
     Cost products = update_products(shape.model.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
                                     unit.elements, shape.rule, step.device, nullptr);
     products.gemm_flops *= shape.bf16_time;
+    // Of the longest shard, for which the other ranks wait.
+    if (step.sharded && unit.elements > 0)
+      products.gemm_flops *=
+          static_cast<double>(longest_shard(unit, step.sharding())) / static_cast<double>(unit.elements);
     products_.push_back(products);
   }
   // A prompt is there without rows of a table.

@@ -272,6 +272,7 @@ StepConfig dry_run_step(const StepConfig& step) {
   out.micro_batches = out.ranks = out.machine_ranks = 1;
   out.clip = Clip::kGlobal;
   out.pending = out.sharded = out.in_backward = false;
+  out.whole_tensors = WholeTensors::kNone;
   out.pools = {};
   if (step.inputs_off_device()) out.pool(Pool::kActivations).slots = 1;
   out.first_tile.clear();

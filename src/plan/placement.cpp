@@ -38,7 +38,9 @@ void limit_slots(PlacementPlan& placement, Pool which) {
   const std::vector<char> through_slots = placement.through_slots(which);
   PoolPlan& pool = placement.pool(which);
   pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
-  if (pool.slots == 0) return;
+  // Of whole tensors another rank's shard of an array may be longer than the first one's.
+  const bool of_whole_tensors = placement.sharded && placement.whole_tensors != WholeTensors::kNone;
+  if (pool.slots == 0 || (of_whole_tensors && (which == Pool::kOptimizer || holds_shards(which)))) return;
   pool.slot_bytes = 0;
   for (size_t a = 0; a < through_slots.size(); ++a) {
     if (through_slots[a] != 0)
@@ -50,9 +52,9 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   PlacementPlan& placement = plan.placement;
   placement.ranks = plan.numerics.ranks;
   const Sharding sharding = sharding_of(in);
-  placement.sharded =
-      sharding.group > 1 && in.config.zero.stage >= 1 && !rule_text(plan.numerics.rule).whole_tensors;
+  placement.sharded = sharding.group > 1 && in.config.zero.stage >= 1;
   placement.copies = placement.sharded ? sharding.copies() : 1;
+  placement.whole_tensors = sharding.whole;
   const int64_t state = state_bytes(in.layout, plan.numerics.state());
   const int64_t granule_bytes = placement.granule_bytes =
       ceil_div(state, std::max<int64_t>(in.layout.flat_elements / kGranule, 1));
@@ -82,10 +84,10 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
     if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
   }
   tiles.begin_block();
-  placement.tile_granules = 0;
-  for (const int64_t granules : placement.granules)
-    if (off_device) placement.tile_granules = std::max(placement.tile_granules, granules);
-  placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
+  placement.tile_granules = off_device ? tiles.longest_granules() : 0;
+  const int64_t slot = tiles.longest_bytes();
+  PoolPlan& pool = placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
+  if (pool.slots > 0) pool.slot_bytes = round_up(slot, kSlotAlignment);
   if (!placement.update_on_host) return;
   limit_slots(placement, Pool::kOptimizer);
   placement.update_sends = size_of(plan.numerics.trained_dtype());

@@ -22,8 +22,7 @@ int64_t PoolPlan::off_device_bytes(TierId at) const {
   const size_t end = at == tier_id ? bytes.size() : boundary(tier_index(at));
   int64_t sum = 0;
   for (size_t a = begin; a < end; ++a) {
-    if (off_device[a] != 0)
-      sum += round_up(shards > 1 ? ceil_div(bytes[a], shards) + longer : bytes[a], kSlotAlignment);
+    if (off_device[a] != 0) sum += round_up(shards > 1 ? shard_bytes[a] : bytes[a], kSlotAlignment);
   }
   return sum;
 }

@@ -40,8 +40,8 @@ struct PoolPlan {
   // 1, or the ranks of a group: then what passes through slots is in shards. Each rank has its own in the
   // pool of shards (shards_of) if that has it off the device, and else in its device's memory.
   int shards = 1;
-  int64_t longer = 0;  // of shards with copies: bytes more than the share, as each copy has whole granules
-  int64_t slots = 0;   // 0: nothing passes through any
+  std::vector<int64_t> shard_bytes = {};  // then the first rank's, of each array
+  int64_t slots = 0;                      // 0: nothing passes through any
   int64_t slot_bytes = 0;
   TierId tier_id_of(size_t array) const {  // of an array off the device
     for (size_t t = 0; t < tier_index(tier_id); ++t)
@@ -64,12 +64,14 @@ struct PlacementPlan {
   InputPlaces inputs;               // of blocks, in the pool of activations
   int64_t blocks = 0;               // of the model
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
-  // Offsets for rank 0. For rank r add the start of its shard of the unit, and clip to the shard's end.
-  std::vector<int64_t> first_granule;  // of each tile, in its block
-  std::vector<int64_t> granules;       // of each tile
-  int ranks = 1;                       // that share the run
-  bool sharded = false;                // each has a shard of the optimizer's state
-  int copies = 1;                      // of every shard: so many groups of ranks have them all
+  // Offsets for rank 0. For rank r add the start of its shard of the unit, and clip to the shard's end; a
+  // shard of whole tensors is one tile.
+  std::vector<int64_t> first_granule;                // of each tile, in its block
+  std::vector<int64_t> granules;                     // of each tile
+  int ranks = 1;                                     // that share the run
+  bool sharded = false;                              // each has a shard of the optimizer's state
+  int copies = 1;                                    // of every shard: so many groups of ranks have them all
+  WholeTensors whole_tensors = WholeTensors::kNone;  // of which a shard has all or nothing
   // Of a chunked head: the first tile of each segment, of the final norm, and the end.
   std::vector<int64_t> segment_tiles;
   int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
@@ -109,7 +111,7 @@ struct PlacementPlan {
   bool verify = true;
   int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 
-  Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1}; }
+  Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1, whole_tensors}; }
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   // Into how many segments the head is cut: 0 unless one of them lives off the device.

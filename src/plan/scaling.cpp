@@ -111,12 +111,11 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
   if (gpu) notes.emplace_back("no run of several GPUs has been measured yet: an estimate");
   if (!gpu) notes.emplace_back("ranks on the CPU compute or exchange, never both at once");
   const PlacementPlan& p = plan.placement;
-  if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)
+  if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors && p.sharded)
     notes.push_back(std::string(rule.name) +
-                    " updates whole matrices: each rank has all of what is trained, whatever zero.stage");
+                    " updates whole matrices: each is on one rank, and shards are as even as that allows");
   const auto whole_on_disk = [&](Pool pool) {
-    return !rule_text(plan.numerics.rule).whole_tensors && p.pool(pool).shards == 1 &&
-           p.pool(pool).off_device_bytes(Medium::kDisk) > 0;
+    return p.pool(pool).shards == 1 && p.pool(pool).off_device_bytes(Medium::kDisk) > 0;
   };
   if (whole_on_disk(Pool::kWeights))
     notes.emplace_back("every rank has all weights on its disk: zero.stage = 3 shards them");

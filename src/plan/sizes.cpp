@@ -378,6 +378,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .ranks = p.ranks,
           .sharded = p.sharded,
           .copies = p.copies,
+          .whole_tensors = p.whole_tensors,
           .in_backward = p.in_backward(),
           .defer_tied_gradient = p.defer_tied_gradient,
           .layer_inputs = spec.embedding.inputs.width > 0,

@@ -30,14 +30,15 @@ void add_part(StateEntry array, const Shard& shard, int64_t u, StateCatalogue& o
 }  // namespace
 
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool chunked_head,
-                          bool training, int part) {
+                          bool training, const ListedBy& by) {
+  const int part = by.sharding.part(by.rank);
   const std::vector<Unit> units = layout.units(chunked_head);
   const auto each_unit = [&](const auto& visit) {
     for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
       const std::string block = fmt::format("block{}.", b);
       for (const int64_t u : units_of_block(units, b))
         visit(block, layout.blocks[static_cast<size_t>(b)],
-              shard_of(units[static_cast<size_t>(u)], part, numerics.ranks), u);
+              part_of(units[static_cast<size_t>(u)], by.sharding, part), u);
     }
   };
   StateCatalogue out;

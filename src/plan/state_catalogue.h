@@ -54,10 +54,14 @@ using StateCatalogue = std::vector<StateEntry>;
 
 // The order is that in which state is moved: weights, then the optimizer's (none without training), each by
 // block, and a name's parts one after another. With several ranks each lists what it moves: its part of every
-// unit (Sharding::part; of a shard with copies each of them lists another), and the first also what is no
-// array. Together they are the whole.
+// unit (part_of; of a shard with copies each of them lists another), and the first also what is no array.
+// Together they are the whole.
+struct ListedBy {
+  Sharding sharding;
+  int rank = 0;
+};
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool chunked_head,
-                          bool training, int part = 0);
+                          bool training, const ListedBy& by = {});
 
 // What state comes from: memory of a rank, wherever it lives, or files.
 class StateSource {

@@ -2,23 +2,41 @@
 
 #include <algorithm>
 
-#include "plan/update_work.h"
-
 namespace lm {
 
+void TileCutter::add(int64_t first_granule, int64_t granules, int64_t bytes) {
+  placement_.first_granule.push_back(first_granule);
+  placement_.granules.push_back(granules);
+  bytes_.push_back(bytes);
+  longest_granules_ = std::max(longest_granules_, granules);
+  longest_bytes_ = std::max(longest_bytes_, bytes);
+}
+
+// One tile, also of a shard that is empty: another rank has something in it.
+void TileCutter::cut_whole(const Unit& unit) {
+  const BlockLayout& block = layout_.blocks[static_cast<size_t>(unit.block)];
+  const std::vector<Shard> shards = shards_of_unit(unit, placement_.sharding());
+  for (const Shard& shard : shards) {
+    longest_granules_ = std::max(longest_granules_, shard.elements / kGranule);
+    longest_bytes_ = std::max(longest_bytes_, state_tensors_.bytes(block.count(shard.first, shard.end())));
+  }
+  const Shard& first = shards.front();
+  add(first.first / kGranule, first.elements / kGranule,
+      std::max<int64_t>(state_tensors_.bytes(block.count(first.first, first.end())), 1));
+}
+
 void TileCutter::cut(const Unit& unit) {
+  if (unit.elements == 0) return;
+  if (placement_.sharding().of_whole_tensors(unit)) return cut_whole(unit);
   const Shard shard = shard_of(unit, placement_.sharding(), 0);
   const int64_t begin = shard.first / kGranule, end = shard.end() / kGranule;
-  const bool whole = each_ == 0 || updates_whole(rule_, layout_.blocks[static_cast<size_t>(unit.block)]);
-  const int64_t each = whole ? end - begin : each_;
+  const int64_t each = each_ == 0 ? end - begin : each_;
   int64_t bytes = 0, of = 0;  // bytes of a tile of so many granules
   for (int64_t first = begin; first < end; first += each) {
     const int64_t granules = std::min(each, end - first);
     if (!of_elements_ || granules != of)
       bytes = most_bytes(unit, (first - begin) * kGranule, granules * kGranule), of = granules;
-    placement_.first_granule.push_back(first);
-    placement_.granules.push_back(granules);
-    bytes_.push_back(bytes);
+    add(first, granules, bytes);
   }
 }
 

@@ -40,7 +40,7 @@ Collective Traffic::scalars(int64_t bytes) const {
 Collective Traffic::of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
   return {.kind = kind,
           .bytes = unit.elements * element_bytes,
-          .shard = lm::shard_of(unit, 0, ranks_).elements * element_bytes,
+          .shard = longest_part(unit, sharding_) * element_bytes,
           .copies = sharding_.copies()};
 }
 
@@ -48,7 +48,7 @@ Collective Traffic::in_group(Collective::Kind kind, const Unit& unit, int64_t el
   Collective call = of_unit(kind, unit, element_bytes);
   if (sharding_.group == ranks_) return call;
   call.reach = Collective::Reach::kGroup;
-  call.shard = lm::shard_of(unit, sharding_, 0).elements * element_bytes;
+  call.shard = longest_shard(unit, sharding_) * element_bytes;
   call.machine_ranks = sharding_.group;
   call.copies = 1;
   return call;
@@ -121,7 +121,7 @@ double CollectiveTime::seconds() const {
 }
 
 CollectiveTime collective_time(const Collective& call, const World& world, const RankLinks& links) {
-  // The first rank has the longest shard: nobody sends or receives more.
+  // The longest shard's: no rank sends or receives more.
   const auto each = static_cast<double>(call.shard);
   const int here = world.ranks_per_node(), inside = here - 1, outside = world.ranks - here;
   if (call.reach == Collective::Reach::kMachine)  // of a reduce_scatter one call for each machine's shards

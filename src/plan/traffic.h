@@ -10,7 +10,7 @@
 
 namespace lm {
 
-// A call that all ranks make: of an array each of them has a shard, the first one's no shorter than any.
+// A call that all ranks make: of an array each of them has a shard.
 // Either each has made its shard and all get all of it, or (a reduce_scatter) each has an array of its own
 // and adds up its shard of all of them.
 struct Collective {
@@ -22,7 +22,7 @@ struct Collective {
   enum class Reach : uint8_t { kAll, kMachine, kMachines, kGroup, kCopies } reach = Reach::kAll;
   bool reduce_scatter = false;
   int64_t bytes = 0;      // of the array
-  int64_t shard = 0;      // of the first rank
+  int64_t shard = 0;      // the longest
   int machine_ranks = 1;  // in two levels; of a group
   int copies = 1;         // of a shard, whose parts are what is called a shard here
 

@@ -14,14 +14,11 @@ int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-// Then neither gradients nor weights are in shards. (Of adapters they never are.)
-bool updates_whole_tensors(const PlanInput& in) {
-  return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
-}
 bool cuts_head(const PlanInput& in) {
   // An adapter of the head lies with its norm, and each segment would need it.
   if (in.spec.scores() || in.layout.blocks.back().trains("head.lora_A")) return false;
-  return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
+  return !in.trains() || in.adapter != nullptr ||
+         !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
 }
 
 // What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
@@ -34,31 +31,45 @@ std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
   return units;
 }
 
-// Whole arrays of which each rank has a shard of so many bytes on that tier.
+// Bytes of a shard of each array: the first rank's, and any rank's longest.
+struct ShardBytes {
+  std::vector<int64_t> first;
+  int64_t longest = 0;
+  void add(int64_t bytes, int64_t of_any) {
+    first.push_back(bytes);
+    longest = std::max(longest, of_any);
+  }
+  // Where the first rank has nothing, another one has something: the array is there.
+  void add(const Unit& unit, const Sharding& sharding, int64_t size) {
+    add(std::max<int64_t>(shard_of(unit, sharding, 0).elements * size, 1),
+        longest_shard(unit, sharding) * size);
+  }
+};
+
+// Whole arrays of which each rank has a shard on that tier.
 void place_shards(const PlanInput& in, TierId tier_id, Pool which, std::vector<int64_t> bytes,
-                  std::vector<int64_t> shard_bytes, Plan& plan) {
+                  ShardBytes shards, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(which);
-  const Sharding sharding = sharding_of(in);
-  int64_t longer = 0;
-  for (size_t a = 0; a < bytes.size() && sharding.copies() > 1; ++a)
-    longer = std::max(longer, shard_bytes[a] - ceil_div(bytes[a], sharding.group));
   // Whole arrays exist in slots alone, on every device.
   pool = make_pool(TierId::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = sharding.group;
-  pool.longer = longer;
-  if (is_off_device(tier_id, in.device))
-    plan.placement.pool(*shards_of(which)) = make_pool(tier_id, std::move(shard_bytes), kSlots, in.device);
+  pool.shards = sharding_of(in).group;
+  pool.shard_bytes = shards.first;
+  if (!is_off_device(tier_id, in.device)) return;
+  PoolPlan& on_tier = plan.placement.pool(*shards_of(which));
+  on_tier = make_pool(tier_id, std::move(shards.first), kSlots, in.device);
+  on_tier.slot_bytes = round_up(shards.longest, kSlotAlignment);
 }
 
 bool shards_weights(const PlanInput& in) {
-  return sharding_of(in).group > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in);
+  return sharding_of(in).group > 1 && in.config.zero.stage >= 3 && in.trains();
 }
 
 }  // namespace
 
 Sharding sharding_of(const PlanInput& in) {
   const bool machine = in.config.zero.group == ZeroGroup::kMachine;
-  return {in.world.ranks, machine ? in.world.ranks_per_node() : in.world.ranks};
+  return {in.world.ranks, machine ? in.world.ranks_per_node() : in.world.ranks,
+          whole_tensors(in.config.optimizer.name)};
 }
 
 PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
@@ -81,12 +92,12 @@ PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, De
 bool shards_gradients(const PlanInput& in, const Plan& plan) {
   const int64_t micro_batches = plan.numerics.micro_batches;
   return sharding_of(in).group > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         !updates_whole_tensors(in) && (micro_batches == 1 || plan.recompute().whole()) &&
-         micro_batches <= kMostInGroup;
+         (micro_batches == 1 || plan.recompute().whole()) && micro_batches <= kMostInGroup;
 }
 
 void place_weights(const PlanInput& in, TierId tier_id, Plan& plan) {
-  std::vector<int64_t> bytes, shard_bytes;  // the first rank's, which is no shorter than any
+  std::vector<int64_t> bytes;
+  ShardBytes shard_bytes;
   const bool shards = shards_weights(in);
   const Sharding sharding = sharding_of(in);
   const DType trained = plan.numerics.trained_dtype();
@@ -97,9 +108,9 @@ void place_weights(const PlanInput& in, TierId tier_id, Plan& plan) {
     bytes.push_back(frozen                  ? unit.frozen_bytes
                     : in.adapter != nullptr ? 0
                                             : unit.elements * size_of(trained));
-    shard_bytes.push_back(bytes.back() == 0 ? 0
-                          : frozen          ? frozen_shard_of(bytes.back(), 0, sharding.group).elements
-                                            : shard_of(unit, sharding, 0).elements * size_of(trained));
+    const int64_t frozen_shard = frozen_shard_of(frozen ? bytes.back() : 0, 0, sharding.group).elements;
+    frozen || bytes.back() == 0 ? shard_bytes.add(frozen_shard, frozen_shard)
+                                : shard_bytes.add(unit, sharding, size_of(trained));
   }
   plan.placement.pool(Pool::kWeightShards) = {};
   if (shards) {
@@ -117,11 +128,12 @@ void place_weights(const PlanInput& in, TierId tier_id, Plan& plan) {
 }
 
 void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan) {
-  std::vector<int64_t> bytes, shard_bytes;
+  std::vector<int64_t> bytes;
+  ShardBytes shard_bytes;
   const int64_t size = size_of(plan.numerics.gradient_dtype);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(tier_id, in.device))) {
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
-    shard_bytes.push_back(bytes.back() == 0 ? 0 : shard_of(unit, sharding_of(in), 0).elements * size);
+    bytes.back() == 0 ? shard_bytes.add(0, 0) : shard_bytes.add(unit, sharding_of(in), size);
   }
   plan.placement.pool(Pool::kGradientShards) = {};
   if (shards) {

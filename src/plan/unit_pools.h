@@ -22,7 +22,7 @@ PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, De
 // micro-batches pass a block together.
 bool shards_gradients(const PlanInput& in, const Plan& plan);
 
-// Set the pools, whole arrays and this rank's shards of them (the first rank's: no other's are longer).
+// Set the pools, whole arrays and this rank's shards of them (the first rank's: no other has more).
 // `shards`: gradients are in shards.
 void place_weights(const PlanInput& in, TierId tier_id, Plan& plan);
 void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan);

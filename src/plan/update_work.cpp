@@ -17,8 +17,13 @@ bool steps_by_muon(RuleId rule, const BlockLayout& block, const TensorPlace& ten
   return is_muon(rule) && block.linear && !tensor.frozen && !tensor.parameter.vector();
 }
 
+WholeTensors whole_tensors(RuleId rule) {
+  if (!rule_text(rule).whole_tensors) return WholeTensors::kNone;
+  return is_muon(rule) ? WholeTensors::kOfLinearLayers : WholeTensors::kAll;
+}
+
 bool updates_whole(RuleId rule, const BlockLayout& block) {
-  return rule_text(rule).whole_tensors && (block.linear || !is_muon(rule));
+  return Sharding{.whole = whole_tensors(rule)}.of_whole_tensors({.linear = block.linear});
 }
 
 int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule) {

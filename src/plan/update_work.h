@@ -14,7 +14,8 @@ namespace lm {
 int64_t state_bytes(const ModelLayout& layout, const StateTensors& streams);
 // Whether the tensor's matrices step by their orthogonal momentum.
 bool steps_by_muon(RuleId rule, const BlockLayout& block, const TensorPlace& tensor);
-// Whether an update of the block's tensors takes all of each.
+// Which tensors of the files an update takes whole; of the block's whether it does.
+WholeTensors whole_tensors(RuleId rule);
 bool updates_whole(RuleId rule, const BlockLayout& block);
 // Bytes that an update works in, of the tensor that wants most.
 int64_t update_scratch_bytes(const ModelLayout& layout, RuleId rule);

@@ -118,6 +118,7 @@ struct StepConfig {
   int ranks = 1;         // that share the step
   bool sharded = false;  // a rank updates its shard of a unit alone, and weights are gathered
   int copies = 1;        // of every shard: so many groups of ranks have them all
+  WholeTensors whole_tensors = WholeTensors::kNone;  // of which a shard has all or nothing
   // A block's gradient ends with its update, right after its backward: all micro-batches are one group.
   bool in_backward = false;
   // The gradient of a tied table is made when every block's has ended, in the memory of these and of the
@@ -152,7 +153,7 @@ struct StepConfig {
 
   auto operator<=>(const StepConfig&) const = default;
 
-  Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1}; }
+  Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1, whole_tensors}; }
   const ScheduleUnit& unit(int64_t u) const { return units[static_cast<size_t>(u)]; }
   // All gradients are there when the step is checked, and updates come then.
   bool updates_at_end() const { return clip == Clip::kGlobal && !in_backward; }

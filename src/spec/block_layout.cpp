@@ -49,13 +49,42 @@ void find_small_runs(BlockLayout& layout) {
 void find_sides(BlockLayout& layout) {
   for (const TensorPlace& place : layout.tensors) {
     if (place.frozen || place.parameter.vector()) continue;
-    MatrixSides sides{.offset = place.offset};
-    place.each_part([&](int64_t, int64_t rows, int64_t columns) {
-      sides.rows += round_up(rows, kStatisticsStart);
-      sides.columns += round_up(columns, kStatisticsStart);
+    place.each_part([&](int64_t first, int64_t rows, int64_t columns) {
+      layout.sides.push_back({first, round_up(rows, kStatisticsStart), round_up(columns, kStatisticsStart)});
     });
-    layout.sides.push_back(sides);
   }
+}
+
+// What lies behind a tensor counts as its own: the last granule before the next one that is not in it.
+void find_borders(BlockLayout& layout) {
+  layout.borders = {0};
+  int64_t end = 0;
+  for (const TensorPlace& place : layout.tensors) {
+    if (place.frozen) continue;
+    place.each_part([&](int64_t first, int64_t rows, int64_t columns) {
+      const int64_t border = first / kGranule * kGranule;
+      if (border >= end && border > layout.borders.back()) layout.borders.push_back(border);
+      end = first + rows * columns;
+    });
+  }
+  if (layout.flat_elements > 0) layout.borders.push_back(layout.flat_elements);
+}
+
+int64_t longest_tensor(const BlockLayout& block) {
+  int64_t longest = 0;
+  for (size_t i = 1; i < block.borders.size(); ++i)
+    longest = std::max(longest, block.borders[i] - block.borders[i - 1]);
+  return longest;
+}
+
+// Of embedding and head the larger matrix is the first rank's, and the other one the last rank's.
+void find_turns(ModelLayout& model) {
+  std::map<std::vector<int64_t>, int64_t> like;
+  for (BlockLayout& block : model.blocks) {
+    if (block.body) block.turn = like[block.borders]++;
+  }
+  BlockLayout &embedding = model.blocks.front(), &head = model.blocks.back();
+  (longest_tensor(embedding) < longest_tensor(head) ? embedding : head).turn = 1;
 }
 
 // Owners are looked up by name here, once all tensors are placed.
@@ -108,6 +137,36 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   }
 }
 
+// Runs of neighbouring tensors with at most `most` elements each; a tensor with more is a run of its own.
+std::vector<Shard> runs_up_to(const Unit& unit, int64_t most) {
+  std::vector<Shard> runs;
+  int64_t begin = unit.first;
+  const auto take = [&](int64_t border) {
+    if (border <= begin) return;
+    if (runs.empty() || border - runs.back().first > most) runs.push_back({begin, 0});
+    runs.back().elements = border - runs.back().first;
+    begin = border;
+  };
+  const int64_t end = unit.first + unit.elements;
+  for (const int64_t border : unit.borders) take(std::min(border, end));
+  take(end);
+  return runs;
+}
+
+// The unit in `count` runs of neighbouring tensors, whose longest is as short as it can be: the longest
+// first. Some may be empty.
+std::vector<Shard> runs_of_tensors(const Unit& unit, int count) {
+  int64_t most = unit.elements, least = 0;  // enough; too little
+  while (most - least > kGranule) {
+    const int64_t middle = least + (most - least) / 2;
+    (std::ssize(runs_up_to(unit, middle)) <= count ? most : least) = middle;
+  }
+  std::vector<Shard> runs = runs_up_to(unit, most);
+  std::ranges::stable_sort(runs, std::ranges::greater(), &Shard::elements);
+  runs.resize(static_cast<size_t>(count), {.first = unit.first + unit.elements, .elements = 0});
+  return runs;
+}
+
 // Gives the head's matrix, which `units` has with the final norm, to its segments.
 void chunk_head_matrix(const TensorPlace& head, const BlockLayout& block, std::vector<Unit>& units) {
   LM_CHECK(head.offset == 0, "the head's matrix comes first in its block");
@@ -147,9 +206,40 @@ Shard shard_of(const Unit& unit, int rank, int ranks) {
 }
 
 Shard shard_of(const Unit& unit, const Sharding& sharding, int place) {
+  if (sharding.of_whole_tensors(unit)) return shards_of_unit(unit, sharding)[static_cast<size_t>(place)];
   const int copies = sharding.copies(), first = place * copies;
   const int64_t begin = shard_of(unit, first, sharding.ranks).first;
   return {.first = begin, .elements = shard_of(unit, first + copies - 1, sharding.ranks).end() - begin};
+}
+
+std::vector<Shard> shards_of_unit(const Unit& unit, const Sharding& sharding) {
+  std::vector<Shard> out;
+  if (!sharding.of_whole_tensors(unit)) {
+    for (int place = 0; place < sharding.group; ++place) out.push_back(shard_of(unit, sharding, place));
+    return out;
+  }
+  const std::vector<Shard> runs = runs_of_tensors(unit, sharding.group);
+  for (int64_t place = 0; place < sharding.group; ++place)
+    out.push_back(runs[static_cast<size_t>((place + unit.turn) % sharding.group)]);
+  return out;
+}
+
+Shard part_of(const Unit& unit, const Sharding& sharding, int part) {
+  if (!sharding.of_whole_tensors(unit)) return shard_of(unit, part, sharding.ranks);
+  const int copies = sharding.copies();
+  const Shard shard = shard_of(unit, sharding, part / copies);
+  const Unit alone{.first = shard.first, .elements = shard.elements};
+  return shard_of(alone, part % copies, copies);
+}
+
+int64_t longest_shard(const Unit& unit, const Sharding& sharding) {
+  if (!sharding.of_whole_tensors(unit)) return shard_of(unit, sharding, 0).elements;
+  return runs_of_tensors(unit, sharding.group).front().elements;
+}
+
+int64_t longest_part(const Unit& unit, const Sharding& sharding) {
+  if (!sharding.of_whole_tensors(unit)) return shard_of(unit, 0, sharding.ranks).elements;
+  return ceil_div(longest_shard(unit, sharding) / kGranule, sharding.copies()) * kGranule;
 }
 
 Shard frozen_shard_of(int64_t bytes, int rank, int ranks) {
@@ -172,8 +262,9 @@ std::vector<Unit> ModelLayout::units(bool chunked_head) const {
   std::vector<Unit> out = list_units(
       std::ssize(blocks) - 2, head == nullptr ? 0 : ceil_div(head->parameter.rows, kVocabularySegment));
   for (Unit& unit : out) {
-    if (unit.segment()) continue;
     const BlockLayout& block = blocks[static_cast<size_t>(unit.block)];
+    unit.linear = block.linear, unit.borders = block.borders, unit.turn = block.turn;
+    if (unit.segment()) continue;
     unit.elements = block.flat_elements;
     unit.frozen_bytes = block.frozen_bytes;
   }
@@ -263,6 +354,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     place_trainable(std::move(block.trainable), layout);
     find_small_runs(layout);
     find_sides(layout);
+    find_borders(layout);
     layout.body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
     layout.linear = layout.body && std::ranges::none_of(layout.tensors, [](const TensorPlace& place) {
                       return place.parameter.kind == ParameterKind::kEmbedding;
@@ -278,6 +370,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     model.frozen_bytes += layout.frozen_bytes;
     model.blocks.push_back(std::move(layout));
   }
+  find_turns(model);
   return model;
 }
 

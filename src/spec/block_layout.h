@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -75,8 +76,8 @@ struct ElementRun {
 // Statistics of rows and columns are one matrix of the files behind another, each filled up to so many.
 inline constexpr int64_t kStatisticsStart = 64;
 struct MatrixSides {
-  int64_t offset = 0;             // of the tensor, in the flat array
-  int64_t rows = 0, columns = 0;  // of its matrices of the files together, filled up
+  int64_t offset = 0;             // in the flat array
+  int64_t rows = 0, columns = 0;  // filled up
 };
 
 struct BlockLayout {
@@ -89,9 +90,13 @@ struct BlockLayout {
   std::vector<DecayRange> ranges;      // cover the flat array
   std::vector<GroupRange> groups;      // in order; what is in none has the settings of [optimizer]
   std::vector<ElementRun> small_runs;  // of it: of small tensors one behind another
-  std::vector<MatrixSides> sides;      // of trainable matrices
-  int64_t flat_elements = 0;           // trainable, padding included; multiple of kGranule (may be 0)
-  int64_t parameter_elements = 0;      // trainable, without padding
+  std::vector<MatrixSides> sides;      // of trainable matrices of the files
+  // Granules where a shard may begin that divides no tensor of the files (WholeTensors), in elements; with 0
+  // and the end. And how many blocks before this one have the same.
+  std::vector<int64_t> borders;
+  int64_t turn = 0;
+  int64_t flat_elements = 0;       // trainable, padding included; multiple of kGranule (may be 0)
+  int64_t parameter_elements = 0;  // trainable, without padding
   int64_t frozen_bytes = 0;
   int64_t frozen_elements = 0;                             // of the base
   const TensorPlace* find(const std::string& name) const;  // null when absent
@@ -131,12 +136,20 @@ struct Unit {
   int64_t first_row = 0, rows = 0;  // of a vocabulary segment
   int64_t first = 0, elements = 0;  // trainable
   int64_t first_frozen_byte = 0, frozen_bytes = 0;
+  // The block's, which outlives the unit.
+  bool linear = false;
+  std::span<const int64_t> borders = {};
+  int64_t turn = 0;
   bool segment() const { return role == UnitRole::kVocabularySegment; }
   // Whether all of this tensor of the block lies here.
   bool holds(const TensorPlace& place) const;
 };
 
-// A rank's part of a unit's flat array: whole granules, as many on every rank but the last that have some.
+// Tensors of the files that a rule updates whole, and that no shard divides.
+enum class WholeTensors : uint8_t { kNone, kOfLinearLayers, kAll };
+
+// A rank's part of a unit's flat array: whole granules. As many on every rank but the last that have some; if
+// shards are of whole tensors, the first rank has no less of all blocks together than any.
 struct Shard {
   int64_t first = 0;     // element of the block
   int64_t elements = 0;  // may be 0
@@ -149,12 +162,23 @@ Shard shard_of(const Unit& unit, int rank, int ranks);
 struct Sharding {
   int ranks = 1;
   int group = 1;  // ranks of a group, which divide `ranks`; 1: every rank has all
+  WholeTensors whole = WholeTensors::kNone;
+  bool of_whole_tensors(const Unit& unit) const {
+    return whole == WholeTensors::kAll || (whole == WholeTensors::kOfLinearLayers && unit.linear);
+  }
   int copies() const { return ranks / group; }
   int place(int rank) const { return rank % group; }                          // whose shard the rank has
-  int part(int rank) const { return place(rank) * copies() + rank / group; }  // shard_of's, of all ranks
+  int part(int rank) const { return place(rank) * copies() + rank / group; }  // part_of's
   auto operator<=>(const Sharding&) const = default;
 };
 Shard shard_of(const Unit& unit, const Sharding& sharding, int place);
+// The shards of a group, by place.
+std::vector<Shard> shards_of_unit(const Unit& unit, const Sharding& sharding);
+// Part `part` of `sharding.ranks`. It may divide a tensor, since no update is of a part.
+Shard part_of(const Unit& unit, const Sharding& sharding, int part);
+// Elements of the longest shard, and of the longest part.
+int64_t longest_shard(const Unit& unit, const Sharding& sharding);
+int64_t longest_part(const Unit& unit, const Sharding& sharding);
 // The same of frozen bytes, counted in bytes: equal parts of whole sectors, of which the last ones may be
 // shorter.
 Shard frozen_shard_of(int64_t bytes, int rank, int ranks);

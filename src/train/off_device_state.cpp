@@ -47,7 +47,7 @@ std::function<std::vector<ByteRange>(int64_t)> shards_of_arrays(const OffDeviceS
   const PlacementPlan& placement = setup.placement;
   const bool weights = pool == Pool::kWeights;
   return [&placement, weights, units = setup.layout.units(placement.head_segments() > 0),
-          sharding = Sharding{placement.ranks, placement.pool(pool).shards},
+          sharding = Sharding{placement.ranks, placement.pool(pool).shards, placement.whole_tensors},
           bytes = placement.pool(pool).bytes](int64_t array) {
     const Unit& unit = units[static_cast<size_t>(array)];
     const int64_t all = bytes[static_cast<size_t>(array)];
@@ -61,6 +61,8 @@ std::function<std::vector<ByteRange>(int64_t)> shards_of_arrays(const OffDeviceS
 std::vector<int64_t> bytes_here(const OffDeviceSetup& setup, Pool pool) {
   const PlacementPlan& placement = setup.placement;
   std::vector<int64_t> bytes = bytes_through_slots(placement.pool(pool), placement.through(pool));
+  for (size_t a = 0; pool == Pool::kOptimizer && a < setup.tiles.size(); ++a)
+    if (bytes[a] > 0) bytes[a] = std::max<int64_t>(setup.tiles[a], 1);
   for (const Pool whole : {Pool::kWeights, Pool::kGradients}) {
     if (shards_of(whole) != pool) continue;
     const auto shards = shards_of_arrays(setup, whole);

@@ -24,9 +24,10 @@ struct OffDeviceSetup {
   const PlacementPlan& placement;
   const ModelLayout& layout;
   std::vector<SwapPath> paths;
-  StreamView stream = {};  // compute's; its threads verify and stamp
-  bool training = true;    // false: only weights
-  int64_t staging = 0;     // bytes of update_staging, for training
+  StreamView stream = {};           // compute's; its threads verify and stamp
+  bool training = true;             // false: only weights
+  int64_t staging = 0;              // bytes of update_staging, for training
+  std::vector<int64_t> tiles = {};  // bytes of this rank's; empty: the placement's
   EngineFactory engine = {};
   StoreFactory store = {};
   bool slots_on_device = false;  // tests: even if that is the CPU

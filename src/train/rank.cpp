@@ -45,8 +45,14 @@ void move_to_shards(const std::vector<Unit>& units, int rank, const Sharding& sh
   for (const Unit& unit : units) {
     const Shard first = shard_of(unit, sharding, 0), own = shard_of(unit, sharding, sharding.place(rank));
     const auto block = static_cast<size_t>(unit.block);
+    const bool one = sharding.of_whole_tensors(unit);
     for (int64_t t = tiles.first_tile[block]; t < tiles.first_tile[block + 1]; ++t) {
       const auto i = static_cast<size_t>(t);
+      if (one) {
+        if (unit.elements > 0)
+          tiles.first_granule[i] = own.first / kGranule, tiles.granules[i] = own.elements / kGranule;
+        continue;
+      }
       const int64_t offset = tiles.first_granule[i] - first.first / kGranule;
       if (offset < 0 || offset >= first.elements / kGranule) continue;
       tiles.first_granule[i] = own.first / kGranule + offset;
@@ -69,6 +75,25 @@ TileLayout tile_layout(const PlacementPlan& placement, const std::vector<Unit>& 
   return tiles;
 }
 
+// Of whole tensors every rank has tiles of other lengths; else none has longer ones than the plan's.
+std::vector<int64_t> bytes_of_tiles(const RankSetup& setup, int rank) {
+  const PlacementPlan& placement = setup.plan.placement;
+  const bool of_whole_tensors = placement.sharded && placement.whole_tensors != WholeTensors::kNone;
+  if (!of_whole_tensors || setup.tokens_per_step == 0) return {};
+  const TileLayout tiles =
+      tile_layout(placement, setup.layout.units(placement.head_segments() > 0), rank, nullptr);
+  const StateTensors state = setup.plan.numerics.state();
+  std::vector<int64_t> out;
+  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
+    for (auto t = static_cast<size_t>(tiles.first_tile[b]); t < static_cast<size_t>(tiles.first_tile[b + 1]);
+         ++t) {
+      const int64_t first = tiles.first_granule[t] * kGranule, elements = tiles.granules[t] * kGranule;
+      out.push_back(state.bytes(setup.layout.blocks[b].count(first, first + elements)));
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Rank::Rank(const RankSetup& setup, StreamView stream)
@@ -82,6 +107,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .stream = stream,
                    .training = setup_.tokens_per_step > 0,
                    .staging = setup_.plan.placement.update_staging,
+                   .tiles = bytes_of_tiles(setup_, group_.rank()),
                    .engine = setup_.engine,
                    .store = setup_.store,
                    .slots_on_device = setup_.slots_on_device,
@@ -215,8 +241,8 @@ void Rank::reset() {
 
 StateCatalogue Rank::catalogue() const {
   const bool chunked_head = setup_.plan.placement.head_segments() > 0;
-  const int part = setup_.plan.placement.sharding().part(group_.rank());
-  return list_state(setup_.layout, setup_.plan.numerics, chunked_head, training(), part);
+  return list_state(setup_.layout, setup_.plan.numerics, chunked_head, training(),
+                    {setup_.plan.placement.sharding(), group_.rank()});
 }
 
 void Rank::restore(StateReader& from, int64_t updates) {

@@ -43,7 +43,7 @@ std::string save(const std::string& directory, const ModelLayout& layout, Numeri
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       SharedGroup group(region, r);
-      const StateCatalogue catalogue = list_state(layout, numerics, false, true, r);
+      const StateCatalogue catalogue = list_state(layout, numerics, false, true, {{ranks, 1}, r});
       Save save({.directory = directory, .step = ranks, .catalogue = catalogue, .group = &group});
       std::vector<std::byte> bytes;
       for (const StateEntry& entry : catalogue) {
@@ -76,7 +76,7 @@ TEST(Reshard, ReadsNoMoreThanEachRankNeedsAndATwentieth) {
         int64_t needed = 0;
         std::vector<std::vector<std::byte>> memory;
         std::vector<StateReader::Part> parts;
-        const StateCatalogue catalogue = list_state(layout, numerics, false, true, r);
+        const StateCatalogue catalogue = list_state(layout, numerics, false, true, {{loading, 1}, r});
         memory.reserve(catalogue.size());
         for (const StateEntry& entry : catalogue) {
           if (entry.unit < 0) continue;

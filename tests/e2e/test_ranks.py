@@ -125,6 +125,27 @@ def test_stages_and_tiers_give_the_same_bits(work, method, ranks):
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize("rule, method", some_of(("adafactor", "full"), ("muon", "lora"), ("muon", "full"), ("adafactor", "lora"), short=2))
+def test_shards_of_whole_matrices_give_the_same_bits(work, rule, method):
+    """And a run that was in shards goes on as it would have, in others: each matrix then has another rank."""
+    settings = {"optimizer__name": rule, "train__recompute": "block", "checkpoint__keep": 9}
+    prepared(work, "matrices", method, zero__stage=0, **settings)
+    run(work, "matrices", 3)
+    wanted = result(work, "matrices", method)
+    for stage, place in [(1, {}), (3, {}), (3, ON_DISK)]:
+        prepared(work, "matrices", method, zero__stage=stage, **settings, **place)
+        run(work, "matrices", 3)
+        assert result(work, "matrices", method) == wanted, (stage, place)
+    directory = work / "runs" / "matrices"
+    for checkpoint in sorted((directory / "checkpoints").glob("step_*"))[1:]:
+        shutil.rmtree(checkpoint)
+    (directory / "status.json").unlink()
+    shutil.rmtree(directory / "model")
+    told = run(work, "matrices", 3, "zero.stage=1", *[f"offload.{state}=none" for state in ("optimizer", "weights", "gradients")]).stderr
+    assert "resumes from" in told
+    assert result(work, "matrices", method) == wanted
+
+
 @pytest.mark.parametrize("method", some_of("full", "lora"))
 def test_shards_on_disk_resume_with_any_number_of_ranks_and_in_any_tier(work, method):
     """The same bits at one number of ranks, wherever the state goes on; at another one what rounding allows."""

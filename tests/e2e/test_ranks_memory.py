@@ -105,6 +105,19 @@ def test_each_rank_takes_what_was_planned_and_shards_fall_with_their_number(work
     falls_with_their_number(work, taken)
 
 
+@pytest.mark.parametrize("rule", ["muon", "adafactor"])
+def test_shards_of_whole_matrices_take_what_was_planned(work, rule):
+    """Of Adafactor two ranks have the masters' low halves of embedding and head, 8 MB each: the plan is theirs."""
+    taken = {}
+    for stage in (0, 3):
+        planned, peaks = run(work, stage, f"optimizer.name={rule}", name=rule)
+        for peak in peaks:
+            assert 0.95 * planned < peak < 1.05 * planned, (stage, [p / MIB for p in peaks], planned / MIB)
+        taken[stage] = max(peaks)
+    # Of 35 million weights in blocks: gradients and the low halves of masters, beside slots, and bf16 weights.
+    assert taken[0] - taken[3] > 0.5 * (1 - 1 / RANKS) * 35e6 * (4 + 2 + 2)
+
+
 ON_DISK = ["offload.weights=nvme", "offload.gradients=nvme", 'offload.paths=["."]']
 
 

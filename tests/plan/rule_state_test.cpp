@@ -189,8 +189,7 @@ TEST(Plan, StagesNoMoreThanAUnitForTheCpusUpdate) {
   EXPECT_LE(plan.placement.update_staging, 3 * longest * 6);
 }
 
-// A rule that updates whole tensors has a unit's state in one tile, on every rank all of it, and a head that
-// is not cut.
+// A rule that updates whole tensors has a rank's state of a unit in one tile, and a head that is not cut.
 TEST(Plan, WholeTensorsAreNotCut) {
   Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false)};
   c.config.optimizer.name = Rules::id<Adafactor>();
@@ -202,13 +201,24 @@ TEST(Plan, WholeTensorsAreNotCut) {
   const Plan plan = make_plan({c.config, c.spec, nullptr, layout, c.device}, c.machine, {.ranks = 2});
   const PlacementPlan& p = plan.placement;
   EXPECT_EQ(p.head_segments(), 0);
-  EXPECT_FALSE(p.sharded);
+  EXPECT_TRUE(p.sharded);
   ASSERT_EQ(p.granules.size(), layout.blocks.size());
-  for (size_t b = 0; b < layout.blocks.size(); ++b) {
-    EXPECT_EQ(p.granules[b] * kGranule, layout.blocks[b].flat_elements);
-    EXPECT_EQ(p.pool(Pool::kOptimizer).bytes[b],
-              plan.numerics.state().bytes(layout.blocks[b].count(0, layout.blocks[b].flat_elements)));
+  const Sharding sharding{2, 2, WholeTensors::kAll};
+  EXPECT_EQ(p.sharding(), sharding);
+  int64_t longest = 0;
+  for (const Unit& unit : layout.units(false)) {
+    const auto b = static_cast<size_t>(unit.block);
+    const auto bytes = [&](const Shard& shard) {
+      return plan.numerics.state().bytes(layout.blocks[b].count(shard.first, shard.end()));
+    };
+    const Shard first = shard_of(unit, sharding, 0);
+    EXPECT_EQ(p.first_granule[b] * kGranule, first.first);
+    EXPECT_EQ(p.granules[b] * kGranule, first.elements);
+    EXPECT_EQ(p.pool(Pool::kOptimizer).bytes[b], std::max<int64_t>(bytes(first), 1));
+    for (const int place : {0, 1}) longest = std::max(longest, bytes(shard_of(unit, sharding, place)));
   }
+  // The head's matrix is the second rank's, whose slots are no shorter than it.
+  EXPECT_GE(p.pool(Pool::kOptimizer).slot_bytes, longest);
   // Of adapters nothing is as large, and the frozen head is cut.
   c.config.optimizer.name = Rules::id<AdamW>();
   EXPECT_GT(make_plan({c.config, c.spec, nullptr, layout, c.device}, c.machine, {.ranks = 2})

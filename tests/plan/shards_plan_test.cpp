@@ -47,6 +47,30 @@ TEST(ShardsPlan, EachRankHasItsShareOfADisk) {
   }
 }
 
+// Of rules that update whole matrices a rank has some of each block's, and of all blocks its share.
+TEST(ShardsPlan, WholeMatricesAreShared) {
+  for (const RuleId rule : {Rules::id<Adafactor>(), Rules::id<Muon>()}) {
+    Case one = on_disk(1, 2);
+    one.config.optimizer.name = rule;
+    one.config.offload.optimizer = OffloadTier::kNvme;
+    const Plan whole = one.plan();
+    for (const int ranks : {2, 4, 8, 16}) {
+      Case c = on_disk(3, ranks);
+      c.config.optimizer.name = rule;
+      c.config.offload.optimizer = OffloadTier::kNvme;
+      const Plan plan = c.plan();
+      for (const char* name : {"weights", "gradients"}) {
+        const auto all = static_cast<double>(bytes_at(whole, name, TierId::kNvme));
+        const auto share = static_cast<double>(bytes_at(plan, name, TierId::kNvme));
+        EXPECT_NEAR(share * ranks / all, 1, 0.03) << name << " of " << ranks;
+      }
+      // Of 16 ranks the first has nothing of some blocks, whose shards pass by all the same.
+      for (const Pool pool : {Pool::kWeightShards, Pool::kGradientShards})
+        EXPECT_EQ(std::ranges::count(plan.placement.pool(pool).off_device, 1), 16) << pool_name(pool);
+    }
+  }
+}
+
 // Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
 TEST(ShardsPlan, TheDiskMovesShardsAlone) {
   for (const int ranks : {1, 2, 4}) {

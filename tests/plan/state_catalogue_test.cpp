@@ -67,7 +67,7 @@ TEST(StateCatalogue, RanksTogetherListWhatOneRankLists) {
     numerics.ranks = ranks;
     std::map<std::string, std::map<int64_t, int64_t>> parts;  // by name and first element
     for (int rank = 0; rank < ranks; ++rank) {
-      for (const StateEntry& entry : list_state(layout, numerics, true, true, rank)) {
+      for (const StateEntry& entry : list_state(layout, numerics, true, true, {{ranks, 1}, rank})) {
         EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << text(entry);
         EXPECT_TRUE(entry.unit < 0 || entry.first % kGranule + entry.elements % kGranule == 0) << text(entry);
       }
@@ -96,7 +96,7 @@ TEST(StateCatalogue, RanksListTheirPartsOfShardsWithCopies) {
       numerics.ranks = ranks;
       std::map<std::string, std::map<int64_t, int64_t>> parts;  // by name and first element
       for (int rank = 0; rank < ranks; ++rank) {
-        for (const StateEntry& entry : list_state(layout, numerics, true, true, sharding.part(rank))) {
+        for (const StateEntry& entry : list_state(layout, numerics, true, true, {sharding, rank})) {
           EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << text(entry);
           if (entry.unit < 0) continue;
           const Shard own = shard_of(units[static_cast<size_t>(entry.unit)], sharding, sharding.place(rank));
@@ -185,7 +185,7 @@ TEST(StateCatalogue, CodesAndScalesOfShardsAreTheWhole) {
       // A unit's parts come rank by rank, and units follow one another.
       std::map<std::string, std::map<int64_t, int64_t>> parts;
       for (int rank = 0; rank < ranks; ++rank) {
-        for (const StateEntry& entry : list_state(layout, numerics, chunked_head, true, rank)) {
+        for (const StateEntry& entry : list_state(layout, numerics, chunked_head, true, {{ranks, 1}, rank})) {
           if (entry.unit < 0) continue;
           EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << entry.name;
           whole[entry.name] = entry.shape.at(0);

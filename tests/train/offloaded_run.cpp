@@ -400,8 +400,8 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
 }
 
 StateCatalogue Training::catalogue() const {
-  const int part = plan_.placement.sharding().part(rank_index_);
-  return list_state(layout_, plan_.numerics, head_segments() > 0, true, part);
+  return list_state(layout_, plan_.numerics, head_segments() > 0, true,
+                    {plan_.placement.sharding(), rank_index_});
 }
 
 State Training::state() {

@@ -27,7 +27,10 @@ void expect_shards(const Variant& run, const Training& training, const Group& gr
     if (store == nullptr) continue;
     for (size_t a = 0; a < shards.bytes.size(); ++a) {
       if (shards.off_device[a] == 0) continue;
-      EXPECT_LE(shards.bytes[a] * pool.shards, pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
+      // Of whole tensors ranks have more of one array and less of another.
+      if (placement.whole_tensors == WholeTensors::kNone) {
+        EXPECT_LE(shards.bytes[a] * pool.shards, pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
+      }
       EXPECT_TRUE(store->holds(static_cast<int64_t>(a)));
     }
   }
@@ -47,7 +50,7 @@ Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
         const OffDeviceState& off_device = training.rank().off_device();
         if (ranks > 1) expect_shards(run, training, group);
         const bool one_pass = run.recompute || run.micro_batches <= ranks;
-        const bool shards = ranks > 1 && (run.lora || !rule_text(run.rule).whole_tensors);
+        const bool shards = ranks > 1;
         if (!run.weights) {
           EXPECT_EQ(off_device.store(Pool::kWeights) != nullptr, shards && run.stage >= 3);
         }
@@ -275,6 +278,48 @@ TEST(Ranks, ShardsOffTheDeviceGiveTheSameBits) {
     first.slots_on_device = first.on_host = false, first.host = 0;
     expect_same(run, ranks, run_ranks(run, ranks), run_ranks(first, ranks));
     if (HasFailure()) return;
+  }
+}
+
+constexpr RuleId kOfWholeMatrices[] = {Rules::id<Adafactor>(), Rules::id<Muon>(),
+                                       Rules::id<AdafactorLowmem>()};
+
+// Of rules that update whole matrices each matrix is on one rank, with its gradient and its state.
+TEST(Ranks, ShardsOfWholeMatricesGiveTheSameBits) {
+  const std::vector<Row> rows = pairwise<kFactors>(kLevels, 48);
+  size_t rule = 0;
+  for (const Row& row : std::span(rows).first(test::counts<size_t>(9, rows.size()))) {
+    const int ranks = static_cast<int>(row[kRanks]) + 2;
+    Variant run = shards_variant(row);
+    run.steps = 4;
+    run.rule = kOfWholeMatrices[rule++ % std::size(kOfWholeMatrices)];
+    Variant first = run;
+    first.stage = 0;
+    first.optimizer = first.weights = first.gradients = first.mixed = false;
+    first.slots_on_device = first.on_host = false, first.host = 0;
+    expect_same(run, ranks, run_ranks(run, ranks), run_ranks(first, ranks));
+    if (HasFailure()) return;
+  }
+}
+
+// More ranks than a block has matrices, copies on several machines, and updates inside backward.
+TEST(Ranks, WholeMatricesOfManyRanksGiveTheSameBits) {
+  for (const RuleId rule : kOfWholeMatrices) {
+    Variant run;
+    run.rule = rule;
+    run.micro_batches = 6;
+    run.steps = 3;
+    run.stage = 0, run.nodes = 2;
+    const Outcome want = run_ranks(run, 6);
+    run.in_backward = true;
+    run.stage = 3;
+    expect_same(run, 6, run_ranks(run, 6), want);
+    run.in_backward = false, run.recompute = true;
+    run.optimizer = run.weights = run.gradients = true;
+    for (const ZeroGroup among : {ZeroGroup::kAll, ZeroGroup::kMachine}) {
+      run.among = among;
+      expect_same(run, 6, run_ranks(run, 6), want);
+    }
   }
 }
 

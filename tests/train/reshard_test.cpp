@@ -109,7 +109,8 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
   } runs[] = {{false, Rules::id<AdamW>()},
               {true, Rules::id<AdamW>()},
               {false, Rules::id<AdamW8bit>()},
-              {false, Rules::id<Muon>()}};
+              {false, Rules::id<Muon>()},
+              {false, Rules::id<Adafactor>()}};
   int turn = 0;
   for (const auto& [lora, rule] : runs) {
     ++turn;
@@ -163,7 +164,7 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
 TEST(Reshard, ShardsOfMachinesGoOnAsAnyOther) {
   const fs::path directory = fs::path(testing::TempDir()) / ("reshard_machines_" + std::to_string(getpid()));
   int turn = 0;
-  for (const RuleId rule : {Rules::id<AdamW>(), Rules::id<AdamW8bit>()}) {
+  for (const RuleId rule : {Rules::id<AdamW>(), Rules::id<AdamW8bit>(), Rules::id<Adafactor>()}) {
     for (const ZeroGroup saving : {ZeroGroup::kMachine, ZeroGroup::kAll}) {
       Variant run;
       run.rule = rule;

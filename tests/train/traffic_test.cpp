@@ -105,7 +105,7 @@ OnDisk last_step_on_disk(const Variant& run, Group& group) {
     const int64_t all = placement.pool(whole).bytes[static_cast<size_t>(a)];
     if (whole == Pool::kWeights && placement.frozen_array(a))
       return frozen_shard_of(all, group.rank(), group.ranks()).elements;
-    return shard_of(unit, group.rank(), group.ranks()).elements * (all / unit.elements);
+    return shard_of(unit, placement.sharding(), group.rank()).elements * (all / unit.elements);
   };
   StepLists lists(training.plan().step);
   const int64_t micro_batches = lists.config().micro_batches;
@@ -236,6 +236,35 @@ TEST(Traffic, ShardsMoveThePlannedBytesToAndFromDisk) {
     }
   }
   EXPECT_GT(moved, 0);
+}
+
+// Shards of whole matrices are unequal, and ranks send other amounts: together the plan's mean of all. None
+// has more on its disk than the plan's rank, but for a chunk of each array.
+TEST(Traffic, OfWholeMatricesIsThePlans) {
+  for (const RuleId rule : {Rules::id<Adafactor>(), Rules::id<Muon>()}) {
+    for (const int ranks : {2, 3, 4}) {
+      for (const int64_t stage : {1, 2, 3}) {
+        Variant run;
+        run.rule = rule;
+        run.stage = stage;
+        run.micro_batches = ranks;
+        SCOPED_TRACE(std::to_string(ranks) + " ranks " + run.text());
+        double counted = 0;
+        const std::vector<Sent> all = sent_by_all(run, ranks);
+        for (const Sent& sent : all) counted += static_cast<double>(sent.counted);
+        EXPECT_NEAR(all.front().planned * ranks / counted, 1, 0.01);
+        if (stage == 1) continue;
+        run.weights = stage == 3, run.gradients = true;
+        for (const OnDisk& rank : by_all(run, ranks, last_step_on_disk)) {
+          EXPECT_EQ(rank.read, rank.listed_read);
+          EXPECT_EQ(rank.written, rank.listed_written);
+        }
+        run.optimizer = true;
+        for (const OnDisk& rank : by_all(run, ranks, last_step_on_disk))
+          EXPECT_LE(rank.space, rank.planned_space + 3 * (run.layers + 2) * kSlotAlignment);
+      }
+    }
+  }
 }
 
 TEST(Traffic, RanksSendThePlannedBytesOfShardsInEveryTier) {
