@@ -10,12 +10,33 @@ F of the MLP, L layers, V vocabulary, r rank of the adapters.
 """
 
 import json
+import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = json.loads((ROOT / "benchmarks/gpu_rates.json").read_text())
 BF16 = 2
+CAPABILITY = 9  # major compute capability of the cards in RATES["cards"]
+PROCESSORS = 132
+
+
+def flash_passes(head_dim):
+    """(share of the peak, length of half of that) forward and backward: the plan's own lines, src/plan/flash_rates.inc."""
+    lines = re.findall(r"^LM_FLASH\(([^)]*)\)", (ROOT / "src/plan/flash_rates.inc").read_text(), re.M)
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    row = next(r for r in rows if int(r[0]) == CAPABILITY and head_dim <= int(r[2]))
+    numbers = [float(cell) for cell in row[3:]]
+    return numbers[:2], numbers[2:]
+
+
+def flash_fill(pairs, length, deterministic_backward):
+    """As src/plan/flash_rate.cpp: the share of the multiprocessors that have a block."""
+    whole = math.ceil(length / 128)
+    of_pair = min(math.ceil(PROCESSORS / pairs), whole) if deterministic_backward else whole
+    turns = math.ceil(of_pair * pairs / PROCESSORS)
+    return 1 if turns > 1 and not deterministic_backward else of_pair * pairs / turns / PROCESSORS
 
 
 @dataclass(frozen=True)
@@ -141,6 +162,16 @@ def gemm_rates():
     return rates
 
 
+def attention_tflops(row):
+    """Forward and deterministic backward."""
+    if row.attention == "hopper":
+        return RATES["hopper_attention"][f"{row.shape.head_dim} {row.length}"]["tflops"]
+    pairs = row.sequences * row.shape.heads
+    peak = RATES["cards"][row.card]["peak_tflops"]
+    return [peak * share * row.length / (row.length + half) * flash_fill(pairs, row.length, backward)
+            for backward, (share, half) in enumerate(flash_passes(row.shape.head_dim))]
+
+
 def seconds_of(row):
     """The step's parts, in seconds."""
     s, t, layers = row.shape, row.tokens, row.shape.layers
@@ -161,7 +192,7 @@ def seconds_of(row):
     # Logits are written by the product; statistics read them, the gradient takes their place; dX is summed in fp32.
     parts["head"] += (3 * s.vocab * BF16 + 12 * s.hidden) * t / rate("elementwise_gbps")
     flops = 4 * s.q * row.length / 2 * t * layers
-    forward, backward = RATES["attention"][f"{row.attention} {s.head_dim} {row.length}"]["tflops"]
+    forward, backward = attention_tflops(row)
     parts["attention"] = (flops * (2 if row.recompute else 1) / forward + 2.5 * flops / backward) / 1e12
     parts["elementwise"] = sum(elementwise_units(row)) * t * s.hidden * BF16 * layers / rate("elementwise_gbps")
     if row.lora:
