@@ -21,9 +21,9 @@ constexpr int64_t kNarrow = 128;
 // Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
 constexpr double kDropout = 6;
 
-constexpr double Cost::*kSums[] = {&Cost::gemm_flops, &Cost::attention_flops, &Cost::bytes,
-                                   &Cost::pass_bytes, &Cost::decoded_bytes,   &Cost::calls,
-                                   &Cost::gemm_calls, &Cost::fp32_gemm_flops,   &Cost::timed_flops,
+constexpr double Cost::*kSums[] = {&Cost::gemm_flops,       &Cost::attention_flops, &Cost::bytes,
+                                   &Cost::pass_bytes,       &Cost::decoded_bytes,   &Cost::calls,
+                                   &Cost::gemm_calls,       &Cost::fp32_gemm_flops, &Cost::timed_flops,
                                    &Cost::attention_seconds};
 
 Counts& counts_of(StreamView stream) {

@@ -14,12 +14,12 @@ namespace lm {
 struct Cost {
   double gemm_flops = 0;
   double attention_flops = 0;
-  double bytes = 0;            // of copies, sums and updates, and of a GEMM's operands if they cost time
-  double pass_bytes = 0;       // of passes that compute on what they read
-  double decoded_bytes = 0;    // of quantized weights, dequantized for a product
-  double calls = 0;            // of kernels and of GEMMs
-  double gemm_calls = 0;       // of these, of GEMMs
-  double fp32_gemm_flops = 0;  // of gemm_flops, the part in fp32
+  double bytes = 0;              // of copies, sums and updates, and of a GEMM's operands if they cost time
+  double pass_bytes = 0;         // of passes that compute on what they read
+  double decoded_bytes = 0;      // of quantized weights, dequantized for a product
+  double calls = 0;              // of kernels and of GEMMs
+  double gemm_calls = 0;         // of these, of GEMMs
+  double fp32_gemm_flops = 0;    // of gemm_flops, the part in fp32
   double timed_flops = 0;        // of attention_flops, the part whose time Counts::attention_rate told, ...
   double attention_seconds = 0;  // ... which is this
   Cost& operator+=(const Cost& other);

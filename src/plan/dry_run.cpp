@@ -64,8 +64,7 @@ class DryRunMemory : public PassMemory {
 // one length.
 class DryRun {
  public:
-  DryRun(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
-         const Counts& counts = {})
+  DryRun(const ModelParts& whole, const StepConfig& step, const BatchShape& batch, const Counts& counts = {})
       : layers_(whole.spec, whole.layout, step.recompute),
         first_trained_(step.first_trained),
         model_{layers_.spec(), layers_.layout(), whole.adapter},

@@ -44,8 +44,8 @@ const FlashRow* row_of(const Gpu& gpu, int64_t head_dim) {
 
 }  // namespace
 
-// Deterministic backward adds up dq of as many copies as it takes blocks of a pair, so it takes no more blocks
-// than fill the card: each multiprocessor has one, and a second turn may be short.
+// Deterministic backward adds up dq of as many copies as it takes blocks of a pair, so it takes no more
+// blocks than fill the card: each multiprocessor has one, and a second turn may be short.
 double flash_fill(const FlashCall& call, int processors, bool deterministic) {
   if (processors <= 0 || call.pairs <= 0) return 1;
   const auto whole = std::max<int64_t>(std::llround(std::ceil(call.length / kBlock)), 1);

@@ -5,8 +5,8 @@
 
 #include <fstream>
 #include <map>
-#include <set>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "plan/cost_model.h"
 #include "shapes.h"
@@ -23,7 +23,8 @@ FlashCall call(bool backward, int64_t head_dim, double length, int64_t pairs) {
 // Of the FLOP of both passes backward has 2.5 times as many.
 double both(const std::function<double(const FlashCall&)>& rate, int64_t head_dim, double length,
             int64_t pairs) {
-  return 3.5 / (1 / rate(call(false, head_dim, length, pairs)) + 2.5 / rate(call(true, head_dim, length, pairs)));
+  return 3.5 /
+         (1 / rate(call(false, head_dim, length, pairs)) + 2.5 / rate(call(true, head_dim, length, pairs)));
 }
 
 TEST(FlashRate, IsWithinTenPercentOfWhatOthersPublished) {
@@ -38,10 +39,9 @@ TEST(FlashRate, IsWithinTenPercentOfWhatOthersPublished) {
       const double length = row[0], published = row[3];
       const int64_t pairs = row[1];
       const std::string pass = row[2];
-      const double ours =
-          (pass == "both" ? both(rate, head_dim, length, pairs)
-                          : rate(call(pass == "backward", head_dim, length, pairs))) /
-          1e12;
+      const double ours = (pass == "both" ? both(rate, head_dim, length, pairs)
+                                          : rate(call(pass == "backward", head_dim, length, pairs))) /
+                          1e12;
       EXPECT_NEAR(ours, published, 0.1 * published)
           << group["card"] << ", heads of " << head_dim << ", " << pass << " at " << length;
       lengths[head_dim].insert(length);
@@ -54,7 +54,8 @@ TEST(FlashRate, IsWithinTenPercentOfWhatOthersPublished) {
   EXPECT_TRUE(lengths[128].contains(32768));
 }
 
-// A pair takes as many blocks as fill the card, one on each of its 132 multiprocessors: the last turn is short.
+// A pair takes as many blocks as fill the card, one on each of its 132 multiprocessors: the last turn is
+// short.
 TEST(FlashRate, DeterministicBackwardLeavesMultiprocessorsIdle) {
   const struct {
     int64_t pairs;
