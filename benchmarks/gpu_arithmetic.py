@@ -141,7 +141,9 @@ def elementwise_units(row):
     # normed twice once more, norms, rope, activation; the attention's own passes: out . dout, dq in fp32 zeroed, added to and
     # rounded, and with grouped heads dk and dv of every head, which are then summed.
     own = 11 * q + (5 * q if s.kv_heads < s.heads else 0)
-    backward = 4 + 8 + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
+    # A norm reads dy, x and the residual's gradient and writes dx; without a weight's gradient it read the first two twice.
+    norms = 2 * (6 if row.lora and row.measured_program else 4)
+    backward = 4 + norms + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
     if row.lora:
         backward += 3 * f if row.measured_program else 0  # the activation once more, for A of down
     else:
@@ -189,8 +191,12 @@ def seconds_of(row):
         if row.recompute and name != "down":
             parts["recomputed"] += flops / tflops[0] / 1e12 / slower
     parts["head"] = (4 if row.lora else 6) * s.vocab * s.hidden * t / RATES["head_tflops"]["value"] / 1e12
-    # Logits are written by the product; statistics read them, the gradient takes their place; dX is summed in fp32.
-    parts["head"] += (3 * s.vocab * BF16 + 12 * s.hidden) * t / rate("elementwise_gbps")
+    # Logits are written by the product; statistics read them, the gradient takes their place. dX is summed in fp32, segment by
+    # segment of the vocabulary, and rounded: by a pass over each one's part, now by the product, which then reads and writes fp32
+    # where it wrote the part.
+    segments = math.ceil(s.vocab / 8192)
+    sums = (10 if row.measured_program else 6) * segments - 4 + 6
+    parts["head"] += (3 * s.vocab * BF16 + sums * s.hidden) * t / rate("elementwise_gbps")
     flops = 4 * s.q * row.length / 2 * t * layers
     forward, backward = attention_tflops(row)
     parts["attention"] = (flops * (2 if row.recompute else 1) / forward + 2.5 * flops / backward) / 1e12
