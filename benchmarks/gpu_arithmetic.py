@@ -233,6 +233,13 @@ def share_of_peak(row):
     return necessary_flops(row) / step_seconds(row) / RATES["cards"][row.card]["peak_tflops"] / 1e12
 
 
+def balanced_share():
+    """As src/plan/placement.cpp: the CPU's share of updates at which it and the link need as long, of bf16 gradients."""
+    gpu = 10 / (RATES["link_gbps"]["value"] / 2)
+    cpu = 1 / RATES["host_update_gparams"]["value"]
+    return gpu / (gpu + cpu)
+
+
 def offloaded_seconds(row, share):
     """With low halves and moments in host memory: the longest of the step, the link (10 B of state each way, 4 of gradient or
     weight for the `share` that the CPU updates) and the CPU. 8b-slice-host was measured 9 % above its link's time."""
@@ -283,13 +290,12 @@ class Target:
         return ("reached" if reached else "not reached") + (f", and needs {self.needs}" if self.needs else "")
 
 
-HOPPER, SPLIT = "a Hopper attention kernel", "updates that CPU and GPU share"
+HOPPER = "a Hopper attention kernel"
 TARGETS = [
     Target(LORA_H100, "tokens/s", 13300),
     Target(replace(LORA_H100, attention="hopper"), "tokens/s", 15000, needs=HOPPER),
     Target(Row("8B full, 2 x 2048, 4 micro-batches, H200", LLAMA_8B, sequences=2, micro_batches=4), "tokens/s", 12000),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26, share=0.5, needs=SPLIT),
+    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26, share=balanced_share()),
     Target(FULL_7B, "% of peak", 59.5),
     Target(replace(FULL_7B, attention="hopper"), "% of peak", 61, needs=HOPPER),
 ]

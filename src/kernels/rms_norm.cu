@@ -79,8 +79,8 @@ __global__ void forward(RmsNormForward a) {
   }
 }
 
-// What a row's second turn needs again: kPacks packs of each thread's gradients and inputs stay in registers, as
-// forward's second turn finds its row in the cache. 0: rows too long for that are read twice.
+// What a row's second turn needs again: kPacks packs of each thread's gradients and inputs stay in registers,
+// as forward's second turn finds its row in the cache. 0: rows too long for that are read twice.
 template <class T, int n, int kPacks>
 struct KeptRow {
   static constexpr bool kKept = kPacks > 0;

@@ -100,9 +100,9 @@ struct Chunk {
   const float* weight;                        // of the targets; null: 1
   View max, sum, target_logit, nll, correct;  // [R_c] fp32
   View dx_sum;                                // [R_c, H] fp32; undefined: dx is not wanted
-  View part = {};  // [R_c, H], scratch beside dx_sum; undefined where products add to fp32 themselves
-  View dreduced = {};                         // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
-  View reduced = {};                          // s x Aᵀ [R_c, r] of an adapter
+  View part = {};      // [R_c, H], scratch beside dx_sum; undefined where products add to fp32 themselves
+  View dreduced = {};  // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
+  View reduced = {};   // s x Aᵀ [R_c, r] of an adapter
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.

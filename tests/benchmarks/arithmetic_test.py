@@ -113,7 +113,12 @@ def test_a_change_of_a_rate_moves_the_rows_that_have_it(monkeypatch):
 def test_predictions_and_where_the_targets_stand():
     print(arithmetic.table())
     reached = [target.figure() <= target.value if target.what == "s" else target.figure() >= target.value for target in arithmetic.TARGETS]
-    assert reached == [True, True, False, False, True, False, False]
+    assert reached == [True, True, False, True, False, False]
+    # The CPU's share of updates: what crosses the link without one, and with it.
+    offloaded = next(target for target in arithmetic.TARGETS if target.what == "s")
+    assert 0.4 < offloaded.share < 0.5
+    assert arithmetic.offloaded_seconds(offloaded.row, 0) == pytest.approx(0.34, abs=0.005)
+    assert offloaded.figure() == pytest.approx(0.25, abs=0.005)
     # What the program's own changes have given, by the same sums.
     now = arithmetic.LORA_H100
     assert arithmetic.tokens_per_second(now) > 1.06 * arithmetic.tokens_per_second(replace(now, measured_program=True))

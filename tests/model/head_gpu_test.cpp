@@ -47,7 +47,8 @@ class HeadGradient {
     const Memory dx = sent(sevens.data(), kRows * kHidden * 4, stream);
     const auto column = [](const Memory& memory) { return View{memory.data(), DType::kF32, kRows, 1, 1}; };
     HeadRows rows;
-    rows.targets = {.count = kRows, .row = nullptr, .target = reinterpret_cast<const int32_t*>(target.data())};
+    rows.targets = {
+        .count = kRows, .row = nullptr, .target = reinterpret_cast<const int32_t*>(target.data())};
     rows.normed = {x.data(), dtype_, kRows, kHidden, kHidden};
     rows.max = column(none), rows.sum = column(sums), rows.nll = column(none);
     rows.dx_sum = {dx.data(), DType::kF32, kRows, kHidden, kHidden};
@@ -68,8 +69,7 @@ class HeadGradient {
       for (int64_t v = 0; v < kVocab; ++v) {
         const double p = std::exp(logit(r, v)) / static_cast<double>(sums_[static_cast<size_t>(r)]);
         const double d = weights_.rounded(p - (v == targets()[r] ? 1 : 0));
-        for (int64_t h = 0; h < kHidden; ++h)
-          want[static_cast<size_t>(h)] += d * weights_[v * kHidden + h];
+        for (int64_t h = 0; h < kHidden; ++h) want[static_cast<size_t>(h)] += d * weights_[v * kHidden + h];
       }
       for (int64_t h = 0; h < kHidden; ++h) {
         largest = std::max(largest, std::abs(want[static_cast<size_t>(h)]));
