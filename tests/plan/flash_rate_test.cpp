@@ -89,6 +89,28 @@ TEST(FlashRate, IsKnownOfCardsAndTypesThatHaveFlashAttention) {
   }
 }
 
+// ATen's functions make results of their own, and dk and dv of each query head, which are then summed.
+TEST(FlashRate, WhatTheLibraryCopiesCountsBeside) {
+  const std::function<double(const FlashCall&)> rate = [](const FlashCall& c) {
+    return c.backward ? 2e12 : 1e12;
+  };
+  const auto cost_of = [&](auto args, auto kernel) {
+    args.tokens = 100, args.documents.count = 2, args.dtype = DType::kBF16;
+    args.heads = 8, args.kv_heads = 2, args.head_dim = 64;
+    Counts counts{.cost = {}, .attention_rate = &rate};
+    (counting_kernels(DeviceType::kCuda).*kernel)(args, counting_stream(counts, DeviceType::kCuda, 1));
+    return counts.cost;
+  };
+  constexpr double kQ = 2 * 100 * 8 * 64, kKv = 2 * 100 * 2 * 64;  // bytes
+  const Cost forward = cost_of(AttentionForward(), &Kernels::attention_forward);
+  EXPECT_EQ(forward.bytes, 2 * kQ);
+  EXPECT_DOUBLE_EQ(forward.attention_seconds, forward.attention_flops / 1e12);
+  const Cost backward = cost_of(AttentionBackward(), &Kernels::attention_backward);
+  EXPECT_EQ(backward.bytes, 2 * (kQ + 2 * kKv) + 2 * (kQ + kKv));
+  EXPECT_DOUBLE_EQ(backward.attention_seconds, backward.attention_flops / 2e12);
+  EXPECT_DOUBLE_EQ(backward.attention_flops, 2.5 * forward.attention_flops);
+}
+
 Case long_lora(int64_t length) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
   c.config.train.method = Method::kLora;
@@ -116,7 +138,7 @@ TEST(FlashRate, OfShortDocumentsIsLower) {
     return step.cost.attention_flops / step.attention_seconds;
   };
   EXPECT_GT(rate_of(16384), 1.1 * rate_of(2048));
-  EXPECT_GT(rate_of(2048), 1.2 * rate_of(512));
+  EXPECT_GT(rate_of(2048), 1.05 * rate_of(512));
 }
 
 // In fp32 another kernel computes, of which nothing is published here.
