@@ -10,12 +10,33 @@ F of the MLP, L layers, V vocabulary, r rank of the adapters.
 """
 
 import json
+import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = json.loads((ROOT / "benchmarks/gpu_rates.json").read_text())
 BF16 = 2
+CAPABILITY = 9  # major compute capability of the cards in RATES["cards"]
+PROCESSORS = 132
+
+
+def flash_passes(head_dim):
+    """(share of the peak, length of half of that) forward and backward: the plan's own lines, src/plan/flash_rates.inc."""
+    lines = re.findall(r"^LM_FLASH\(([^)]*)\)", (ROOT / "src/plan/flash_rates.inc").read_text(), re.M)
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    row = next(r for r in rows if int(r[0]) == CAPABILITY and head_dim <= int(r[2]))
+    numbers = [float(cell) for cell in row[3:]]
+    return numbers[:2], numbers[2:]
+
+
+def flash_fill(pairs, length, deterministic_backward):
+    """As src/plan/flash_rate.cpp: the share of the multiprocessors that have a block."""
+    whole = math.ceil(length / 128)
+    of_pair = min(math.ceil(PROCESSORS / pairs), whole) if deterministic_backward else whole
+    turns = math.ceil(of_pair * pairs / PROCESSORS)
+    return 1 if turns > 1 and not deterministic_backward else of_pair * pairs / turns / PROCESSORS
 
 
 @dataclass(frozen=True)
@@ -120,7 +141,9 @@ def elementwise_units(row):
     # normed twice once more, norms, rope, activation; the attention's own passes: out . dout, dq in fp32 zeroed, added to and
     # rounded, and with grouped heads dk and dv of every head, which are then summed.
     own = 11 * q + (5 * q if s.kv_heads < s.heads else 0)
-    backward = 4 + 8 + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
+    # A norm reads dy, x and the residual's gradient and writes dx; without a weight's gradient it read the first two twice.
+    norms = 2 * (6 if row.lora and row.measured_program else 4)
+    backward = 4 + norms + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
     if row.lora:
         backward += 3 * f if row.measured_program else 0  # the activation once more, for A of down
     else:
@@ -141,6 +164,16 @@ def gemm_rates():
     return rates
 
 
+def attention_tflops(row):
+    """Forward and deterministic backward."""
+    if row.attention == "hopper":
+        return RATES["hopper_attention"][f"{row.shape.head_dim} {row.length}"]["tflops"]
+    pairs = row.sequences * row.shape.heads
+    peak = RATES["cards"][row.card]["peak_tflops"]
+    return [peak * share * row.length / (row.length + half) * flash_fill(pairs, row.length, backward)
+            for backward, (share, half) in enumerate(flash_passes(row.shape.head_dim))]
+
+
 def seconds_of(row):
     """The step's parts, in seconds."""
     s, t, layers = row.shape, row.tokens, row.shape.layers
@@ -158,10 +191,14 @@ def seconds_of(row):
         if row.recompute and name != "down":
             parts["recomputed"] += flops / tflops[0] / 1e12 / slower
     parts["head"] = (4 if row.lora else 6) * s.vocab * s.hidden * t / RATES["head_tflops"]["value"] / 1e12
-    # Logits are written by the product; statistics read them, the gradient takes their place; dX is summed in fp32.
-    parts["head"] += (3 * s.vocab * BF16 + 12 * s.hidden) * t / rate("elementwise_gbps")
+    # Logits are written by the product; statistics read them, the gradient takes their place. dX is summed in fp32, segment by
+    # segment of the vocabulary, and rounded: by a pass over each one's part, now by the product, which then reads and writes fp32
+    # where it wrote the part.
+    segments = math.ceil(s.vocab / 8192)
+    sums = (10 if row.measured_program else 6) * segments - 4 + 6
+    parts["head"] += (3 * s.vocab * BF16 + sums * s.hidden) * t / rate("elementwise_gbps")
     flops = 4 * s.q * row.length / 2 * t * layers
-    forward, backward = RATES["attention"][f"{row.attention} {s.head_dim} {row.length}"]["tflops"]
+    forward, backward = attention_tflops(row)
     parts["attention"] = (flops * (2 if row.recompute else 1) / forward + 2.5 * flops / backward) / 1e12
     parts["elementwise"] = sum(elementwise_units(row)) * t * s.hidden * BF16 * layers / rate("elementwise_gbps")
     if row.lora:
@@ -194,6 +231,13 @@ def necessary_flops(row):
 
 def share_of_peak(row):
     return necessary_flops(row) / step_seconds(row) / RATES["cards"][row.card]["peak_tflops"] / 1e12
+
+
+def balanced_share():
+    """As src/plan/placement.cpp: the CPU's share of updates at which it and the link need as long, of bf16 gradients."""
+    gpu = 10 / (RATES["link_gbps"]["value"] / 2)
+    cpu = 1 / RATES["host_update_gparams"]["value"]
+    return gpu / (gpu + cpu)
 
 
 def offloaded_seconds(row, share):
@@ -246,13 +290,12 @@ class Target:
         return ("reached" if reached else "not reached") + (f", and needs {self.needs}" if self.needs else "")
 
 
-HOPPER, SPLIT = "a Hopper attention kernel", "updates that CPU and GPU share"
+HOPPER = "a Hopper attention kernel"
 TARGETS = [
     Target(LORA_H100, "tokens/s", 13300),
     Target(replace(LORA_H100, attention="hopper"), "tokens/s", 15000, needs=HOPPER),
     Target(Row("8B full, 2 x 2048, 4 micro-batches, H200", LLAMA_8B, sequences=2, micro_batches=4), "tokens/s", 12000),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26, share=0.5, needs=SPLIT),
+    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26, share=balanced_share()),
     Target(FULL_7B, "% of peak", 59.5),
     Target(replace(FULL_7B, attention="hopper"), "% of peak", 61, needs=HOPPER),
 ]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/attention_chunks.h"
@@ -20,9 +21,10 @@ constexpr int64_t kNarrow = 128;
 // Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
 constexpr double kDropout = 6;
 
-constexpr double Cost::*kSums[] = {&Cost::gemm_flops, &Cost::attention_flops, &Cost::bytes,
-                                   &Cost::pass_bytes, &Cost::decoded_bytes,   &Cost::calls,
-                                   &Cost::gemm_calls, &Cost::fp32_gemm_flops};
+constexpr double Cost::*kSums[] = {&Cost::gemm_flops,       &Cost::attention_flops, &Cost::bytes,
+                                   &Cost::pass_bytes,       &Cost::decoded_bytes,   &Cost::calls,
+                                   &Cost::gemm_calls,       &Cost::fp32_gemm_flops, &Cost::timed_flops,
+                                   &Cost::attention_seconds};
 
 Counts& counts_of(StreamView stream) {
   return *static_cast<Counts*>(stream.handle);
@@ -183,13 +185,36 @@ void attention_in_chunks(const Args& a, StreamView stream, double products) {
   cost.calls += parts * (shape.backward ? 22 : 16) - 1;
 }
 
+// What ATen's functions do beside the kernel whose rate is known (attention_cuda.cpp): results are theirs,
+// and copied to ours; in backward those of key heads are made of each query head, and then summed.
+double library_copies(const AttentionForward& a) {
+  return 2 * product(a.tokens, a.heads, a.head_dim) * size(a.dtype);
+}
+double library_copies(const AttentionBackward& a) {
+  const double q = product(a.tokens, a.heads, a.head_dim), kv = product(a.tokens, a.kv_heads, a.head_dim);
+  const double sums = a.heads == a.kv_heads ? 0 : 2 * (q + kv);
+  return (2 * (q + 2 * kv) + sums) * size(a.dtype);
+}
+
 // Flash attention multiplies five times where the forward does twice.
 template <class Args>
 void attention(const Args& a, StreamView stream, double products) {
-  if (stream.device == DeviceType::kCuda && !library_attends(a.head_dim, a.softcap))
-    return attention_in_chunks(a, stream, products);
-  counted(stream).attention_flops +=
-      products * 2 * visible_keys(a.documents, a.tokens, a.window) * product(a.heads, a.head_dim);
+  const bool gpu = stream.device == DeviceType::kCuda;
+  if (gpu && !library_attends(a.head_dim, a.softcap)) return attention_in_chunks(a, stream, products);
+  const double keys = visible_keys(a.documents, a.tokens, a.window);
+  const double flops = products * 2 * keys * product(a.heads, a.head_dim);
+  Cost& cost = counted(stream);
+  cost.attention_flops += flops;
+  const auto* const rate_of = counts_of(stream).attention_rate;
+  if (!gpu || rate_of == nullptr || a.tokens == 0) return;
+  const double rate = (*rate_of)({.backward = std::is_same_v<Args, AttentionBackward>,
+                                  .head_dim = a.head_dim,
+                                  .length = 2 * keys / static_cast<double>(a.tokens),
+                                  .pairs = a.documents.count * a.heads});
+  if (rate == 0) return;
+  cost.timed_flops += flops;
+  cost.attention_seconds += flops / rate;
+  cost.bytes += library_copies(a);
 }
 void attention_forward(const AttentionForward& a, StreamView stream) {
   attention(a, stream, 2);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <set>
 
 #include "kernels/kernels.h"
@@ -13,12 +14,14 @@ namespace lm {
 struct Cost {
   double gemm_flops = 0;
   double attention_flops = 0;
-  double bytes = 0;            // of copies, sums and updates, and of a GEMM's operands if they cost time
-  double pass_bytes = 0;       // of passes that compute on what they read
-  double decoded_bytes = 0;    // of quantized weights, dequantized for a product
-  double calls = 0;            // of kernels and of GEMMs
-  double gemm_calls = 0;       // of these, of GEMMs
-  double fp32_gemm_flops = 0;  // of gemm_flops, the part in fp32
+  double bytes = 0;              // of copies, sums and updates, and of a GEMM's operands if they cost time
+  double pass_bytes = 0;         // of passes that compute on what they read
+  double decoded_bytes = 0;      // of quantized weights, dequantized for a product
+  double calls = 0;              // of kernels and of GEMMs
+  double gemm_calls = 0;         // of these, of GEMMs
+  double fp32_gemm_flops = 0;    // of gemm_flops, the part in fp32
+  double timed_flops = 0;        // of attention_flops, the part whose time Counts::attention_rate told, ...
+  double attention_seconds = 0;  // ... which is this
   Cost& operator+=(const Cost& other);
   Cost& operator-=(const Cost& other);
   Cost& operator*=(double times);
@@ -28,9 +31,19 @@ struct Cost {
 // Types follow from the model and need not be distinguished.
 using GemmShape = std::array<int64_t, 11>;
 
+// A call of flash attention on a GPU, as far as its rate depends on it.
+struct FlashCall {
+  bool backward = false;
+  int64_t head_dim = 0;
+  double length = 0;  // of its documents: twice the keys that a token sees on average
+  int64_t pairs = 0;  // of document and query head
+};
+
 struct Counts {
   Cost cost;
   std::set<GemmShape>* gemms = nullptr;  // of every product; null if not needed
+  // FLOP/s of such a call; 0: not known. Null: attention has the one rate of the whole step.
+  const std::function<double(const FlashCall&)>* attention_rate = nullptr;
 };
 
 // Scope that multiplies counts: one repetition of repeated work is executed.

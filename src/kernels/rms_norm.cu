@@ -79,7 +79,15 @@ __global__ void forward(RmsNormForward a) {
   }
 }
 
-template <class T, int n, int kLanes, WeightForm kForm>
+// What a row's second turn needs again: kPacks packs of each thread's gradients and inputs stay in registers,
+// as forward's second turn finds its row in the cache. 0: rows too long for that are read twice.
+template <class T, int n, int kPacks>
+struct KeptRow {
+  static constexpr bool kKept = kPacks > 0;
+  Pack<T, n> dy[kKept ? kPacks : 1], x[kKept ? kPacks : 1];
+};
+
+template <class T, int n, int kLanes, int kPacks, WeightForm kForm>
 __global__ void backward(RmsNormBackward a) {
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
   if (vector >= a.rows * a.groups) return;
@@ -90,28 +98,42 @@ __global__ void backward(RmsNormBackward a) {
   const T* dresidual = a.dresidual != nullptr ? static_cast<const T*>(a.dresidual) + r * a.width : nullptr;
   T* dx = static_cast<T*>(a.dx) + r * a.dx_stride + g * a.width;
   const float rstd = a.rstd[vector];
-  float dots = 0;
-  for (int64_t j = first; j < a.width; j += kLanes * n) {
-    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j),
-                     w = load_weight<n, kForm, T>(a.weight, j);
-    for (int i = 0; i < n; ++i) {
-      dots += norm_factor<kForm>(to_float(w.at[i])) * to_float(gradient.at[i]) * (to_float(v.at[i]) * rstd);
+  KeptRow<T, n, kPacks> row;
+  // Packs of this thread in order: the index is known to the compiler where the row is kept.
+  const auto each_pack = [&](auto work) {
+    if constexpr (kPacks > 0) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int64_t j = first + int64_t{p} * kLanes * n;
+        if (j < a.width) work(j, p);
+      }
+    } else {
+      for (int64_t j = first; j < a.width; j += kLanes * n) work(j, 0);
     }
-  }
+  };
+  float dots = 0;
+  each_pack([&](int64_t j, int p) {
+    row.dy[p] = load_pack<n>(dy + j), row.x[p] = load_pack<n>(x + j);
+    const Pack<T, n> w = load_weight<n, kForm, T>(a.weight, j);
+    for (int i = 0; i < n; ++i) {
+      dots += norm_factor<kForm>(to_float(w.at[i])) * to_float(row.dy[p].at[i]) *
+              (to_float(row.x[p].at[i]) * rstd);
+    }
+  });
   const float mean = vector_sum<kLanes>(dots) / static_cast<float>(a.width);
-  for (int64_t j = first; j < a.width; j += kLanes * n) {
-    const Pack<T, n> gradient = load_pack<n>(dy + j), v = load_pack<n>(x + j),
-                     w = load_weight<n, kForm, T>(a.weight, j);
+  each_pack([&](int64_t j, int p) {
+    if constexpr (kPacks == 0) row.dy[p] = load_pack<n>(dy + j), row.x[p] = load_pack<n>(x + j);
+    const Pack<T, n> w = load_weight<n, kForm, T>(a.weight, j);
     Pack<T, n> d{};
     if (dresidual != nullptr) d = load_pack<n>(dresidual + j);
     float sum[n];
     for (int i = 0; i < n; ++i) {
-      const float own = rms_norm_gradient(to_float(v.at[i]) * rstd, to_float(gradient.at[i]),
+      const float own = rms_norm_gradient(to_float(row.x[p].at[i]) * rstd, to_float(row.dy[p].at[i]),
                                           norm_factor<kForm>(to_float(w.at[i])), mean, rstd);
       sum[i] = dresidual != nullptr ? to_float(d.at[i]) + own : own;
     }
     store_rounded(dx + j, sum);
-  }
+  });
 }
 
 // partial[b, j]: rows b * 64 ... in order, the groups of a row in order. A thread has n columns and asks for
@@ -301,10 +323,17 @@ void launch_backward(const RmsNormBackward& a, StreamView stream) {
   const int64_t vectors = a.rows * a.groups;
   const bool warp = a.width <= kWarpWidth;
   const unsigned grid = blocks_of(vectors, warp ? kThreads / 32 : 1);
-  if (pack && warp) return launch(backward<T, kPack<T>, 32, kForm>, grid, kThreads, stream, a);
-  if (pack) return launch(backward<T, kPack<T>, kThreads, kForm>, grid, kThreads, stream, a);
-  if (warp) return launch(backward<T, 1, 32, kForm>, grid, kThreads, stream, a);
-  launch(backward<T, 1, kThreads, kForm>, grid, kThreads, stream, a);
+  constexpr int n = kPack<T>;
+  const int64_t step = int64_t{warp ? 32 : kThreads} * n, packs = (a.width + step - 1) / step;
+  if (pack && warp) {
+    if (packs <= 2) return launch(backward<T, n, 32, 2, kForm>, grid, kThreads, stream, a);
+    return launch(backward<T, n, 32, kWarpWidth / (32 * n), kForm>, grid, kThreads, stream, a);
+  }
+  if (pack && packs <= 2) return launch(backward<T, n, kThreads, 2, kForm>, grid, kThreads, stream, a);
+  if (pack && packs <= 4) return launch(backward<T, n, kThreads, 4, kForm>, grid, kThreads, stream, a);
+  if (pack) return launch(backward<T, n, kThreads, 0, kForm>, grid, kThreads, stream, a);
+  if (warp) return launch(backward<T, 1, 32, 0, kForm>, grid, kThreads, stream, a);
+  launch(backward<T, 1, kThreads, 0, kForm>, grid, kThreads, stream, a);
 }
 
 }  // namespace

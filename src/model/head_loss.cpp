@@ -100,9 +100,9 @@ struct Chunk {
   const float* weight;                        // of the targets; null: 1
   View max, sum, target_logit, nll, correct;  // [R_c] fp32
   View dx_sum;                                // [R_c, H] fp32; undefined: dx is not wanted
-  View part = {};                             // [R_c, H], scratch beside dx_sum
-  View dreduced = {};                         // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
-  View reduced = {};                          // s x Aᵀ [R_c, r] of an adapter
+  View part = {};      // [R_c, H], scratch beside dx_sum; undefined where products add to fp32 themselves
+  View dreduced = {};  // [R_c, r] fp32; undefined: not wanted, as HeadRows has it
+  View reduced = {};   // s x Aᵀ [R_c, r] of an adapter
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
@@ -139,15 +139,29 @@ void add_loss(const Context& context, const Chunk& chunk, LossSums* sums) {
                                context.stream);
 }
 
-// to += from, in fp32; or to = from.
-void add_in_fp32(const Context& context, const View& from, const View& to, bool overwrite) {
+// Whether a product of the model's type adds to fp32 itself: it is then rounded nowhere in between, and no
+// pass reads it again. (LibTorch has no such products on a CPU.)
+bool sums_products(const Context& context) {
+  return context.device == DeviceType::kCuda;
+}
+
+// to += a b, in fp32; or to = a b. `part`: where the product lies that is added then.
+void add_product(const Context& context, const View& a, const View& b, const View& part, const View& to,
+                 bool overwrite) {
+  if (sums_products(context))
+    return context.kernels.gemm({.a = a, .b = b, .out = to, .addend = overwrite ? View() : to},
+                                context.stream);
+  context.kernels.gemm({.a = a, .b = b, .out = part}, context.stream);
   context.kernels.accumulate({.to = to.data,
-                              .from = from.data,
-                              .elements = from.elements(),
+                              .from = part.data,
+                              .elements = part.elements(),
                               .to_dtype = DType::kF32,
                               .from_dtype = context.dtype,
                               .overwrite = overwrite},
                              context.stream);
+}
+View part_like(const Context& context, const View& x) {
+  return sums_products(context) ? View() : context.like(x);
 }
 
 // What the gradient of a segment's logits gives an adapter: B's rows, and their part of dreduced.
@@ -156,9 +170,8 @@ void adapter_segment_backward(const Context& context, const HeadSegment& segment
   const Param& b = segment.adapter.b;
   add_weight_gradient(context, b.gradient, dlogits, chunk.reduced, first);
   const ArenaFrame frame(context.arena);
-  const View part = context.like(chunk.reduced);
-  context.kernels.gemm({.a = dlogits, .b = b.weight, .out = part}, context.stream);
-  add_in_fp32(context, part, chunk.dreduced, segment.first_row == 0);
+  add_product(context, dlogits, b.weight, part_like(context, chunk.reduced), chunk.dreduced,
+              segment.first_row == 0);
 }
 
 // After the last segment: A's gradient, and its part of dx_sum.
@@ -175,9 +188,7 @@ void adapter_finish(const Context& context, const HeadAdapter& adapter, const Ch
   context.kernels.scale({.x = d, .out = d, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, d, chunk.x, first);
   if (!chunk.dx_sum.defined()) return;
-  const View part = context.like(chunk.x);
-  context.kernels.gemm({.a = d, .b = adapter.a.weight, .out = part}, context.stream);
-  add_in_fp32(context, part, chunk.dx_sum, false);
+  add_product(context, d, adapter.a.weight, part_like(context, chunk.x), chunk.dx_sum, false);
 }
 
 // The logits become their own gradient; what follows from it is added.
@@ -203,8 +214,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
   add_token_gradients(context, segment.tokens, logits, segment.first_row, chunk.x, first);
   if (chunk.dreduced.defined()) adapter_segment_backward(context, segment, chunk, logits, first);
   if (!chunk.dx_sum.defined()) return;
-  context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = chunk.part}, context.stream);
-  add_in_fp32(context, chunk.part, chunk.dx_sum, segment.first_row == 0);
+  add_product(context, logits, segment.weight.weight, chunk.part, chunk.dx_sum, segment.first_row == 0);
 }
 
 // dx = dx_sum's first rows, rounded.
@@ -228,7 +238,7 @@ void fused_chunk(const Context& context, const Head& head, Chunk chunk, LossSums
   add_loss(context, chunk, sums);
   const bool matrix = head.weight.gradient.defined() || head.tokens.rows.gradient.defined();
   if (!chunk.dx_sum.defined() && !matrix && !chunk.dreduced.defined()) return;
-  if (chunk.dx_sum.defined()) chunk.part = context.like(chunk.x);
+  if (chunk.dx_sum.defined()) chunk.part = part_like(context, chunk.x);
   for (size_t s = 0; s < logits.size(); ++s) {
     const HeadSegment segment = segment_of(head, static_cast<int64_t>(s) * kVocabularySegment);
     segment_backward(context, segment, chunk, logits[s], scale, first);
@@ -334,7 +344,7 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
     chunk.reduced = reduced_of(context, segment.adapter, chunk.x);
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
     multiply(context, chunk.x, segment, chunk.reduced, logits);
-    if (chunk.dx_sum.defined()) chunk.part = context.like(chunk.x);
+    if (chunk.dx_sum.defined()) chunk.part = part_like(context, chunk.x);
     segment_backward(context, segment, chunk, logits, options.scale, options.first && row == 0);
   });
 }

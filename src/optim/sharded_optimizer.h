@@ -33,6 +33,9 @@ struct TileLayout {
   std::vector<char> off_device;        // per tile; empty: none
   std::vector<char> through_slots;  // per offloaded tile: in `store`; the others in this object's host memory
   Store* store = nullptr;           // borrowed; may be null
+  // Per offloaded tile, where CPU and GPU share updates: the CPU's, which lie in this object's host memory;
+  // empty: all are the CPU's, or none.
+  std::vector<char> on_host = {};
 };
 
 // Where offloaded tiles are updated.
@@ -128,7 +131,10 @@ class ShardedOptimizer {
   }
   size_t index(int64_t block, int64_t tile) const;
   bool through_slots(size_t index) const { return tiles_.through_slots[index] != 0; }
-  bool on_host(size_t index) const { return host_ != nullptr && tiles_.off_device[index] != 0; }
+  bool on_host(size_t index) const {
+    return host_ != nullptr && tiles_.off_device[index] != 0 &&
+           (tiles_.on_host.empty() || tiles_.on_host[index] != 0);
+  }
   // `data` is null for a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
   // A state tensor of the tile: its address, its value for element `at` of the block, and its length.

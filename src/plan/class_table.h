@@ -64,7 +64,8 @@ class ClassTable {
     for (int i = 0; i < kPools; ++i) {
       const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
       if (pool.slots == 0) continue;
-      const bool on_host = plan_.placement.update_on_host && static_cast<Pool>(i) == Pool::kOptimizer;
+      const bool on_host = plan_.placement.update_on_host && !plan_.placement.shares_updates() &&
+                           static_cast<Pool>(i) == Pool::kOptimizer;
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
                        fmt::format("{} x {}", pool.slots, format_bytes(pool.slot_bytes)),

@@ -50,6 +50,11 @@ double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
          cost.fp32_gemm_flops / rates.fp32_gemm_flops;
 }
 
+// Of flash attention on a GPU each call has its own rate, which the counts know.
+double attention_seconds(const Cost& cost, const ComputeRates& rates) {
+  return (cost.attention_flops - cost.timed_flops) / rates.attention_flops + cost.attention_seconds;
+}
+
 void add(StepEstimate& to, OperationKind kind, const Cost& cost, double times, const ComputeRates& rates) {
   Cost scaled = cost;
   scaled *= times;
@@ -57,7 +62,7 @@ void add(StepEstimate& to, OperationKind kind, const Cost& cost, double times, c
   to.seconds += seconds;
   to.by_kind[static_cast<size_t>(kind)] += seconds;
   to.gemm_seconds += gemm_seconds(scaled, rates);
-  to.attention_seconds += scaled.attention_flops / rates.attention_flops;
+  to.attention_seconds += attention_seconds(scaled, rates);
   to.memory_seconds += memory_seconds(scaled, rates);
   to.cost += scaled;
 }
@@ -149,7 +154,7 @@ RankLinks rank_links(const Machine& machine, DeviceType device) {
 }
 
 StepCosts::StepCosts(const StepShape& shape)
-    : pass_(pass_costs(shape.model, shape.step, shape.micro)),
+    : pass_(pass_costs(shape.model, shape.step, shape.micro, shape.attention_rate)),
       units_(shape.model.layout.units(shape.step.chunked_head())) {
   const StepConfig& step = shape.step;
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
@@ -202,8 +207,7 @@ Cost StepCosts::of(const Operation& operation) const {
 }
 
 double cost_seconds(const Cost& cost, const ComputeRates& rates) {
-  return gemm_seconds(cost, rates) + cost.attention_flops / rates.attention_flops +
-         memory_seconds(cost, rates);
+  return gemm_seconds(cost, rates) + attention_seconds(cost, rates) + memory_seconds(cost, rates);
 }
 
 StepEstimate estimate_step(const StepCosts& costs, const StepConfig& step, const ComputeRates& rates) {

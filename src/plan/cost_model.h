@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 
 #include "optim/rules/rules.h"
 #include "plan/dry_run.h"
@@ -54,6 +55,8 @@ struct StepShape {
   double step_tokens = 0;   // of all of them
   RuleId rule = {};         // products of its updates count, too
   double bf16_time = 1;     // of a FLOP in bf16, beside one in the model's type
+  // FLOP/s of flash attention on the GPU; empty: attention has ComputeRates' one rate.
+  std::function<double(const FlashCall&)> attention_rate = {};
 };
 
 // What each operation of a step's list costs: compute as in the dry run, updates by their state's bytes and

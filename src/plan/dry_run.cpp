@@ -64,14 +64,13 @@ class DryRunMemory : public PassMemory {
 // one length.
 class DryRun {
  public:
-  DryRun(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
-         std::set<GemmShape>* gemms = nullptr)
+  DryRun(const ModelParts& whole, const StepConfig& step, const BatchShape& batch, const Counts& counts = {})
       : layers_(whole.spec, whole.layout, step.recompute),
         first_trained_(step.first_trained),
         model_{layers_.spec(), layers_.layout(), whole.adapter},
         step_(of_model(step, layers_, batch)),
         batch_(batch),
-        counts_{.cost = {}, .gemms = gemms},
+        counts_(counts),
         arena_(Arena::Counting{}),
         context_{model_.spec,
                  step_.arithmetic.dtype,
@@ -335,18 +334,21 @@ int64_t gemm_shapes(const ModelParts& model, const StepConfig& step, int64_t tok
   const int64_t targets =
       std::clamp<int64_t>(step.arithmetic.row_chunk + 1, 1, std::max<int64_t>(tokens - 1, 1));
   std::set<GemmShape> gemms;
-  DryRun dry_run(model, of_group_size(step, 1), {tokens, targets, 1, step.weighted}, &gemms);
+  DryRun dry_run(model, of_group_size(step, 1), {tokens, targets, 1, step.weighted},
+                 {.cost = {}, .gemms = &gemms});
   micro_batches > 0 ? dry_run.step(std::min<int64_t>(micro_batches, 2), [](const Operation&, int64_t) {})
                     : static_cast<void>(dry_run.forward());
   return std::ssize(gemms);
 }
 
-PassCosts pass_costs(const ModelParts& model, const StepConfig& step, const StepWork& micro) {
+PassCosts pass_costs(const ModelParts& model, const StepConfig& step, const StepWork& micro,
+                     const std::function<double(const FlashCall&)>& attention_rate) {
   const auto tokens = std::max<int64_t>(std::llround(micro.tokens), 1);
   const auto targets = std::clamp<int64_t>(std::llround(micro.target_rows), 0, tokens);
   const double length = micro.tokens > 0 ? micro.squares / micro.tokens : 1;
   const auto documents = std::clamp<int64_t>(std::llround(micro.tokens / length), 1, tokens);
-  DryRun dry_run(model, of_group_size(step, 1), {tokens, targets, documents, step.weighted});
+  DryRun dry_run(model, of_group_size(step, 1), {tokens, targets, documents, step.weighted},
+                 {.cost = {}, .attention_rate = attention_rate ? &attention_rate : nullptr});
   PassCosts costs(dry_run.units().size());
   Cost before;
   dry_run.step(2, [&](const Operation& operation, int64_t) {

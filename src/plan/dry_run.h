@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kernels/counting.h"
@@ -53,7 +54,8 @@ inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kGather) 
 // What the compute operations of a step's list cost, each by itself: of each unit, by kind, of a step's first
 // micro-batch, which overwrites gradients, and of the others. Zero of what is no pass (computes()).
 using PassCosts = std::vector<std::array<std::array<Cost, 2>, kOperationKinds>>;
-// `micro`: of each micro-batch.
-PassCosts pass_costs(const ModelParts& model, const StepConfig& step, const StepWork& micro);
+// `micro`: of each micro-batch. `attention_rate`: of flash attention on a GPU (counting.h); empty: not known.
+PassCosts pass_costs(const ModelParts& model, const StepConfig& step, const StepWork& micro,
+                     const std::function<double(const FlashCall&)>& attention_rate = {});
 
 }  // namespace lm

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "plan/flash_rate.h"
 #include "plan/limits.h"
 #include "plan/traffic.h"
 #include "plan/update_work.h"
@@ -200,7 +201,10 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
           .step_tokens = sequences * length.sequence,
           .rule = n.rule,
           .bf16_time = compute_rates(in.machine, in.device, n.dtype, n.products).gemm_flops /
-                       compute_rates(in.machine, in.device, DType::kBF16).gemm_flops};
+                       compute_rates(in.machine, in.device, DType::kBF16).gemm_flops,
+          .attention_rate = in.device == DeviceType::kCuda
+                                ? flash_rate(in.machine.gpus.front(), n.dtype, in.config.run.deterministic)
+                                : nullptr};
 }
 
 std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,

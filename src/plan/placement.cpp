@@ -48,6 +48,20 @@ void limit_slots(PlacementPlan& placement, Pool which) {
   }
 }
 
+// The tiles that the CPU updates of those that it shares with the GPU: by turns, so that both always have
+// some.
+std::vector<char> shared_tiles(const PlacementPlan& placement) {
+  std::vector<char> out;
+  double due = 0;  // granules that the CPU has not been given yet
+  for (const int64_t granules : placement.granules) {
+    due += placement.host_share * static_cast<double>(granules);
+    const bool given = due >= static_cast<double>(granules) / 2;
+    if (given) due -= static_cast<double>(granules);
+    out.push_back(given ? 1 : 0);
+  }
+  return out;
+}
+
 void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   PlacementPlan& placement = plan.placement;
   placement.ranks = plan.numerics.ranks;
@@ -88,7 +102,9 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   const int64_t slot = tiles.longest_bytes();
   PoolPlan& pool = placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
   if (pool.slots > 0) pool.slot_bytes = round_up(slot, kSlotAlignment);
+  placement.host_tiles.clear();
   if (!placement.update_on_host) return;
+  if (placement.host_share > 0) placement.host_tiles = shared_tiles(placement);
   limit_slots(placement, Pool::kOptimizer);
   placement.update_sends = size_of(plan.numerics.trained_dtype());
   placement.update_brings = size_of(plan.numerics.gradient_dtype) + placement.update_sends;
@@ -122,7 +138,7 @@ void stage_more(const PlanInput& in, Plan& plan) {
   if (pool.slots == 0) return;
   const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.off_device_bytes()));
   auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, TierId::kHost)));
-  if (in.device == DeviceType::kCuda && !plan.placement.update_on_host)
+  if (in.device == DeviceType::kCuda && (!plan.placement.update_on_host || plan.placement.shares_updates()))
     room = std::min(
         room, static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, TierId::kDevice))));
   pool.slots += std::min(wanted, room) / pool.slot_bytes;
@@ -135,7 +151,8 @@ void stage_more(const PlanInput& in, Plan& plan) {
 void keep_on_device(const PlanInput& in, Plan& plan, Pool which, int64_t Tier::*limit = &Tier::usable) {
   PoolPlan& pool = plan.placement.pool(which);
   if (pool.bytes.empty()) return;
-  const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
+  const bool slots_on_device =
+      which != Pool::kOptimizer || !plan.placement.update_on_host || plan.placement.shares_updates();
   const int64_t room =
       spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
@@ -325,6 +342,50 @@ void choose_io(const PlanInput& in, Plan& plan) {
   plan.placement.verify = in.config.offload.verify;
 }
 
+// The share of the CPU at which it and the link, over which the GPU's part passes, need as long for a granule
+// of all.
+double balanced_share(const PlanInput& in, const Plan& plan) {
+  const double link = link_rates(in.machine, in.device).link;
+  const double bandwidth = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype).bandwidth;
+  const auto state = static_cast<double>(plan.placement.granule_bytes);
+  const auto gradient = static_cast<double>(kGranule * size_of(plan.numerics.gradient_dtype)),
+             weight = static_cast<double>(kGranule * size_of(plan.numerics.trained_dtype()));
+  const double gpu = state / link;
+  // What the CPU reads and writes; and its gradients and weights take their part of the link.
+  const double cpu = std::max((gradient + 2 * (weight + state)) / bandwidth, (gradient + weight) / link);
+  return gpu / (gpu + cpu);
+}
+
+// With state in host memory and all else on the GPU both may update: the CPU a part where it lies, the GPU
+// the rest, whose state alone passes over the link. Same formula and order, hence the same bits. Whether
+// that was chosen: it has to take a twentieth off the shorter of the others' steps.
+bool share_updates(const PlanInput& in, const TierChoice& tier_choice, int64_t most_group, double seconds,
+                   Plan& plan) {
+  constexpr double kWorthwhile = 0.95, kLeastShare = 0.1;
+  const PlacementPlan& p = plan.placement;
+  const bool near = p.pool(Pool::kWeights).slots == 0 && p.pool(Pool::kGradients).slots == 0;
+  if (in.update_on_host || in.world.ranks > 1 || !near) return false;
+  if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return false;
+  Plan shared = plan;
+  shared.placement.update_on_host = true;
+  shared.placement.host_share = balanced_share(in, plan);
+  if (shared.placement.host_share < kLeastShare || shared.placement.host_share > 1 - kLeastShare)
+    return false;
+  place(in, tier_choice, shared, most_group);
+  if (!fits_memory(shared)) return false;
+  use_spare_memory(in, shared);
+  if (!shared.fits || shared.placement.pool(Pool::kOptimizer).slots == 0) return false;
+  Plan timed = shared;
+  estimate_plan(in, timed);
+  if (timed.step_seconds >= kWorthwhile * seconds) return false;
+  plan = std::move(shared);
+  plan.choices.push_back(
+      {"update of state off the GPU", "both",
+       fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %",
+                   timed.step_seconds, seconds, 100 * plan.placement.host_share)});
+  return true;
+}
+
 // With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever fits, and
 // makes the shorter step. Spends spare memory either way.
 void choose_update_site(const PlanInput& in, const TierChoice& tier_choice, int64_t most_group, Plan& plan) {
@@ -349,6 +410,7 @@ void choose_update_site(const PlanInput& in, const TierChoice& tier_choice, int6
   estimate_plan(in, cpu);
   const bool host = in.update_on_host.value_or(cpu.step_seconds < gpu.step_seconds);
   if (host) plan = on_host;
+  if (share_updates(in, tier_choice, most_group, std::min(gpu.step_seconds, cpu.step_seconds), plan)) return;
   char reason[96];
   std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it",
                 host ? cpu.step_seconds : gpu.step_seconds, host ? gpu.step_seconds : cpu.step_seconds,

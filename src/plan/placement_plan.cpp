@@ -72,9 +72,9 @@ TimelineShape PlacementPlan::timeline() const {
   const PoolPlan& tiles = pool(Pool::kOptimizer);
   for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
     const int64_t elements = granules[a] * kGranule;
-    shape.host_updates.push_back(
-        {tiles.off_device[a] != 0, elements * update_brings, elements * update_sends});
+    shape.host_updates.push_back({host_updates(a), elements * update_brings, elements * update_sends});
   }
+  shape.host_slots = update_on_host && !shares_updates();
   return shape;
 }
 
@@ -83,7 +83,7 @@ std::vector<char> PlacementPlan::through_slots(Pool which) const {
   std::vector<char> out = plan.off_device;
   for (size_t a = 0; a < out.size(); ++a) {
     const bool in_place = tier_row(plan.tier_id_of(a)).medium == Medium::kMemory;
-    if (which == Pool::kOptimizer && update_on_host && in_place) out[a] = 0;
+    if (which == Pool::kOptimizer && in_place && host_updates(a)) out[a] = 0;
   }
   return out;
 }

@@ -83,6 +83,10 @@ struct PlacementPlan {
   // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
   // sends there (weight), and the host memory for that.
   bool update_on_host = false;
+  // Between 0 and 1: of state in host memory the CPU updates this share where it lies, and the rest passes
+  // through slots of the GPU beside it; 0: the CPU updates all. (Per tile: host_tiles.)
+  double host_share = 0;
+  std::vector<char> host_tiles = {};  // of the CPU, where it shares; empty: all off the device
   int64_t update_brings = 0, update_sends = 0;
   int64_t update_staging = 0;
   // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
@@ -111,6 +115,11 @@ struct PlacementPlan {
   bool verify = true;
   int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 
+  bool shares_updates() const { return update_on_host && !host_tiles.empty(); }
+  bool host_updates(size_t tile) const {
+    return update_on_host && pool(Pool::kOptimizer).off_device[tile] != 0 &&
+           (host_tiles.empty() || host_tiles[tile] != 0);
+  }
   Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1, whole_tensors}; }
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }

@@ -132,6 +132,7 @@ Json placement_json(const PlacementPlan& placement) {
           {"tile_granules", placement.tile_granules},
           {"update", placement.in_backward() ? "in_backward" : "after"},
           {"update_on_host", placement.update_on_host},
+          {"host_share", placement.host_share},
           {"optimizer_threads", placement.optimizer_threads}};
 }
 

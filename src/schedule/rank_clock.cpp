@@ -181,9 +181,11 @@ void RankClock::transfer(const Operation& op) {
   const TimelineShape::Array& place = array(op);
   const auto bytes = static_cast<double>(place.bytes);
   const bool disk = place.on_disk;
-  const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
+  const bool by_host = op.pool == Pool::kOptimizer && shape_.host_slots;
   const bool link = config_.on_gpu() && !by_host && !place.in_shards;
-  const double issued = by_host ? host_ : now;
+  // Where CPU and GPU share updates, one thread does the CPU's and enqueues the GPU's.
+  const bool shared = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
+  const double issued = by_host ? host_ : shared ? std::max(now, host_) : now;
   double& source_ready = at(source_ready_, op.pool, op.array);
   double& slot_free = at(slot_free_, op.pool, op.slot);
   double done = std::max({issued, slot_free, source_ready});

@@ -37,7 +37,8 @@ struct TimelineShape {
     int64_t brings = 0, sends = 0;
   };
   std::array<std::vector<Array>, kPools> arrays;
-  std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none, and has no such slots
+  std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none
+  bool host_slots = false;               // the optimizer's slots are the CPU's, in host memory
 
   HostUpdate host_update(const StepConfig& config, const Operation& op) const {
     if (op.kind != OperationKind::kUpdate || host_updates.empty()) return {};

@@ -107,7 +107,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || plan.shards > 1 || !(setup.training || pool == Pool::kWeights)) continue;
-    const bool host = pool == Pool::kOptimizer && placement.update_on_host;
+    const bool host = pool == Pool::kOptimizer && placement.update_on_host && !placement.shares_updates();
     LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
     store.bytes = bytes_here(setup, pool);
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {

@@ -70,7 +70,8 @@ TileLayout tile_layout(const PlacementPlan& placement, const std::vector<Unit>& 
                    .granules = placement.granules,
                    .off_device = placement.pool(Pool::kOptimizer).off_device,
                    .through_slots = placement.through_slots(Pool::kOptimizer),
-                   .store = store};
+                   .store = store,
+                   .on_host = placement.shares_updates() ? placement.host_tiles : std::vector<char>()};
   if (placement.sharded) move_to_shards(units, rank, placement.sharding(), tiles);
   return tiles;
 }

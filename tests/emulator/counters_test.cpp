@@ -203,6 +203,7 @@ TEST(Counters, TheLinkCarriesThePlansBytes) {
   const Subject subjects[] = {
       {"optimizer on the host, updated by the CPU", false, 3, 2, false, kHost, kNear, kNear, kNear, true},
       {"optimizer on the host, updated by the GPU", false, 3, 2, false, kHost, kNear, kNear, kNear, false},
+      {"optimizer on the host, whoever updates it", false, 3, 2, false, kHost, kNear, kNear, kNear, {}},
       {"optimizer on disk, updated by the GPU", false, 3, 2, false, kDisk, kNear, kNear, kNear, false},
       {"gradients on the host", false, 3, 2, false, kNear, kHost, kNear, kNear, {}},
       {"weights on the host", false, 3, 2, false, kNear, kNear, kHost, kNear, {}},

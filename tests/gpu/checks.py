@@ -78,6 +78,7 @@ def items():
         test("state_gpu_test", 60),
         test("load_gpu_test", 60),
         Item("bench_copies", ["bench_copies"], 15, block="host"),
+        Item("bench_gpu_attention", ["bench_gpu_attention"], 45, ["bench_gpu_attention", "--quick"], block="attention"),
         Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"], block="products"),
         Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny", "tiny-off-device"], block="slices"),
         Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"], block="slices"),

@@ -187,9 +187,9 @@ def test_the_order_is_the_program_what_measures_memory_tests_copies_products_sli
     items = checks.items()
     names = [item.name for item in items]
     assert names[:2] == ["smoke", "model_gpu_test"]
-    assert [name for name in names[-13:] if not name.startswith("row ")] == [
-        "bench_copies", "bench_gpu_gemm", "slices of 8B", "slices of 1B", "slices of 7B", "bench_gpu_kernels", "peers"]
-    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 15) + [False] * 13
+    assert [name for name in names[-14:] if not name.startswith("row ")] == [
+        "bench_copies", "bench_gpu_attention", "bench_gpu_gemm", "slices of 8B", "slices of 1B", "slices of 7B", "bench_gpu_kernels", "peers"]
+    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 16) + [False] * 14
     # What runs without being named has 8 minutes; the rows of whole models have a block of their own.
     assert sum(item.budget_s for item in items if item.block == "rows") <= 270
 

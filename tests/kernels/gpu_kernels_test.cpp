@@ -111,7 +111,10 @@ TEST_F(GpuKernels, RmsNorm) {
                                {70, 1, 3, 0, 0},
                                {130, 3, 64, 0, 0},
                                {66, 1, 2048, 0, 0},
-                               {3, 1, 1031, 0, 0}});
+                               {3, 1, 1031, 0, 0},
+                               {3, 1, 4096, 0, 0},
+                               {2, 1, 8192, 0, 0},
+                               {2, 1, 8200, 0, 0}});
   for (DType t : kBoth) {
     for (const NormShape& s : shapes) {
       // In the short tier each shape has every second variant, in turn.

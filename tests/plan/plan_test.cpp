@@ -403,30 +403,6 @@ TEST(Plan, LooksTheEmbeddingUpAtItsTier) {
   EXPECT_EQ(c.plan().placement.embedding_in_host, 0);
 }
 
-// State in host memory beside a GPU: fast memory updates it where it lies, slow memory lends it to the GPU.
-TEST(Plan, ChoosesWhoUpdatesStateOffTheGpu) {
-  Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
-  c.config.offload.optimizer = OffloadTier::kHost;
-  c.machine.memory_bandwidth = 10e9;
-  const Plan gpu = c.plan();
-  EXPECT_FALSE(gpu.placement.update_on_host);
-  c.machine.memory_bandwidth = 400e9;
-  const Plan cpu = c.plan();
-  ASSERT_TRUE(cpu.placement.update_on_host);
-  EXPECT_LT(cpu.step_seconds, gpu.step_seconds);
-  const auto flat = static_cast<double>(c.layout(nullptr).flat_elements);
-  EXPECT_EQ(cpu.timeline.link_bytes, flat * (4 + 2 + 2));  // gradient and weight down, weight up
-  EXPECT_EQ(gpu.timeline.link_bytes, flat * 2 * 10);       // m, v and low half both ways
-  // The same state in host memory; nothing of it passes through the device, every block waits for its tiles.
-  for (const char* name : {"master", "first moment", "second moment"})
-    EXPECT_EQ(class_bytes(cpu, name), class_bytes(gpu, name)) << name;
-  EXPECT_FALSE(cpu.step.uses_slots());
-  EXPECT_TRUE(cpu.step.defers());
-  EXPECT_LT(cpu.peak.device, gpu.peak.device);
-  EXPECT_EQ(class_bytes(cpu, "update staging"), cpu.placement.update_staging);
-  EXPECT_GT(cpu.placement.update_staging, 0);
-}
-
 TEST(Plan, IsPure) {
   const Case c;
   EXPECT_EQ(plan_json(c.plan()), plan_json(c.plan()));

@@ -66,12 +66,14 @@ struct Case {
   DataShape data = {};
   World world = {};  // `machine` is a rank's share
   AdapterSpec lora = adapter_r16();
+  std::optional<bool> update_on_host = {};
 
   Plan draft() const { return make(&draft_plan); }
   Plan plan() const { return make(&make_plan); }
   Plan make(decltype(&make_plan) how) const {
     const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
-    return how({config, spec, adapter, layout(adapter), device, data, {}, recorded}, machine, world, purpose);
+    return how({config, spec, adapter, layout(adapter), device, data, update_on_host, recorded}, machine,
+               world, purpose);
   }
   ModelLayout layout(const AdapterSpec* adapter) const {
     return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32,

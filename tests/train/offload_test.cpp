@@ -320,6 +320,18 @@ TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
   }
 }
 
+// The CPU updates every other tile where it lies, the device the others in its slots, in one block and step.
+TEST_F(Offload, UpdatesBesideTheDeviceAreSharedWithTheSameBits) {
+  for (int i = 0; i < test::counts(6, 24); ++i) {
+    Variant run;
+    run.slots_on_device = run.optimizer = run.on_host = run.shared = true, run.host = 1 + i % 2;
+    run.clip = static_cast<Clip>(i / 2 % 3), run.master = static_cast<Master>(i % 3);
+    run.gradients = i % 4 == 3, run.weights = i % 6 == 4, run.mixed = i % 5 == 4, run.lora = i % 6 == 5;
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run());
+  }
+}
+
 // Nothing has been written yet; an fp32 master off the device, which its first update makes of the weight, is
 // read as such all the same, and is still made of it afterwards.
 TEST_F(Offload, StateIsReadBeforeTheFirstStepAndReadingChangesNothing) {

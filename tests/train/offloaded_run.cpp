@@ -125,7 +125,7 @@ std::string Variant::text() const {
   add("pissa", pissa), add("in_backward", in_backward), add("defer_tied_gradient", defer_tied_gradient),
       add("stage", stage), add("nodes", nodes);
   add("machine", among == ZeroGroup::kMachine);
-  add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
+  add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host), add("shared", shared);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
 }
@@ -378,6 +378,8 @@ void Training::set_update_site() {
                                                 plan_.numerics.trained_dtype())
                          : 0;
   PoolPlan& pool = p.pool(Pool::kOptimizer);
+  for (size_t a = 0; run_.shared && p.update_on_host && a < pool.bytes.size(); ++a)
+    p.host_tiles.push_back(a % 2 == 0 && tier_row(pool.tier_id_of(a)).medium == Medium::kMemory ? 1 : 0);
   const std::vector<char> through_slots = p.through_slots(Pool::kOptimizer);
   pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
 }

@@ -72,7 +72,8 @@ struct Variant {
   bool verify = true;
   bool slots_on_device = false;  // slots are memory of their own, as on a GPU
   bool on_host =
-      false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
+      false;  // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
+  bool shared = false;  // with `on_host`: of what is in host memory every other tile, the rest by the device
   int host = 0;  // with `slots_on_device`: tiers in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   bool in_backward = false;  // updates; then gradients have no tier, and all micro-batches are one group
