@@ -27,6 +27,7 @@ struct OffDeviceSetup {
   StreamView stream = {};  // compute's; its threads verify and stamp
   bool training = true;    // false: only weights
   int64_t staging = 0;     // bytes of update_staging, for training
+  int64_t swap_spare = 0;  // PlanSizes::swap_spare
   EngineFactory engine = {};
   StoreFactory store = {};
   bool slots_on_device = false;  // tests: even if that is the CPU
