@@ -53,18 +53,9 @@ int64_t padding_token(const std::string& directory, const ModelSpec& spec) {
   return token < spec.vocab ? token : -1;
 }
 
-ScoreProblem problem_of(LabelProblem problem, size_t labels) {
-  switch (problem) {
-    case LabelProblem::kAuto:
-      return labels == 1 ? ScoreProblem::kRegression : ScoreProblem::kSingleLabel;
-    case LabelProblem::kSingleLabel:
-      return ScoreProblem::kSingleLabel;
-    case LabelProblem::kMultiLabel:
-      return ScoreProblem::kMultiLabel;
-    case LabelProblem::kRegression:
-      return ScoreProblem::kRegression;
-  }
-  return ScoreProblem::kSingleLabel;
+LabelProblem problem_of(LabelProblem asked, size_t labels) {
+  if (asked != LabelProblem::kAuto) return asked;
+  return labels == 1 ? LabelProblem::kRegression : LabelProblem::kSingleLabel;
 }
 
 // Of files that have a head. Its names may be replaced, and its rows not.
@@ -80,8 +71,7 @@ ScoreHead continued(const Config& config, const std::string& place, ScoreHead he
                   : "leave train.labels out, or name as many labels as the model has");
   }
   if (!names.empty()) head.labels = names;
-  if (config.train.problem != LabelProblem::kAuto)
-    head.problem = problem_of(config.train.problem, head.labels.size());
+  if (config.train.problem != LabelProblem::kAuto) head.problem = config.train.problem;
   return head;
 }
 

@@ -343,12 +343,14 @@ const Objective& objective_of(const Job& job) {
   if (job.config.train.objective == ObjectiveChoice::kReward) return objectives::reward;
   if (!job.model.spec.scores()) return objectives::cross_entropy;
   switch (job.model.spec.score.problem) {
-    case ScoreProblem::kSingleLabel:
+    case LabelProblem::kSingleLabel:
       return objectives::single_label;
-    case ScoreProblem::kMultiLabel:
+    case LabelProblem::kMultiLabel:
       return objectives::multi_label;
-    case ScoreProblem::kRegression:
+    case LabelProblem::kRegression:
       return objectives::regression;
+    case LabelProblem::kAuto:
+      break;
   }
   return objectives::cross_entropy;
 }

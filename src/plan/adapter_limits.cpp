@@ -44,14 +44,14 @@ Error lora_error(std::string what, std::string next) {
                                .kept = "nothing was started or written"});
 }
 
-void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked) {
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter) {
   if (adapter.bias == AdapterBias::kNone) return;
   for (const BlockParameters& block : list_parameters(model, &adapter)) {
     for (const Parameter& parameter : block.trainable)
       if (parameter.kind == ParameterKind::kBias) return;
   }
   const bool all = adapter.bias == AdapterBias::kAll;
-  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(asked),
+  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(adapter.bias),
                                all ? "the model has" : "the layers that get adapters have"),
                    all ? "leave lora.bias out" : "set lora.bias = \"all\", or leave it out");
 }

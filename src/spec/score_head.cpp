@@ -35,8 +35,8 @@ constexpr Classifier kClassifiers[] = {
 
 }  // namespace
 
-std::string_view problem_name(ScoreProblem problem) {
-  constexpr std::string_view kNames[] = {"single_label_classification", "multi_label_classification",
+std::string_view problem_name(LabelProblem problem) {
+  constexpr std::string_view kNames[] = {"", "single_label_classification", "multi_label_classification",
                                          "regression"};
   return kNames[static_cast<size_t>(problem)];
 }
