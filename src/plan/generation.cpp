@@ -37,7 +37,7 @@ void add_generation(const PlanInput& in, const NumericsPlan& numerics, const Pla
                              sizes.cache_positions, dtype_name(dtype)));
   if (texts == 1) return;
   const int64_t logits = generated_logit_rows(texts) * in.spec.vocab,
-                size = static_cast<int64_t>(dtype_size(dtype));
+                size = size_of(dtype);
   table.device("logits", logits * size, "of the texts together");
   table.host("logits", logits * (size + 4), "the same, and in fp32");
 }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <array>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -129,7 +128,7 @@ std::string micro_batch_reason(const PlanInput& in) {
 int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
   if (in.device == DeviceType::kCpu) return kCpuRowChunk;
   const int64_t capacity = in.machine.gpus.front().memory_bytes;
-  const int64_t row = in.spec.head_rows() * static_cast<int64_t>(dtype_size(dtype));
+  const int64_t row = in.spec.head_rows() * size_of(dtype);
   int64_t rows = kGpuRowChunk;
   while (capacity > 0 && rows > kLeastRowChunk && rows * row > capacity / kLogitsShare) rows /= 2;
   return rows;

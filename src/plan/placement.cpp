@@ -30,10 +30,6 @@ constexpr double kStagingOfSpare = 0.5;
 // Left free of what is spent on staging and on arrays that stay on the device.
 constexpr int64_t kMargin = 64 * kMiB;
 
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
-
 // No more slots than arrays that pass through them, and no longer ones than these need.
 void limit_slots(PlacementPlan& placement, Pool which) {
   const std::vector<char> through_slots = placement.through_slots(which);

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <limits>
-#include <numeric>
 
 #include "base/batch.h"
 #include "base/bytes.h"
@@ -30,10 +28,6 @@ constexpr int64_t kWeightBytes = 4;         // of a target
 constexpr int64_t kLeastPrompt = 32;        // a plan of fewer tokens has no room for the arrays of one
 // Spare room of a swap file: this part of what is on disk, or so many blocks; not much for a small run.
 constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
-
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
 
 std::string per_parameter(DType type) {
   return fmt::format("{}, {} B per parameter", dtype_name(type), size_of(type));

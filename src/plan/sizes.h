@@ -59,6 +59,10 @@ struct PlanInput : PlanInputs {
   }
 };
 
+inline int64_t size_of(DType type) {
+  return static_cast<int64_t>(dtype_size(type));
+}
+
 // The most documents that a micro-batch can have.
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
 

@@ -10,10 +10,6 @@
 namespace lm {
 namespace {
 
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
-
 // Then neither gradients nor weights are in shards. (Of adapters they never are.)
 bool updates_whole_tensors(const PlanInput& in) {
   return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
