@@ -139,17 +139,6 @@ void add_loss(const Context& context, const Chunk& chunk, LossSums* sums) {
                                context.stream);
 }
 
-// to += from, in fp32; or to = from.
-void add_in_fp32(const Context& context, const View& from, const View& to, bool overwrite) {
-  context.kernels.accumulate({.to = to.data,
-                              .from = from.data,
-                              .elements = from.elements(),
-                              .to_dtype = DType::kF32,
-                              .from_dtype = context.dtype,
-                              .overwrite = overwrite},
-                             context.stream);
-}
-
 // What the gradient of a segment's logits gives an adapter: B's rows, and their part of dreduced.
 void adapter_segment_backward(const Context& context, const HeadSegment& segment, const Chunk& chunk,
                               const View& dlogits, bool first) {
@@ -158,26 +147,20 @@ void adapter_segment_backward(const Context& context, const HeadSegment& segment
   const ArenaFrame frame(context.arena);
   const View part = context.like(chunk.reduced);
   context.kernels.gemm({.a = dlogits, .b = b.weight, .out = part}, context.stream);
-  add_in_fp32(context, part, chunk.dreduced, segment.first_row == 0);
+  accumulate(context, chunk.dreduced, part, segment.first_row == 0);
 }
 
 // After the last segment: A's gradient, and its part of dx_sum.
 void adapter_finish(const Context& context, const HeadAdapter& adapter, const Chunk& chunk, bool first) {
   const ArenaFrame frame(context.arena);
   const View d = context.tensor(chunk.x.rows, adapter.a.weight.rows);
-  context.kernels.accumulate({.to = d.data,
-                              .from = chunk.dreduced.data,
-                              .elements = d.elements(),
-                              .to_dtype = context.dtype,
-                              .from_dtype = DType::kF32,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, d, chunk.dreduced, true);
   context.kernels.scale({.x = d, .out = d, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, d, chunk.x, first);
   if (!chunk.dx_sum.defined()) return;
   const View part = context.like(chunk.x);
   context.kernels.gemm({.a = d, .b = adapter.a.weight, .out = part}, context.stream);
-  add_in_fp32(context, part, chunk.dx_sum, false);
+  accumulate(context, chunk.dx_sum, part);
 }
 
 // The logits become their own gradient; what follows from it is added.
@@ -204,18 +187,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
   if (chunk.dreduced.defined()) adapter_segment_backward(context, segment, chunk, logits, first);
   if (!chunk.dx_sum.defined()) return;
   context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = chunk.part}, context.stream);
-  add_in_fp32(context, chunk.part, chunk.dx_sum, segment.first_row == 0);
-}
-
-// dx = dx_sum's first rows, rounded.
-void round_sum(const Context& context, const View& dx_sum, const View& dx) {
-  context.kernels.accumulate({.to = dx.data,
-                              .from = dx_sum.data,
-                              .elements = dx.elements(),
-                              .to_dtype = context.dtype,
-                              .from_dtype = DType::kF32,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, chunk.dx_sum, chunk.part, segment.first_row == 0);
 }
 
 // One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
@@ -369,7 +341,7 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
     return;
   }
   const View dpicked = dx.defined() && count == x.rows ? dx : context.tensor(count, hidden);
-  round_sum(context, rows.dx_sum, dpicked);
+  accumulate(context, dpicked, rows.dx_sum.row_range(0, dpicked.rows), true);
   const View picked = pick(context, rows, x);
   norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
   if (dx.defined()) put_back(context, rows.targets, dpicked, dx);
