@@ -29,7 +29,7 @@ inline int64_t steady_ns() {
 }
 
 inline double monotonic_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return static_cast<double>(steady_ns()) / 1e9;
 }
 
 }  // namespace lm

@@ -8,8 +8,7 @@ namespace lm {
 
 std::vector<int64_t> activation_arrays(const PlanInput& in, const PlacedPlan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const int64_t input =
-      n.rows(micro_tokens(in, n)) * in.spec.hidden * size_of(n.dtype);
+  const int64_t input = n.rows(micro_tokens(in, n)) * in.spec.hidden * size_of(n.dtype);
   const int64_t group = plan.placement.group, head = in.spec.layer_count() + 1;
   const InputPlaces& places = plan.placement.inputs;
   std::vector<int64_t> bytes(static_cast<size_t>((places.place(head) + 1) * group), 0);

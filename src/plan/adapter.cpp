@@ -261,11 +261,8 @@ void require_room(int64_t tokens, int64_t max_length) {
 }
 
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "the adapter of lora.init is continued as it is: " + std::move(what),
-                               .place = directory,
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("the adapter of lora.init is continued as it is: " + std::move(what), directory,
+                       std::move(next));
 }
 
 }  // namespace

@@ -37,11 +37,7 @@ void require_plain(const char* module, const std::string& name, const AdapterSpe
 }  // namespace
 
 Error lora_error(std::string what, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = std::move(what),
-                               .place = "",
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error(std::move(what), "", std::move(next));
 }
 
 void require_biases(const ModelSpec& model, const AdapterSpec& adapter) {

@@ -36,8 +36,7 @@ void add_generation(const PlanInput& in, const NumericsPlan& numerics, const Pla
                  fmt::format("{}{} tokens, {}", texts > 1 ? fmt::format("{} texts of ", texts) : "",
                              sizes.cache_positions, dtype_name(dtype)));
   if (texts == 1) return;
-  const int64_t logits = generated_logit_rows(texts) * in.spec.vocab,
-                size = size_of(dtype);
+  const int64_t logits = generated_logit_rows(texts) * in.spec.vocab, size = size_of(dtype);
   table.device("logits", logits * size, "of the texts together");
   table.host("logits", logits * (size + 4), "the same, and in fp32");
 }
