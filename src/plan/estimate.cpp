@@ -60,11 +60,11 @@ auto walk_few(const StepConfig& step, const Walk& walk) {
 
 // Calls of all ranks, between the operations of the step: on the CPU nothing else happens while they last.
 // (GPUs compute beside them, which the walk below knows.)
-RankTraffic estimate_traffic(const PlanInput& in, const SizedPlan& plan) {
+RankTraffic estimate_traffic(const PlanInput& in, const SizedPlan& plan, const StepConfig& counted) {
   if (in.world.ranks == 1) return {};
   const RankLinks links = rank_links(in.machine, in.device);
   const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
-  return walk_few(plan.step, [&](const StepConfig& step) {
+  return walk_few(counted, [&](const StepConfig& step) {
     const StepSchedule list = step.uses_slots() ? steady_steps(step).back() : make_schedule(step);
     return traffic_of(traffic, list, in.world, links);
   });
@@ -86,10 +86,10 @@ bool has_timeline(const SizedPlan& plan) {
 
 // Transfers, and calls of ranks with GPUs, run beside compute; the step takes as long as the list with its
 // waits.
-Timeline estimate_transfers(const PlanInput& in, const SizedPlan& plan, const StepCosts& costs,
-                            double step_tokens) {
+Timeline estimate_transfers(const PlanInput& in, const SizedPlan& plan, const StepConfig& counted,
+                            const StepCosts& costs, double step_tokens) {
   const TimelineShape shape = plan.placement.timeline();
-  Timeline out = walk_few(plan.step, [&](const StepConfig& step) {
+  Timeline out = walk_few(counted, [&](const StepConfig& step) {
     return walk_timeline(step, shape, link_rates(in.machine, in.device), operation_seconds(in, plan, costs));
   });
   if (plan.placement.embedding_in_host == 0) return out;
@@ -107,17 +107,17 @@ Timeline estimate_transfers(const PlanInput& in, const SizedPlan& plan, const St
 }
 
 // Of a first backward for the norm alone.
-double norm_seconds(const SizedPlan& plan, const StepCosts& costs, const ComputeRates& rates,
+double norm_seconds(const StepConfig& step, const StepCosts& costs, const ComputeRates& rates,
                     double step_seconds) {
-  if (!plan.step.two_pass_clip()) return 0;
-  StepConfig after = plan.step;
+  if (!step.two_pass_clip()) return 0;
+  StepConfig after = step;
   after.in_backward = false;
   return step_seconds - estimate_step(costs, after, rates).seconds;
 }
 
 // The loss that balances experts: of several groups of micro-batches a forward pass of all comes first.
-bool has_router_pass(const PlanInput& in, const SizedPlan& plan) {
-  return router_aux_loss(in.config.train, in.spec) != 0 && plan.step.micro_batches > plan.placement.group;
+bool has_router_pass(const PlanInput& in, const StepConfig& step) {
+  return router_aux_loss(in.config.train, in.spec) != 0 && step.micro_batches > step.group;
 }
 
 double forward_seconds(const PlanCost& cost) {
@@ -222,26 +222,26 @@ int64_t step_micro_batches(const PlanInput& in, const NumericsPlan& numerics) {
                   ceil_div(ceil_div(step_sequences(in), in.world.ranks), numerics.micro_batch));
 }
 
-PlanCost estimate(const PlanInput& in, const SizedPlan& sized) {
-  SizedPlan plan = sized;
-  plan.step.micro_batches = step_micro_batches(in, plan.numerics);
+PlanCost estimate(const PlanInput& in, const SizedPlan& plan) {
+  StepConfig step = plan.step;
+  step.micro_batches = step_micro_batches(in, plan.numerics);
   const ComputeRates rates =
       compute_rates(in.machine, in.device, plan.numerics.dtype, plan.numerics.products);
   const StepCosts costs(step_shape(in, plan));
   PlanCost out;
-  out.estimate = estimate_step(costs, plan.step, rates);
-  out.norm_seconds = norm_seconds(plan, costs, rates, out.estimate.seconds);
+  out.estimate = estimate_step(costs, step, rates);
+  out.norm_seconds = norm_seconds(step, costs, rates, out.estimate.seconds);
   out.step_tokens = static_cast<double>(step_sequences(in)) * lengths(in).sequence;
   out.sequence_tokens = in.data.mean_length > 0 ? lengths(in).sequence : 0;
   const StepWork token = uniform_work(1, lengths(in).document, in.data.target_share);
   out.peak_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
-  out.traffic = estimate_traffic(in, plan);
+  out.traffic = estimate_traffic(in, plan, step);
   out.step_seconds = out.estimate.seconds + out.traffic.seconds;
   if (has_timeline(plan)) {
-    out.timeline = estimate_transfers(in, plan, costs, out.step_tokens);
+    out.timeline = estimate_transfers(in, plan, step, costs, out.step_tokens);
     out.step_seconds = out.timeline.seconds + stop_vote_seconds(in, plan);
   }
-  if (has_router_pass(in, plan)) out.step_seconds += forward_seconds(out);
+  if (has_router_pass(in, step)) out.step_seconds += forward_seconds(out);
   out.links = links_of(out, link_rates(in.machine, in.device));
   out.binding = std::ranges::max_element(out.links, {}, &LinkTime::seconds)->name;
   return out;
@@ -260,7 +260,7 @@ std::vector<Choice> explain_estimate(const PlanInput& in, const Plan& plan) {
                    "known NVLink, 45 GB/s from machine to machine"});
   if (const double coefficient = router_aux_loss(in.config.train, in.spec); coefficient != 0) {
     out.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient),
-                   has_router_pass(in, plan)
+                   has_router_pass(in, plan.step)
                        ? fmt::format("a forward pass more, {:.3g} s of each step: the first backward pass "
                                      "needs what all micro-batches choose",
                                      forward_seconds(plan))
