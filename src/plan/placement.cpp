@@ -254,13 +254,15 @@ SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& 
   return plan;
 }
 
+namespace {
+
+// Slots that stage optimizer state ahead, then arrays of `auto` classes that stay on the device; where the
+// disk is too small for the rest, those arrays alone.
 SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan) {
   SizedPlan staged = keep_what_fits(in, stage_more(in, plan));
   if (!staged.fits) return keep_what_fits(in, plan);
   return staged;
 }
-
-namespace {
 
 // How each `auto` was resolved; nothing if all state is on the device.
 std::vector<Choice> explain_tiers(const PlanInput& in, const SizedPlan& plan) {
