@@ -98,7 +98,7 @@ int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& conf
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   const Machine machine = roomy_machine(static_cast<int>(*config.run.threads));
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16, base_encoding(config.model));
-  return draft_plan({config, spec, trained, layout, DeviceType::kCpu}, machine).placement.gemm_shapes;
+  return draft_plan({config, spec, trained, layout, DeviceType::kCpu}, machine).gemm_shapes;
 }
 
 SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream)
@@ -170,14 +170,13 @@ int64_t SyntheticRun::class_bytes(std::string_view name) const {
 }
 
 int64_t SyntheticRun::planned_host_bytes() const {
-  const PlacementPlan& placement = plan_.placement;
   const int64_t planned = plan_.peak.host - class_bytes("save buffers");
-  if (placement.gemm_shapes == 0) return planned;
+  if (plan_.gemm_shapes == 0) return planned;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.
   const int64_t used = gemm_shapes({setup_.spec, layout_, trained}, plan_.step, plan_.micro_tokens,
                                    plan_.numerics.micro_batches);
-  return planned - std::max<int64_t>(placement.gemm_shapes - used, 0) * gemm_shape_bytes_;
+  return planned - std::max<int64_t>(plan_.gemm_shapes - used, 0) * gemm_shape_bytes_;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

@@ -3,7 +3,6 @@
 #include <mpi.h>
 
 #include <cstdio>
-#include <cstring>
 
 #include "comm/mpi_api.h"
 

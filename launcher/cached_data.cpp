@@ -22,22 +22,6 @@ namespace fs = std::filesystem;
 // until a run has begun.
 constexpr int64_t kMostRowsPlanned = 1'000'000;
 
-namespace {
-
-LabelProblem problem_of(ScoreProblem problem) {
-  switch (problem) {
-    case ScoreProblem::kSingleLabel:
-      return LabelProblem::kSingleLabel;
-    case ScoreProblem::kMultiLabel:
-      return LabelProblem::kMultiLabel;
-    case ScoreProblem::kRegression:
-      return LabelProblem::kRegression;
-  }
-  return LabelProblem::kAuto;
-}
-
-}  // namespace
-
 PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
                                const Environment& environment, const std::string& date) {
   const DataConfig& data = config.data;
@@ -56,7 +40,7 @@ PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
           .reasoning = data.reasoning,
           .objective = config.train.objective,
           .labels = score.labels,
-          .problem = problem_of(score.problem),
+          .problem = score.problem,
           .model_dir = model.directory,
           .cache_dir = data.cache_dir.empty() ? environment.token_cache() : data.cache_dir,
           .python = environment.python,
@@ -75,7 +59,7 @@ LoaderOptions loader_options(const Config& config, const PlannedModel& model, co
   std::optional<ScoredData> scored;
   if (model.spec.scores()) {
     const bool classify = config.train.objective == ObjectiveChoice::kClassify;
-    const bool single = model.spec.score.problem == ScoreProblem::kSingleLabel;
+    const bool single = model.spec.score.problem == LabelProblem::kSingleLabel;
     scored = ScoredData{.pairs = !classify,
                         .labels = !classify ? 0
                                   : single  ? 1

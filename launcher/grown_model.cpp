@@ -25,11 +25,7 @@ constexpr const char* kConfigFile = "config.json";
 
 [[noreturn]] void refuse(const char* key, const std::string& what, const std::string& place,
                          const std::string& next) {
-  throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = std::string(key) + ": " + what,
-                              .place = place,
-                              .next = next,
-                              .kept = "nothing was started or written"});
+  throw setting_error(std::string(key) + ": " + what, place, next);
 }
 
 // A table of layers' inputs has rows by tokens, too, and files name their number apart.

@@ -168,13 +168,9 @@ void settle_model(Config& config, const Environment& environment) {
   if (!trains_adapter(config)) return;
   std::error_code ignored;
   if (!adapter.empty() && !fs::equivalent(adapter, meant, ignored)) {
-    throw Error(Exit::kConfig, {.area = "CONF-20",
-                                .what = "model.path is an adapter, and lora.init = " + value_text(adapter) +
-                                        " names another one",
-                                .place = model,
-                                .next = "set model.path = " + value_text(base_of(meant)) +
-                                        ", and lora.init to the adapter to train further",
-                                .kept = "nothing was started or written"});
+    throw setting_error(
+        "model.path is an adapter, and lora.init = " + value_text(adapter) + " names another one", model,
+        "set model.path = " + value_text(base_of(meant)) + ", and lora.init to the adapter to train further");
   }
   adapter = meant;
   model = base_of(meant);

@@ -24,24 +24,16 @@ namespace lm {
 namespace {
 
 Error tokens_error(std::string what, const std::string& place, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "lora.tokens: " + std::move(what),
-                               .place = place,
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("lora.tokens: " + std::move(what), place, std::move(next));
 }
 
 // A row that nothing trains stays what it began with.
 void require_new_rows_trained(const std::vector<NewToken>& added, const AdapterSpec& adapter) {
   for (const NewToken& token : added) {
     if (std::ranges::find(adapter.tokens, token.id) != adapter.tokens.end()) continue;
-    throw Error(Exit::kConfig,
-                {.area = "CONF-20",
-                 .what = "model.add_tokens: the row of " + value_text(token.text) +
-                         " would stay as it begins, since adapters leave the embedding alone",
-                 .place = "",
-                 .next = "name it in lora.tokens, or set lora.also = [\"embed_tokens\", \"lm_head\"]",
-                 .kept = "nothing was started or written"});
+    throw setting_error("model.add_tokens: the row of " + value_text(token.text) +
+                            " would stay as it begins, since adapters leave the embedding alone",
+                        "", "name it in lora.tokens, or set lora.also = [\"embed_tokens\", \"lm_head\"]");
   }
 }
 
@@ -77,16 +69,14 @@ void set_tokens(const Config& config, const PlannedModel& planned, AdapterSpec& 
 void require_new_rows_trained(const PlannedModel& planned) {
   const std::string embedding = planned.spec.names.embedding;
   if (!planned.grown || planned.adapter || planned.layout.blocks.front().trains("embed")) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "model.add_tokens: the rows of new tokens would stay as they begin, since train.only "
-                       "does not name the embedding",
-               .place = "",
-               .next = "add " + quote(embedding) + " to train.only" +
-                       (planned.spec.tied ? ""
-                                          : ", and " + quote(planned.spec.names.head) +
-                                                " where the model is to write the tokens"),
-               .kept = "nothing was started or written"});
+  throw setting_error(
+      "model.add_tokens: the rows of new tokens would stay as they begin, since train.only "
+      "does not name the embedding",
+      "",
+      "add " + quote(embedding) + " to train.only" +
+          (planned.spec.tied
+               ? ""
+               : ", and " + quote(planned.spec.names.head) + " where the model is to write the tokens"));
 }
 
 AdapterSpec make_adapter(const PlannedModel& planned, const Config& config) {
@@ -102,13 +92,10 @@ AdapterSpec make_adapter(const PlannedModel& planned, const Config& config) {
 // LoftQ needs the original weights: files with quantized weights do not tell the quantization error.
 void require_elements(EncodingKind stored, const std::string& directory) {
   if (stored == EncodingKind::kPlain) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "lora.start = \"loftq\" needs the original weights, and these files have only "
-                       "quantized ones",
-               .place = directory,
-               .next = "set model.path to the unquantized model, or leave lora.start out",
-               .kept = "nothing was started or written"});
+  throw setting_error(
+      "lora.start = \"loftq\" needs the original weights, and these files have only "
+      "quantized ones",
+      directory, "set model.path to the unquantized model, or leave lora.start out");
 }
 
 // The reference chooses these frequencies for each batch, by its longest text; a run has one table.
@@ -149,17 +136,13 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 void require_positions(const Config& config, const ModelSpec& spec) {
   const int64_t most = spec.embedding.positions, asked = config.data.max_length;
   if (most == 0 || asked <= most) return;
-  throw Error(
-      Exit::kConfig,
-      {.area = "CONF-20",
-       .what = fmt::format("a text of {} tokens needs as many positions, and the model has learned "
-                           "an embedding for {}",
-                           asked, most),
-       .place = config.model.path,
-       .next = fmt::format("set data.max_length = {} or less (generate: a shorter prompt or a smaller "
-                           "--max-tokens; chat: a smaller --context)",
-                           most),
-       .kept = "nothing was started or written"});
+  throw setting_error(fmt::format("a text of {} tokens needs as many positions, and the model has learned "
+                                  "an embedding for {}",
+                                  asked, most),
+                      config.model.path,
+                      fmt::format("set data.max_length = {} or less (generate: a shorter prompt or a smaller "
+                                  "--max-tokens; chat: a smaller --context)",
+                                  most));
 }
 
 void warn_of_length(const Config& config, const ModelSpec& spec) {
@@ -191,16 +174,13 @@ void require_trainable(const Config& config, const PlannedModel& model) {
   if (!model.adapter) return;
   require_trainable(model.spec, *model.adapter, config.lora.init);
   if (!model.adapter->encoded) return;
-  throw Error(
-      Exit::kConfig,
-      {.area = "CONF-20",
-       .what = "the adapter of lora.init is one of P-tuning, whose file has the embeddings that an encoder "
-               "has computed, and not the encoder's weights, which would be trained",
-       .place = "",
-       .next = "use it as it is (lmlaunch generate, eval), continue the run that trained it, or set "
-               "peft_type to \"PROMPT_TUNING\" in its "
-               "adapter_config.json to train the embeddings themselves",
-       .kept = "nothing was started or written"});
+  throw setting_error(
+      "the adapter of lora.init is one of P-tuning, whose file has the embeddings that an encoder "
+      "has computed, and not the encoder's weights, which would be trained",
+      "",
+      "use it as it is (lmlaunch generate, eval), continue the run that trained it, or set "
+      "peft_type to \"PROMPT_TUNING\" in its "
+      "adapter_config.json to train the embeddings themselves");
 }
 
 void stand_in(const Config& config, const Environment& environment, PlannedModel& model) {

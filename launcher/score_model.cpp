@@ -12,14 +12,6 @@
 namespace lm {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& place, const std::string& next) {
-  throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = what,
-                              .place = place,
-                              .next = next,
-                              .kept = "nothing was started or written"});
-}
-
 Json read_object(const std::string& path) {
   std::error_code absent;
   if (!std::filesystem::exists(path, absent)) return Json::object();
@@ -53,18 +45,9 @@ int64_t padding_token(const std::string& directory, const ModelSpec& spec) {
   return token < spec.vocab ? token : -1;
 }
 
-ScoreProblem problem_of(LabelProblem problem, size_t labels) {
-  switch (problem) {
-    case LabelProblem::kAuto:
-      return labels == 1 ? ScoreProblem::kRegression : ScoreProblem::kSingleLabel;
-    case LabelProblem::kSingleLabel:
-      return ScoreProblem::kSingleLabel;
-    case LabelProblem::kMultiLabel:
-      return ScoreProblem::kMultiLabel;
-    case LabelProblem::kRegression:
-      return ScoreProblem::kRegression;
-  }
-  return ScoreProblem::kSingleLabel;
+LabelProblem problem_of(LabelProblem asked, size_t labels) {
+  if (asked != LabelProblem::kAuto) return asked;
+  return labels == 1 ? LabelProblem::kRegression : LabelProblem::kSingleLabel;
 }
 
 // Of files that have a head. Its names may be replaced, and its rows not.
@@ -73,15 +56,14 @@ ScoreHead continued(const Config& config, const std::string& place, ScoreHead he
   const bool reward = config.train.objective == ObjectiveChoice::kReward;
   const size_t wanted = reward ? 1 : names.empty() ? head.labels.size() : names.size();
   if (wanted != head.labels.size()) {
-    refuse(fmt::format("the model's head has {} labels, and {} needs {}", head.labels.size(),
-                       reward ? "train.objective = \"reward\"" : "train.labels", wanted),
-           place,
-           reward ? "train a base model, or one with one label"
-                  : "leave train.labels out, or name as many labels as the model has");
+    throw setting_error(fmt::format("the model's head has {} labels, and {} needs {}", head.labels.size(),
+                                    reward ? "train.objective = \"reward\"" : "train.labels", wanted),
+                        place,
+                        reward ? "train a base model, or one with one label"
+                               : "leave train.labels out, or name as many labels as the model has");
   }
   if (!names.empty()) head.labels = names;
-  if (config.train.problem != LabelProblem::kAuto)
-    head.problem = problem_of(config.train.problem, head.labels.size());
+  if (config.train.problem != LabelProblem::kAuto) head.problem = config.train.problem;
   return head;
 }
 
@@ -89,8 +71,9 @@ ScoreHead fresh(const Config& config, const std::string& place) {
   ScoreHead head{.labels = config.train.labels, .fresh = true};
   if (config.train.objective == ObjectiveChoice::kReward) head.labels = {"LABEL_0"};
   if (head.labels.empty()) {
-    refuse("train.objective = \"classify\" needs the labels' names, and the model's files have none", place,
-           "set train.labels = [\"negative\", \"positive\"]; one name: regression");
+    throw setting_error(
+        "train.objective = \"classify\" needs the labels' names, and the model's files have none", place,
+        "set train.labels = [\"negative\", \"positive\"]; one name: regression");
   }
   head.problem = problem_of(config.train.problem, head.labels.size());
   return head;
@@ -102,10 +85,11 @@ void settle_scores(const Config& config, const std::string& directory, ModelSpec
   const std::string& place = config.model.path;
   if (!trains_scores(config)) {
     if (!spec.scores()) return;
-    refuse("the model has a head of scores (" + spec.architecture +
-               "), and train.objective = \"sft\" trains a "
-               "vocabulary head",
-           place, "set train.objective = \"classify\" or \"reward\", or use the model that writes text");
+    throw setting_error(
+        "the model has a head of scores (" + spec.architecture +
+            "), and train.objective = \"sft\" trains a "
+            "vocabulary head",
+        place, "set train.objective = \"classify\" or \"reward\", or use the model that writes text");
   }
   ScoreHead head = spec.scores() ? continued(config, place, spec.score) : fresh(config, place);
   head.pad_token = padding_token(directory, spec);
@@ -122,9 +106,10 @@ void refuse_scores(const ModelSpec& spec, bool adapter, const std::string& place
   if (!spec.scores() && !adapter) return;
   const std::string what = spec.scores() ? "model has a head of scores (" + spec.architecture + ")"
                                          : "adapter has a head of scores";
-  refuse("the " + what + ", and writes no text", place,
-         "`lmlaunch eval` gives its accuracy on data; generate, chat and serve need a model with a "
-         "vocabulary head");
+  throw setting_error(
+      "the " + what + ", and writes no text", place,
+      "`lmlaunch eval` gives its accuracy on data; generate, chat and serve need a model with a "
+      "vocabulary head");
 }
 
 }  // namespace lm

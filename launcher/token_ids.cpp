@@ -13,11 +13,7 @@ namespace lm {
 namespace {
 
 Error tokens_error(std::string what, std::string place, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "lora.tokens: " + std::move(what),
-                               .place = std::move(place),
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("lora.tokens: " + std::move(what), std::move(place), std::move(next));
 }
 
 TokenizerFile open_tokenizer(const std::string& directory) {

@@ -1,6 +1,5 @@
 #include "offload/copy_probe.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/arena.h"

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "offload/io_failure.h"
 
@@ -16,12 +17,6 @@ namespace {
 
 constexpr std::chrono::microseconds kFirstPause{20};
 constexpr int kMostMoves = 2;  // relocations of a request: to another path, then within it
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 const char* verb(IoDirection direction) {
   return direction == IoDirection::kRead ? "read" : "write";
@@ -69,7 +64,7 @@ void IoWorker::start_request(Transfer* transfer) {
       relocations_.find(part.file, part.offset + part.started, std::min(block_, part.bytes - part.started));
   const int64_t bytes = place.bytes;
   if (transfer->started == 0) {
-    transfer->start_ns = now_ns();
+    transfer->start_ns = steady_ns();
     if (under_way_++ == 0) busy_since_ = transfer->start_ns;
   }
   const int index = free_.back();
@@ -219,7 +214,7 @@ void IoWorker::wait(std::vector<Transfer*>& complete) {
       }
       release(slot);
       if (transfer->finished < transfer->bytes) continue;
-      transfer->end_ns = now_ns();
+      transfer->end_ns = steady_ns();
       if (--under_way_ == 0) busy_ns_ += transfer->end_ns - busy_since_;
       complete.push_back(transfer);
     } catch (const Error& error) {
@@ -242,7 +237,7 @@ void IoWorker::wait(std::vector<Transfer*>& complete) {
 }
 
 double IoWorker::busy_seconds() const {
-  const int64_t open = under_way_ > 0 ? now_ns() - busy_since_ : 0;
+  const int64_t open = under_way_ > 0 ? steady_ns() - busy_since_ : 0;
   return static_cast<double>(busy_ns_ + open) * 1e-9;
 }
 

@@ -10,7 +10,6 @@
 // waits no longer than compute would, while the next transfer is in flight. The two directions overlap: a
 // copy into a slot waits for the one out of it, and a copy from host memory for the last one to the same
 // place. poll() does the intermediate steps, or the first call that needs them.
-#include <algorithm>
 #include <utility>
 
 #include "base/bytes.h"

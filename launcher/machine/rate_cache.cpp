@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <stdexcept>
 
 #include "base/file.h"
 

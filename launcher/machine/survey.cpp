@@ -134,7 +134,6 @@ HostFacts survey_host(const std::string& root) {
   const std::string cpuinfo = read_text(root + "/proc/cpuinfo"), meminfo = read_text(root + "/proc/meminfo");
   out.cpu.model = field(cpuinfo, "model name");
   out.cpu.cores = usable_cores(root);
-  out.page_bytes = sysconf(_SC_PAGESIZE);
   out.memory = read_number(field(meminfo, "MemTotal")) * 1024;
   out.available_memory = read_number(field(meminfo, "MemAvailable")) * 1024;
   out.limit = read_memory_limit(root);

@@ -36,7 +36,7 @@ struct GpuSurvey {
 
 struct HostFacts {
   CpuFacts cpu;
-  int64_t page_bytes = 0, memory = 0, available_memory = 0;
+  int64_t memory = 0, available_memory = 0;
   MemoryLimit limit;  // the smallest of cgroup (v1, v2) and RLIMIT_AS
 };
 

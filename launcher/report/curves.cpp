@@ -1,12 +1,10 @@
 #include "launcher/report/curves.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <string_view>
 
 namespace lm {

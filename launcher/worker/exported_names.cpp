@@ -1,6 +1,5 @@
 #include "launcher/worker/exported_names.h"
 
-#include <filesystem>
 #include <memory>
 
 #include "base/error.h"

@@ -317,8 +317,8 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   Found found = agree(at, resolve(at, run, saved));
   const Plan drafted = draft(at, found);
   // With the draft's threads and GEMM shapes; rates are measured on this stream.
-  const StreamView stream = start_torch(at.device, drafted.numerics.threads, config.run.deterministic,
-                                        drafted.placement.gemm_shapes);
+  const StreamView stream =
+      start_torch(at.device, drafted.numerics.threads, config.run.deterministic, drafted.gemm_shapes);
   allow_tf32(drafted.numerics.products == Products::kTF32);
   found.machine = measure(at, found, drafted, stream);
   Plan plan = commit(at, found, drafted);
@@ -343,12 +343,14 @@ const Objective& objective_of(const Job& job) {
   if (job.config.train.objective == ObjectiveChoice::kReward) return objectives::reward;
   if (!job.model.spec.scores()) return objectives::cross_entropy;
   switch (job.model.spec.score.problem) {
-    case ScoreProblem::kSingleLabel:
+    case LabelProblem::kSingleLabel:
       return objectives::single_label;
-    case ScoreProblem::kMultiLabel:
+    case LabelProblem::kMultiLabel:
       return objectives::multi_label;
-    case ScoreProblem::kRegression:
+    case LabelProblem::kRegression:
       return objectives::regression;
+    case LabelProblem::kAuto:
+      break;
   }
   return objectives::cross_entropy;
 }

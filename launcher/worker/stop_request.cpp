@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "base/clock.h"
@@ -16,10 +15,6 @@ namespace {
 
 constexpr double kLeastSeconds = 1;  // leaving takes some time, too
 
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 StopRequest::StopRequest(const Control& control, const RunConfig& config, std::string run_directory)
@@ -27,7 +22,7 @@ StopRequest::StopRequest(const Control& control, const RunConfig& config, std::s
   if (config.time_limit) {
     end_ = monotonic_seconds() + static_cast<double>(config.time_limit->seconds);
   } else if (const std::optional<int64_t> end = job_end_time()) {
-    end_ = monotonic_seconds() + static_cast<double>(*end) - wall_seconds();
+    end_ = monotonic_seconds() + static_cast<double>(*end) - unix_seconds();
     log_line(fmt::format("the Slurm job ends in {} s: the run saves and leaves before that",
                          std::max<int64_t>(static_cast<int64_t>(seconds_left()), 0)));
   }

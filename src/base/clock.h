@@ -22,8 +22,14 @@ inline double unix_seconds() {
   return static_cast<double>(std::chrono::duration_cast<milliseconds>(since).count()) / 1e3;
 }
 
+inline int64_t steady_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 inline double monotonic_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return static_cast<double>(steady_ns()) / 1e9;
 }
 
 }  // namespace lm

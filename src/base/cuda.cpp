@@ -179,8 +179,7 @@ GpuInfo cuda_device(int index) {
           .major = properties.major,
           .minor = properties.minor,
           .total_bytes = static_cast<int64_t>(total_bytes),
-          .free_bytes = static_cast<int64_t>(free_bytes),
-          .multiprocessors = properties.multiProcessorCount};
+          .free_bytes = static_cast<int64_t>(free_bytes)};
 }
 
 void cuda_select(int index) {

@@ -79,7 +79,6 @@ struct GpuInfo {
   std::string name, uuid;    // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as NVML writes it
   int major = 0, minor = 0;  // compute capability
   int64_t total_bytes = 0, free_bytes = 0;
-  int multiprocessors = 0;
 };
 
 // True in executables that carry CUDA code, whether or not a device is present.

@@ -46,6 +46,14 @@ std::string ErrorText::advice() const {
 Error::Error(Exit code, ErrorText text)
     : std::runtime_error(one_line(text)), code_(code), text_(std::move(text)) {}
 
+Error setting_error(std::string what, std::string place, std::string next) {
+  return Error(Exit::kConfig, {.area = "CONF-20",
+                               .what = std::move(what),
+                               .place = std::move(place),
+                               .next = std::move(next),
+                               .kept = "nothing was started or written"});
+}
+
 std::string Error::report() const {
   std::string out = fmt::format("lmlaunch: error {} (exit {}): {}\n", text_.area, static_cast<int>(code_),
                                 escape_controls(one_line(text_)));

@@ -71,6 +71,10 @@ class Error : public std::runtime_error {
   ErrorText text_;
 };
 
+// Error(10), CONF-20: what a configuration asks for, this model or machine does not have. Before anything was
+// started or written.
+Error setting_error(std::string what, std::string place, std::string next);
+
 // An `Error` with exit code 70 when a programmer's assumption does not hold; checked in every build.
 [[noreturn]] void fail_check(const char* expression, const char* file, int line, const std::string& detail);
 #define LM_CHECK(condition, detail)                                             \

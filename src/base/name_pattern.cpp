@@ -1,7 +1,5 @@
 #include "base/name_pattern.h"
 
-#include <algorithm>
-
 namespace lm {
 
 std::string NamePattern::mistake(const std::string& text) {

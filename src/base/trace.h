@@ -5,21 +5,16 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace lm {
 
 enum class TraceRow : uint8_t { kCompute, kReads, kWrites, kGpuCompute, kGpuKernels, kToGpu, kFromGpu };
-
-inline int64_t steady_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 class Trace {
  public:

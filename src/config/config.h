@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/tier.h"
 #include "optim/rules/rules.h"
 
@@ -19,7 +20,6 @@ enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32, kF16 };
 enum class Products : uint8_t { kF32, kTF32 };
 enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
-enum class LoraBias : uint8_t { kNone, kAll, kLoraOnly };
 enum class LoraStart : uint8_t { kZero, kLoftq, kPissa };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
@@ -43,8 +43,6 @@ enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
 // What is trained for: the nll of tokens; or the loss of a head of scores in place of the vocabulary head.
 enum class ObjectiveChoice : uint8_t { kSft, kClassify, kReward };
-// Of classify; auto: regression with one label, else one label of several.
-enum class LabelProblem : uint8_t { kAuto, kSingleLabel, kMultiLabel, kRegression };
 // load_config makes kQlora kLora with model.quantize.
 enum class Method : uint8_t { kFull, kLora, kQlora, kIa3, kNorms, kPrefix, kPrompt, kPtuning };
 // Initial values of virtual tokens, of which each method has its own.
@@ -310,7 +308,7 @@ struct LoraConfig {
   // Which biases of the model are trained beside the adapters: copies, which are used in the biases' place
   // and saved with the adapters. The base stays as it is. all: of every layer and norm that has one;
   // lora_only: of the layers that have adapters.
-  LoraBias bias = LoraBias::kNone;
+  AdapterBias bias = AdapterBias::kNone;
   // LoRA+: the learning rate of B (and of DoRA's magnitudes and biases) is this times that of A.
   double b_lr_ratio = 1.0;
   // Initialization of new adapters. zero: they change nothing at first. loftq: on a quantized model, the

@@ -40,9 +40,10 @@ struct EnumNames<LoraDType> {
       {LoraDType::kAuto, "auto"}, {LoraDType::kBF16, "bf16"}, {LoraDType::kF32, "fp32"}};
 };
 template <>
-struct EnumNames<LoraBias> {
-  static constexpr EnumName<LoraBias> kAll[] = {
-      {LoraBias::kNone, "none"}, {LoraBias::kAll, "all"}, {LoraBias::kLoraOnly, "lora_only"}};
+struct EnumNames<AdapterBias> {
+  static constexpr EnumName<AdapterBias> kAll[] = {{AdapterBias::kNone, kAdapterBiasNames[0]},
+                                                   {AdapterBias::kAll, kAdapterBiasNames[1]},
+                                                   {AdapterBias::kLoraOnly, kAdapterBiasNames[2]}};
 };
 template <>
 struct EnumNames<LoraStart> {

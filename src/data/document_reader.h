@@ -40,7 +40,6 @@ class DocumentReader {
 
   const PieceCounts& counts() const { return counts_; }
   double share(const DocumentPosition& position) const;  // of the bytes of the files
-  int64_t chunk_documents() const { return std::ssize(pieces_); }
 
  private:
   bool read_chunk();

@@ -1,7 +1,6 @@
 #include "data/hub.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <filesystem>
 #include <map>

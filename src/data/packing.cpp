@@ -58,10 +58,8 @@ std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooL
     const TooLong choice = too_long != TooLong::kAuto ? too_long : plain ? TooLong::kSplit : TooLong::kCut;
     if (length > max_length) {
       ++counts.too_long;
-      if (choice == TooLong::kDrop) counts.lost_tokens += length;
       if (choice == TooLong::kDrop) ++counts.dropped;
       if (choice == TooLong::kDrop) continue;
-      if (choice == TooLong::kCut) counts.lost_tokens += length - max_length;
     }
     const std::span<const uint8_t> trained = source.trained(index, buffer);
     if (length > max_length && choice == TooLong::kCut) count_lost(trained, max_length, counts);
@@ -105,11 +103,9 @@ std::vector<Piece> whole_pieces(const DataSource& source, int64_t max_length, bo
     counts.too_long += longer ? 1 : 0;
     if (length == 0 || (longer && drops)) {
       ++counts.dropped;
-      counts.lost_tokens += length;
       continue;
     }
     ++(longer ? counts.cut : counts.whole);
-    counts.lost_tokens += length - used;
     counts.used_tokens += used;
     counts.tokens += used;
     ++counts.targets;
@@ -134,7 +130,6 @@ std::vector<Piece> ending_pieces(const DataSource& source, int64_t max_length, P
     ++counts.examples;
     ++(begin > 0 ? counts.cut : counts.whole);
     counts.too_long += begin > 0 ? 1 : 0;
-    counts.lost_tokens += begin;
     counts.lost_targets += lost;
     if (lost > 0) ++counts.endless;
     counts.source_tokens += whole;

@@ -28,7 +28,6 @@ struct PieceCounts {
   int64_t targets = 0;         // of the pieces
   int64_t without_target = 0;  // examples without a remaining target
   int64_t too_long = 0;        // examples over max_length: cut, split or dropped
-  int64_t lost_tokens = 0;     // cut off, or in the examples dropped as too long
   // Partition of the examples: used whole, cut, split, or not used at all.
   int64_t whole = 0, cut = 0, split = 0, dropped = 0;
   int64_t split_pieces = 0;   // pieces of the split ones

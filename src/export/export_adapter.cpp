@@ -37,18 +37,6 @@ const char* name_of(const AdapterSpec& spec) {
   return "";
 }
 
-const char* name_of(AdapterBias bias) {
-  switch (bias) {
-    case AdapterBias::kNone:
-      return "none";
-    case AdapterBias::kAll:
-      return "all";
-    case AdapterBias::kLoraOnly:
-      return "lora_only";
-  }
-  return "";
-}
-
 std::string card(const AdapterSpec& spec, const BaseModel& base) {
   const bool pairs = spec.kind == AdapterKind::kLora;
   std::string out =
@@ -293,7 +281,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
   const bool names_layers = !spec.layers.empty() && targets.is_array();
   Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
-                     {"bias", name_of(spec.bias)},
+                     {"bias", kAdapterBiasNames[static_cast<size_t>(spec.bias)]},
                      {"ensure_weight_tying", saved.ensures_tying},
                      {"fan_in_fan_out", fan_in_fan_out(layout)},
                      {"init_lora_weights", true},

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <unordered_map>
 
 #include "base/bytes.h"

@@ -1,7 +1,6 @@
 #include "export/plain_adapter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
 
 #include "base/error.h"

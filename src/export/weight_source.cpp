@@ -102,10 +102,14 @@ void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) cons
   if (part.part->slices > 0) return fill_slices(tensor, sink);
   if (!part.part->file.empty()) return fill_columns(tensor, sink);
   if (part.part->transposed) return fill_transposed(tensor, sink);
+  fill_rows(part, tensor.dtype, sink);
+}
+
+void OutgoingTensors::fill_rows(const Part& part, DType to, const TensorSink& sink) const {
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
   for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
                 [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
-                  pass_on(from, dtype, tensor.dtype, rows * columns, sink);
+                  pass_on(from, dtype, to, rows * columns, sink);
                 });
 }
 
@@ -132,13 +136,7 @@ void OutgoingTensors::fill_slices(const Tensor& tensor, const TensorSink& sink) 
   std::vector<Part> parts = tensor.parts;
   std::ranges::sort(parts, {}, [](const Part& part) { return part.part->slice; });
   LM_CHECK(std::ssize(parts) == parts.front().part->slices, parts.front().part->file);
-  for (const Part& part : parts) {
-    const int64_t first = part.part->first, columns = part.place->parameter.columns;
-    for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
-                  [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
-                    pass_on(from, dtype, tensor.dtype, rows * columns, sink);
-                  });
-  }
+  for (const Part& part : parts) fill_rows(part, tensor.dtype, sink);
 }
 
 // Such tensors are an adapter's, and small.

@@ -55,6 +55,7 @@ class OutgoingTensors {
     std::vector<Part> parts = {};
   };
   void fill_transposed(const Tensor& tensor, const TensorSink& sink) const;
+  void fill_rows(const Part& part, DType to, const TensorSink& sink) const;
   void fill_slices(const Tensor& tensor, const TensorSink& sink) const;
   void fill_columns(const Tensor& tensor, const TensorSink& sink) const;
   WeightSource source_;

@@ -29,6 +29,11 @@ void update_dynamic8(const RuleUpdate&, StreamView);
 void update_factored(const RuleUpdate&, StreamView);
 void update_muon(const RuleUpdate&, StreamView);
 
+template <class T>
+LM_INLINE T* row_of(const View& x, int64_t row) {
+  return x.defined() ? static_cast<T*>(x.data) + row * x.stride : nullptr;
+}
+
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>
 LM_INLINE void with_dtype(const char* kernel, DType type, const Body& body) {

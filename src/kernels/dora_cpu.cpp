@@ -41,11 +41,6 @@ void norms_of_rows(const AdaptedNorms& a, int64_t begin, int64_t end) {
 }
 
 template <class T>
-T* row_of(const View& x, int64_t row) {
-  return x.defined() ? static_cast<T*>(x.data) + row * x.stride : nullptr;
-}
-
-template <class T>
 void scale_rows(const ScaleColumns& a, int64_t begin, int64_t end) {
   const auto* const bias = static_cast<const T*>(a.bias);
   for (int64_t r = begin; r < end; ++r) {

@@ -9,11 +9,6 @@ namespace lm::LM_ISA {
 namespace {
 
 template <class T>
-T* row_of(const View& x, int64_t row) {
-  return static_cast<T*>(x.data) + row * x.stride;
-}
-
-template <class T>
 void softmax(const T* logits, int64_t n, float* out) {
   F32 largest(-__builtin_inff());
   each_vector(n, [&](int64_t j, auto count) LM_BODY {
@@ -144,7 +139,7 @@ template <class T>
 void combine_some(const CombineRows& a, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     T* const out = row_of<T>(a.out, t);
-    const T* const addend = a.addend.defined() ? row_of<T>(a.addend, t) : nullptr;
+    const T* const addend = row_of<T>(a.addend, t);
     const int64_t slots = t < a.tokens ? a.chosen : 0;
     each_vector(a.out.columns, [&](int64_t j, auto count) LM_BODY {
       F32 sum(0.f);

@@ -10,11 +10,6 @@ namespace lm::LM_ISA {
 namespace {
 
 template <class T>
-T* row_of(const View& x, int64_t row) {
-  return static_cast<T*>(x.data) + row * x.stride;
-}
-
-template <class T>
 void gate_some(const GateRows& a, int64_t begin, int64_t end) {
   const int64_t width = a.x.columns;
   for (int64_t r = begin; r < end; ++r) {

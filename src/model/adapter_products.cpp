@@ -145,13 +145,7 @@ void add_adapter_gradients(const Context& context, const Linear& linear, const D
   int64_t row = 0;
   for (const Adapter& adapter : linear.adapters) {
     const View& gradient = adapter.a.gradient;
-    context.kernels.accumulate({.to = gradient.data,
-                                .from = all.row_range(row, gradient.rows).data,
-                                .elements = gradient.elements(),
-                                .to_dtype = gradient.dtype,
-                                .from_dtype = DType::kF32,
-                                .overwrite = first},
-                               context.stream);
+    accumulate(context, gradient, all.row_range(row, gradient.rows), first);
     row += gradient.rows;
   }
 }

@@ -78,6 +78,16 @@ const float* RopeTable::cosines(int rope) const {
   return table;
 }
 
+void accumulate(const Context& context, const View& to, const View& from, bool overwrite) {
+  context.kernels.accumulate({.to = to.data,
+                              .from = from.data,
+                              .elements = from.elements(),
+                              .to_dtype = to.dtype,
+                              .from_dtype = from.dtype,
+                              .overwrite = overwrite},
+                             context.stream);
+}
+
 void zero_surplus(const Context& context, const View& x, int64_t used) {
   if (x.rows > used) context.kernels.zero(x.row_range(used, x.rows - used), context.stream);
 }

@@ -119,6 +119,9 @@ struct Context {
   }
 };
 
+// to += from (overwrite: to = from), element by element in fp32, rounded once to the type of `to`.
+void accumulate(const Context& context, const View& to, const View& from, bool overwrite = false);
+
 // The rows of x behind the first `used` become zero.
 void zero_surplus(const Context& context, const View& x, int64_t used);
 

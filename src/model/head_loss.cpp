@@ -152,13 +152,7 @@ void add_product(const Context& context, const View& a, const View& b, const Vie
     return context.kernels.gemm({.a = a, .b = b, .out = to, .addend = overwrite ? View() : to},
                                 context.stream);
   context.kernels.gemm({.a = a, .b = b, .out = part}, context.stream);
-  context.kernels.accumulate({.to = to.data,
-                              .from = part.data,
-                              .elements = part.elements(),
-                              .to_dtype = DType::kF32,
-                              .from_dtype = context.dtype,
-                              .overwrite = overwrite},
-                             context.stream);
+  accumulate(context, to, part, overwrite);
 }
 View part_like(const Context& context, const View& x) {
   return sums_products(context) ? View() : context.like(x);
@@ -178,13 +172,7 @@ void adapter_segment_backward(const Context& context, const HeadSegment& segment
 void adapter_finish(const Context& context, const HeadAdapter& adapter, const Chunk& chunk, bool first) {
   const ArenaFrame frame(context.arena);
   const View d = context.tensor(chunk.x.rows, adapter.a.weight.rows);
-  context.kernels.accumulate({.to = d.data,
-                              .from = chunk.dreduced.data,
-                              .elements = d.elements(),
-                              .to_dtype = context.dtype,
-                              .from_dtype = DType::kF32,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, d, chunk.dreduced, true);
   context.kernels.scale({.x = d, .out = d, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, d, chunk.x, first);
   if (!chunk.dx_sum.defined()) return;
@@ -215,17 +203,6 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
   if (chunk.dreduced.defined()) adapter_segment_backward(context, segment, chunk, logits, first);
   if (!chunk.dx_sum.defined()) return;
   add_product(context, logits, segment.weight.weight, chunk.part, chunk.dx_sum, segment.first_row == 0);
-}
-
-// dx = dx_sum's first rows, rounded.
-void round_sum(const Context& context, const View& dx_sum, const View& dx) {
-  context.kernels.accumulate({.to = dx.data,
-                              .from = dx_sum.data,
-                              .elements = dx.elements(),
-                              .to_dtype = context.dtype,
-                              .from_dtype = DType::kF32,
-                              .overwrite = true},
-                             context.stream);
 }
 
 // One chunk of rows against the whole vocabulary, both phases: the logits are computed once.
@@ -379,7 +356,7 @@ void head_finish(const Context& context, const Norm& norm, const View& x, const 
     return;
   }
   const View dpicked = dx.defined() && count == x.rows ? dx : context.tensor(count, hidden);
-  round_sum(context, rows.dx_sum, dpicked);
+  accumulate(context, dpicked, rows.dx_sum.row_range(0, dpicked.rows), true);
   const View picked = pick(context, rows, x);
   norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
   if (dx.defined()) put_back(context, rows.targets, dpicked, dx);

@@ -53,12 +53,7 @@ void layer_inputs_forward(const Context& context, const LayerInputs& inputs, con
                                .dtype = context.dtype},
                               context.stream);
   zero_surplus(context, rows, batch.tokens);
-  context.kernels.accumulate({.to = out.data,
-                              .from = rows.data,
-                              .elements = out.elements(),
-                              .to_dtype = out.dtype,
-                              .from_dtype = rows.dtype},
-                             context.stream);
+  accumulate(context, out, rows);
   scale(context, out, kHalf);
 }
 
@@ -76,12 +71,7 @@ void layer_inputs_backward(const Context& context, const LayerInputs& inputs, co
                 groups, first);
   scale(context, dprojected, projection_scale(context));
   linear_backward(context, inputs.projection, batch, {x, dprojected, part}, {}, first);
-  context.kernels.accumulate({.to = dx.data,
-                              .from = part.data,
-                              .elements = dx.elements(),
-                              .to_dtype = dx.dtype,
-                              .from_dtype = part.dtype},
-                             context.stream);
+  accumulate(context, dx, part);
 }
 
 }  // namespace lm

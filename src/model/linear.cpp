@@ -475,13 +475,7 @@ void add_weight_gradient(const Context& context, const View& gradient, const Vie
   const ArenaFrame frame(context.arena);
   const View scratch = context.tensor(gradient.rows, gradient.columns);
   context.kernels.gemm({.a = dy, .b = x, .out = scratch, .transpose_a = true}, context.stream);
-  context.kernels.accumulate({.to = gradient.data,
-                              .from = scratch.data,
-                              .elements = gradient.elements(),
-                              .to_dtype = gradient.dtype,
-                              .from_dtype = context.dtype,
-                              .overwrite = first},
-                             context.stream);
+  accumulate(context, gradient, scratch, first);
 }
 
 void add_vector_gradient(const Context& context, const View& gradient, const float* sums, bool first) {

@@ -199,12 +199,7 @@ void norm_forward_added(const Context& context, const Norm& norm, const AddedNor
     context.kernels.scale({.x = normed, .out = normed, .factor = pass.factor}, context.stream);
   if (sum.data != pass.residual.data)
     context.kernels.copy_rows({.from = pass.residual, .to = sum}, context.stream);
-  context.kernels.accumulate({.to = sum.data,
-                              .from = normed.data,
-                              .elements = normed.elements(),
-                              .to_dtype = sum.dtype,
-                              .from_dtype = normed.dtype},
-                             context.stream);
+  accumulate(context, sum, normed);
 }
 
 void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,

@@ -50,16 +50,6 @@ View inner_gradient(const Context& context, const Inner& layer, const View& grad
   return layer.product;
 }
 
-void add(const Context& context, const View& to, const View& from, bool overwrite) {
-  context.kernels.accumulate({.to = to.data,
-                              .from = from.data,
-                              .elements = from.elements(),
-                              .to_dtype = to.dtype,
-                              .from_dtype = from.dtype,
-                              .overwrite = overwrite},
-                             context.stream);
-}
-
 }  // namespace
 
 View encoder_forward(const Context& context, const PromptEncoder& encoder, const View& tokens) {
@@ -75,10 +65,10 @@ void encoder_backward(const Context& context, const PromptEncoder& encoder, cons
   const auto& layers = encoder.layers;
   const Inner one = inner(own, layers[0], tokens.weight), two = inner(own, layers[1], one.out);
   const View dy = own.tensor(gradient.rows, gradient.columns);
-  add(own, dy, gradient, true);
+  accumulate(own, dy, gradient, true);
   const View dtwo = inner_gradient(own, two, backward(own, layers[2], two.out, dy, first)),
              done = inner_gradient(own, one, backward(own, layers[1], one.out, dtwo, first));
-  add(own, tokens.gradient, backward(own, layers[0], tokens.weight, done, first), first);
+  accumulate(own, tokens.gradient, backward(own, layers[0], tokens.weight, done, first), first);
 }
 
 }  // namespace lm

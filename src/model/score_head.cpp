@@ -6,13 +6,7 @@ namespace {
 View converted(const Context& context, const View& from, DType type) {
   if (from.dtype == type) return from;
   const View out = context.tensor(from.rows, from.columns, type);
-  context.kernels.accumulate({.to = out.data,
-                              .from = from.data,
-                              .elements = from.elements(),
-                              .to_dtype = type,
-                              .from_dtype = from.dtype,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, out, from, true);
   return out;
 }
 
@@ -32,13 +26,7 @@ void backward(const Context& context, const Param& weight, const View& normed, c
   if (!rows.dx_sum.defined()) return;
   const View part = context.like(normed);
   context.kernels.gemm({.a = dproducts, .b = weight.weight, .out = part}, context.stream);
-  context.kernels.accumulate({.to = rows.dx_sum.data,
-                              .from = part.data,
-                              .elements = part.elements(),
-                              .to_dtype = DType::kF32,
-                              .from_dtype = part.dtype,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, rows.dx_sum, part, true);
 }
 
 }  // namespace

@@ -5,13 +5,6 @@
 namespace lm {
 namespace {
 
-// to [T, H] += x.
-void add_to(const Context& context, const View& x, const View& to) {
-  context.kernels.accumulate(
-      {.to = to.data, .from = x.data, .elements = x.elements(), .to_dtype = to.dtype, .from_dtype = x.dtype},
-      context.stream);
-}
-
 // x [T, H] *= the block's scalar, forward and backward.
 void apply_scalar(const Context& context, const TransformerBlock& block, const View& x) {
   if (!block.scalar.defined()) return;
@@ -43,7 +36,7 @@ void read_stream(const Context& context, const Sublayer& sublayer, const BlockSa
   }
   if (y.defined()) {
     context.kernels.copy_rows({.from = x, .to = kept.x}, context.stream);
-    add_to(context, y, kept.x);
+    accumulate(context, kept.x, y);
   }
   if (kept.x.defined()) x = kept.x;
   if (sublayer.norm) norm_forward(context, *sublayer.norm, x, normed, kept.rstd);
@@ -71,7 +64,7 @@ void add_output(const Context& context, const Sublayer& sublayer, const DeviceBa
     context.kernels.scale({.x = output, .out = output, .factor = sublayer.residual_scale}, context.stream);
   if (residual.data != sum.data) context.kernels.copy_rows({.from = residual, .to = sum}, context.stream);
   if (sublayer.dropout.on()) return add_dropped(context, sublayer.dropout, batch, output, sum);
-  add_to(context, output, sum);
+  accumulate(context, sum, output);
 }
 
 // The gradient of the mixer's output, from that of the residual stream behind it: dx itself where nothing is
@@ -261,15 +254,15 @@ void block_backward(const Context& context, const TransformerBlock& block, const
       const ArenaFrame beside(context.arena);
       MixerInput input(context, norm, x, wanted, s + 1 == end ? others : View());
       mixer_backward(context, block.sublayers[s], batch, saved.sublayers[s], gradient, input);
-      if (wanted && s + 1 < end) add_to(context, input.gradient(), others);
+      if (wanted && s + 1 < end) accumulate(context, others, input.gradient());
     }
     MixerInput input(context, norm, x, wanted);
     mixer_backward(context, block.sublayers[begin], batch, kept, gradient, input);
     const View& dinput = input.gradient();
     if (!dinput.defined()) continue;
-    if (others.defined()) add_to(context, others, dinput);
+    if (others.defined()) accumulate(context, dinput, others);
     if (!norm) {
-      add_to(context, dinput, dx);
+      accumulate(context, dx, dinput);
       continue;
     }
     norm_backward(context, *norm, {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx},

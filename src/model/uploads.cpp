@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <cstring>
-#include <string>
 
 #include "base/bytes.h"
 #include "base/error.h"

@@ -28,13 +28,7 @@ void put_virtual_rows(const Context& context, const Param& values, const DeviceB
   if (!values.weight.defined()) return;
   const ArenaFrame frame(context.arena);
   const View stored = context.tensor(values.weight.rows, values.weight.columns, x.dtype);
-  context.kernels.accumulate({.to = stored.data,
-                              .from = values.weight.data,
-                              .elements = stored.elements(),
-                              .to_dtype = stored.dtype,
-                              .from_dtype = values.weight.dtype,
-                              .overwrite = true},
-                             context.stream);
+  accumulate(context, stored, values.weight, true);
   if (factor != 1) context.kernels.scale({.x = stored, .out = stored, .factor = factor}, context.stream);
   for (int64_t d = 0; d < batch.document_count; ++d) {
     const VirtualRows at = virtual_rows(batch, d, stored.rows);
@@ -78,13 +72,7 @@ void take_virtual_gradient(const Context& context, const Param& values, const De
   if (!values.gradient.defined()) return;
   const ArenaFrame frame(context.arena);
   const View sum = take_virtual_rows(context, values.gradient.rows, batch, dx, factor);
-  context.kernels.accumulate({.to = values.gradient.data,
-                              .from = sum.data,
-                              .elements = sum.elements(),
-                              .to_dtype = values.gradient.dtype,
-                              .from_dtype = sum.dtype,
-                              .overwrite = first},
-                             context.stream);
+  accumulate(context, values.gradient, sum, first);
 }
 
 }  // namespace lm

@@ -6,21 +6,9 @@
 
 namespace lm {
 
-const std::vector<int64_t>& DryRuns::activations(const PlanInput& in, const Plan& plan) {
-  StepConfig step = dry_run_step(step_config(in.spec, in.layout, plan, in.config.optimizer.clip));
-  step.group = 1;
-  step.pools = {};
-  step.first_trained = in.first_trained();
-  const int64_t tokens = micro_tokens(in, plan.numerics), documents = micro_documents(in, plan.numerics);
-  const auto [place, fresh] = activations_.try_emplace(key(in, step, tokens, documents));
-  if (fresh) place->second = offloaded_activations(in.model(), step, tokens, documents);
-  return place->second;
-}
-
-std::vector<int64_t> activation_arrays(const PlanInput& in, const Plan& plan) {
+std::vector<int64_t> activation_arrays(const PlanInput& in, const PlacedPlan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const int64_t input =
-      n.rows(micro_tokens(in, n)) * in.spec.hidden * static_cast<int64_t>(dtype_size(n.dtype));
+  const int64_t input = n.rows(micro_tokens(in, n)) * in.spec.hidden * size_of(n.dtype);
   const int64_t group = plan.placement.group, head = in.spec.layer_count() + 1;
   const InputPlaces& places = plan.placement.inputs;
   std::vector<int64_t> bytes(static_cast<size_t>((places.place(head) + 1) * group), 0);

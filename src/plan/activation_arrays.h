@@ -11,6 +11,6 @@ namespace lm {
 
 // Bytes of each array of the pool of activations (StepConfig::input_array), for a plan whose group and level
 // of recomputation are chosen: a block's input, and behind it what the level keeps.
-std::vector<int64_t> activation_arrays(const PlanInput& in, const Plan& plan);
+std::vector<int64_t> activation_arrays(const PlanInput& in, const PlacedPlan& plan);
 
 }  // namespace lm

@@ -188,30 +188,6 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
   return out;
 }
 
-AdapterBias bias_of(LoraBias bias) {
-  switch (bias) {
-    case LoraBias::kNone:
-      return AdapterBias::kNone;
-    case LoraBias::kAll:
-      return AdapterBias::kAll;
-    case LoraBias::kLoraOnly:
-      return AdapterBias::kLoraOnly;
-  }
-  return AdapterBias::kNone;
-}
-
-LoraBias config_of(AdapterBias bias) {
-  switch (bias) {
-    case AdapterBias::kNone:
-      return LoraBias::kNone;
-    case AdapterBias::kAll:
-      return LoraBias::kAll;
-    case AdapterBias::kLoraOnly:
-      return LoraBias::kLoraOnly;
-  }
-  return LoraBias::kNone;
-}
-
 AdapterKind kind_of(Method method) {
   switch (method) {
     case Method::kIa3:
@@ -285,11 +261,8 @@ void require_room(int64_t tokens, int64_t max_length) {
 }
 
 Error continued_otherwise(std::string what, const std::string& directory, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "the adapter of lora.init is continued as it is: " + std::move(what),
-                               .place = directory,
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("the adapter of lora.init is continued as it is: " + std::move(what), directory,
+                       std::move(next));
 }
 
 }  // namespace
@@ -316,7 +289,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
   AdapterSpec out = configured_adapter(model, config.lora);
   require_type_of_model(model, config, out);
   require_plain_vocabulary(model, out);
-  require_biases(model, out, config.lora.bias);
+  require_biases(model, out);
   return out;
 }
 
@@ -361,7 +334,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora) {
                   .pissa = lora.start == LoraStart::kPissa,
                   .dropout = lora.dropout,
                   .targets = {},
-                  .bias = bias_of(lora.bias)};
+                  .bias = lora.bias};
   const std::vector<AdapterModule> modules = lora_modules(model);
   std::vector<AdapterSite> sites = chosen_sites(model, lora, modules);
   set_by_pattern("lora.ranks", lora.ranks, modules, &AdapterSite::r, sites);
@@ -416,8 +389,8 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
                                : "also " + value_text(shortest_also(model, given.also)));
   if (written(lora, "dora") && lora.dora != given.dora)
     differs("lora.dora = " + value_text(lora.dora), given.dora ? "magnitudes" : "no magnitudes");
-  if (written(lora, "bias") && bias_of(lora.bias) != given.bias)
-    differs("lora.bias = " + value_text(lora.bias), "bias = " + value_text(config_of(given.bias)));
+  if (written(lora, "bias") && lora.bias != given.bias)
+    differs("lora.bias = " + value_text(lora.bias), "bias = " + value_text(given.bias));
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw continued_otherwise(what, directory,
@@ -448,7 +421,7 @@ LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const A
   out.alpha = adapter.alpha;
   out.rslora = adapter.rslora;
   out.dora = adapter.dora;
-  out.bias = config_of(adapter.bias);
+  out.bias = adapter.bias;
   out.exclude.clear();
   out.layers = adapter.layers;
   out.ranks = values_of(adapter.ranks);

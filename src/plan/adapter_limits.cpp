@@ -37,21 +37,17 @@ void require_plain(const char* module, const std::string& name, const AdapterSpe
 }  // namespace
 
 Error lora_error(std::string what, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = std::move(what),
-                               .place = "",
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error(std::move(what), "", std::move(next));
 }
 
-void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked) {
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter) {
   if (adapter.bias == AdapterBias::kNone) return;
   for (const BlockParameters& block : list_parameters(model, &adapter)) {
     for (const Parameter& parameter : block.trainable)
       if (parameter.kind == ParameterKind::kBias) return;
   }
   const bool all = adapter.bias == AdapterBias::kAll;
-  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(asked),
+  throw lora_error(fmt::format("lora.bias = {}: {} no bias", value_text(adapter.bias),
                                all ? "the model has" : "the layers that get adapters have"),
                    all ? "leave lora.bias out" : "set lora.bias = \"all\", or leave it out");
 }

@@ -14,7 +14,7 @@ namespace lm {
 Error lora_error(std::string what, std::string next);
 
 // lora.bias, as it is written, names some biases of the model.
-void require_biases(const ModelSpec& model, const AdapterSpec& adapter, LoraBias asked);
+void require_biases(const ModelSpec& model, const AdapterSpec& adapter);
 // What is trained has one type, and the products of embedding and head are made in the model's.
 void require_type_of_model(const ModelSpec& model, const Config& config, const AdapterSpec& adapter);
 // An adapter of the head or the embedding has neither magnitudes nor a start from the base; the head's has no

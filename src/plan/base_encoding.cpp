@@ -15,11 +15,7 @@ Quantize type_of(EncodingKind kind) {
 }
 
 [[noreturn]] void refuse(const std::string& what, const std::string& next) {
-  throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = what,
-                              .place = "model.path",
-                              .next = next,
-                              .kept = "nothing was started or written"});
+  throw setting_error(what, "model.path", next);
 }
 
 }  // namespace

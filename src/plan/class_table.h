@@ -42,7 +42,8 @@ inline OffDeviceBytes off_device_bytes(PoolPlan pool, const PoolPlan& shards) {
 // Rows of one class: what of it is on the device, and what is off it.
 class ClassTable {
  public:
-  ClassTable(const PlanInput& in, const Plan& plan) : plan_(plan), device_tier_(nearest_tier(in.device)) {}
+  explicit ClassTable(const PlacementPlan& placement)
+      : placement_(placement), device_tier_(nearest_tier(placement.device)) {}
 
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
@@ -62,9 +63,9 @@ class ClassTable {
   void slots() {
     int64_t staging = 0, checked = 0, passing = 0;
     for (int i = 0; i < kPools; ++i) {
-      const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
+      const PoolPlan& pool = placement_.pools[static_cast<size_t>(i)];
       if (pool.slots == 0) continue;
-      const bool on_host = plan_.placement.update_on_host && !plan_.placement.shares_updates() &&
+      const bool on_host = placement_.update_on_host && !placement_.shares_updates() &&
                            static_cast<Pool>(i) == Pool::kOptimizer;
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
@@ -77,8 +78,8 @@ class ClassTable {
       if (on_disk > 0 && through_device) staging += bytes;
       if (in_host > 0) passing += bytes;
     }
-    if (plan_.placement.update_on_host)
-      host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
+    if (placement_.update_on_host)
+      host("update staging", placement_.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
     if (checked > 0)
       host("checksums", (checked + passing) / kPerChecksumByte, "of what passes through slots");
@@ -89,12 +90,12 @@ class ClassTable {
  private:
   std::string shards(bool some) const {
     if (!some) return "";
-    const PlacementPlan& p = plan_.placement;
-    const int ranks = std::max(p.pool(Pool::kWeights).shards, p.pool(Pool::kGradients).shards);
-    return fmt::format(", in shards of {} ranks", ranks) + (ranks < p.ranks ? " of a machine" : "");
+    const int ranks =
+        std::max(placement_.pool(Pool::kWeights).shards, placement_.pool(Pool::kGradients).shards);
+    return fmt::format(", in shards of {} ranks", ranks) + (ranks < placement_.ranks ? " of a machine" : "");
   }
 
-  const Plan& plan_;
+  const PlacementPlan& placement_;
   TierId device_tier_;
   std::vector<ClassBytes> rows_;
 };

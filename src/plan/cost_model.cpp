@@ -1,7 +1,6 @@
 #include "plan/cost_model.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.h"
 #include "plan/update_work.h"

@@ -61,24 +61,18 @@ auto walk_few(const StepConfig& step, const Walk& walk) {
 
 // Calls of all ranks, between the operations of the step: on the CPU nothing else happens while they last.
 // (GPUs compute beside them, which the walk below knows.)
-void estimate_traffic(const PlanInput& in, Plan& plan) {
-  plan.world = in.world;
-  if (in.world.ranks == 1) return;
+RankTraffic estimate_traffic(const PlanInput& in, const SizedPlan& plan, const StepConfig& counted) {
+  if (in.world.ranks == 1) return {};
   const RankLinks links = rank_links(in.machine, in.device);
   const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
-  plan.traffic = walk_few(plan.step, [&](const StepConfig& step) {
+  return walk_few(counted, [&](const StepConfig& step) {
     const StepSchedule list = step.uses_slots() ? steady_steps(step).back() : make_schedule(step);
     return traffic_of(traffic, list, in.world, links);
   });
-  if (links.assumed && (in.device == DeviceType::kCuda || in.world.nodes > 1))
-    plan.choices.push_back({"links between ranks", "assumed",
-                            "not measured: 22 GB/s from GPU to GPU where it has no "
-                            "known NVLink, 45 GB/s from machine to machine"});
-  plan.step_seconds += plan.traffic.seconds;
 }
 
 // Between the steps, and so in no list.
-double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
+double stop_vote_seconds(const PlanInput& in, const SizedPlan& plan) {
   if (in.world.ranks == 1) return 0;
   const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
   double seconds = 0;
@@ -87,17 +81,19 @@ double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
   return seconds;
 }
 
+bool has_timeline(const SizedPlan& plan) {
+  return plan.step.uses_slots() || plan.placement.update_on_host || plan.step.calls_beside();
+}
+
 // Transfers, and calls of ranks with GPUs, run beside compute; the step takes as long as the list with its
 // waits.
-void estimate_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
-  const TimelineShape timeline = plan.placement.timeline();
-  if (!plan.step.uses_slots() && !plan.placement.update_on_host && !plan.step.calls_beside()) return;
-  plan.timeline = walk_few(plan.step, [&](const StepConfig& step) {
-    return walk_timeline(step, timeline, link_rates(in.machine, in.device),
-                         operation_seconds(in, plan, costs));
+Timeline estimate_transfers(const PlanInput& in, const SizedPlan& plan, const StepConfig& counted,
+                            const StepCosts& costs, double step_tokens) {
+  const TimelineShape shape = plan.placement.timeline();
+  Timeline out = walk_few(counted, [&](const StepConfig& step) {
+    return walk_timeline(step, shape, link_rates(in.machine, in.device), operation_seconds(in, plan, costs));
   });
-  plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);
-  if (plan.placement.embedding_in_host == 0) return;
+  if (plan.placement.embedding_in_host == 0) return out;
   // Rows that are looked up, by a second forward once more, unless recomputation has kept them; all of it
   // when it is updated: read and written.
   const double tables = in.spec.embedding.positions > 0 ? 2 : 1;
@@ -107,58 +103,48 @@ void estimate_transfers(const PlanInput& in, const StepShape& shape, const StepC
   const bool frozen = in.layout.blocks.front().frozen_bytes > 0;
   const auto updated = frozen ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
   const double lookups = plan.step.two_pass_clip() && !plan.recompute().whole() ? 2 : 1;
-  plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
+  out.link_bytes += lookups * step_tokens / in.world.ranks * row + updated;
+  return out;
 }
 
-// With a first backward for the norm alone.
-void explain_measuring(const StepCosts& costs, const ComputeRates& rates, Plan& plan) {
-  if (!plan.step.two_pass_clip()) return;
-  StepConfig after = plan.step;
+// Of a first backward for the norm alone.
+double norm_seconds(const StepConfig& step, const StepCosts& costs, const ComputeRates& rates,
+                    double step_seconds) {
+  if (!step.two_pass_clip()) return 0;
+  StepConfig after = step;
   after.in_backward = false;
-  const double seconds = plan.estimate.seconds - estimate_step(costs, after, rates).seconds;
-  plan.choices.push_back({"backward for the norm", fmt::format("{:.3g} s", seconds),
-                          std::string("compute of every step that optimizer.clip = \"global\" costs with "
-                                      "updates inside backward; \"block\" and \"none\" do without")});
+  return step_seconds - estimate_step(costs, after, rates).seconds;
 }
 
 // The loss that balances experts: of several groups of micro-batches a forward pass of all comes first.
-void predict_router_loss(const PlanInput& in, Plan& plan) {
-  const double coefficient = router_aux_loss(in.config.train, in.spec);
-  if (coefficient == 0) return;
-  std::string reason = "what all micro-batches choose is known before the backward pass";
-  if (plan.step.micro_batches > plan.placement.group) {
-    const double seconds = plan.estimate.by_kind[static_cast<size_t>(OperationKind::kForward)];
-    plan.step_seconds += seconds;
-    reason = fmt::format(
-        "a forward pass more, {:.3g} s of each step: the first backward pass needs what all "
-        "micro-batches choose",
-        seconds);
-  }
-  plan.choices.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient), reason});
+bool has_router_pass(const PlanInput& in, const StepConfig& step) {
+  return router_aux_loss(in.config.train, in.spec) != 0 && step.micro_batches > step.group;
 }
 
-void add_links(Plan& plan, const LinkRates& rates) {
-  const Timeline& t = plan.timeline;
-  const auto add = [&](const char* name, double bytes, double rate) {
-    if (bytes > 0) plan.links.push_back({name, bytes / rate, bytes, "B"});
+double forward_seconds(const PlanCost& cost) {
+  return cost.estimate.by_kind[static_cast<size_t>(OperationKind::kForward)];
+}
+
+std::vector<LinkTime> links_of(const PlanCost& cost, const LinkRates& rates) {
+  const StepEstimate& p = cost.estimate;
+  std::vector<LinkTime> out = {
+      {"compute", p.gemm_seconds + p.attention_seconds, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
+      {"memory", p.memory_seconds, p.cost.bytes + p.cost.pass_bytes + p.cost.decoded_bytes, "B"}};
+  const auto add = [&](const char* name, double seconds, double bytes) {
+    if (seconds > 0) out.push_back({name, seconds, bytes, "B"});
   };
-  add("disk read", t.disk_read_bytes, rates.disk_read);
-  add("disk write", t.disk_written_bytes, rates.disk_write);
-  add("GPU link", t.link_bytes, 2 * rates.link);
-  const RankTraffic& traffic = plan.traffic;
-  const auto add_calls = [&](const char* name, double seconds, double bytes) {
-    if (seconds > 0) plan.links.push_back({name, seconds, bytes, "B"});
+  const auto add_bytes = [&](const char* name, double bytes, double rate) {
+    if (bytes > 0) add(name, bytes / rate, bytes);
   };
-  add_calls("between ranks", traffic.inside_seconds, traffic.bytes() * (1 - traffic.between_share));
-  add_calls("between machines", traffic.between_seconds, traffic.bytes() * traffic.between_share);
-  if (t.host_seconds > 0) plan.links.push_back({"CPU update", t.host_seconds, 0, "B"});
-  for (const LinkTime& link : plan.links) {
-    const auto best = std::find_if(plan.links.begin(), plan.links.end(),
-                                   [&](const LinkTime& other) { return other.name == plan.binding; });
-    if (best == plan.links.end() || link.seconds > best->seconds) plan.binding = link.name;
-  }
-  if (rates.assumed && t.disk_read_bytes + t.disk_written_bytes > 0)
-    plan.choices.push_back({"disk rates", "assumed", "no disk was measured: times are rough"});
+  const Timeline& t = cost.timeline;
+  add_bytes("disk read", t.disk_read_bytes, rates.disk_read);
+  add_bytes("disk write", t.disk_written_bytes, rates.disk_write);
+  add_bytes("GPU link", t.link_bytes, 2 * rates.link);
+  const RankTraffic& traffic = cost.traffic;
+  add("between ranks", traffic.inside_seconds, traffic.bytes() * (1 - traffic.between_share));
+  add("between machines", traffic.between_seconds, traffic.bytes() * traffic.between_share);
+  add("CPU update", t.host_seconds, 0);
+  return out;
 }
 
 // Of a step.
@@ -182,7 +168,7 @@ Lengths lengths(const PlanInput& in) {
 
 }  // namespace
 
-StepShape step_shape(const PlanInput& in, const Plan& plan) {
+StepShape step_shape(const PlanInput& in, const SizedPlan& plan) {
   const NumericsPlan& n = plan.numerics;
   const Lengths length = lengths(in);
   const double sequences = static_cast<double>(step_sequences(in));
@@ -207,7 +193,7 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
                                 : nullptr};
 }
 
-std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
+std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const SizedPlan& plan,
                                                         const StepCosts& costs) {
   const ComputeRates rates =
                          compute_rates(in.machine, in.device, plan.numerics.dtype, plan.numerics.products),
@@ -220,7 +206,7 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
   };
 }
 
-std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
+std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const SizedPlan& plan,
                                                           const StepCosts& costs) {
   return [&in, compute = compute_seconds(in, plan, costs),
           traffic = Traffic(in.layout, plan.numerics, plan.placement, in.world),
@@ -231,36 +217,65 @@ std::function<double(const Operation&)> operation_seconds(const PlanInput& in, c
   };
 }
 
-double tokens_per_second(const Plan& plan) {
-  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+double tokens_per_second(const PlanCost& cost) {
+  return cost.step_seconds > 0 ? cost.step_tokens / cost.step_seconds : 0;
 }
 
-void estimate_plan(const PlanInput& in, Plan& plan) {
-  const NumericsPlan& n = plan.numerics;
-  const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype, n.products);
-  const StepShape shape = step_shape(in, plan);
-  const StepCosts costs(shape);
-  plan.step.micro_batches =
-      std::min(n.micro_batches, ceil_div(ceil_div(step_sequences(in), in.world.ranks), n.micro_batch));
-  plan.estimate = estimate_step(costs, plan.step, rates);
-  plan.step_seconds = plan.estimate.seconds;
-  explain_measuring(costs, rates, plan);
-  plan.step_tokens = shape.step_tokens;
-  plan.sequence_tokens = in.data.mean_length > 0 ? lengths(in).sequence : 0;
+int64_t step_micro_batches(const PlanInput& in, const NumericsPlan& numerics) {
+  return std::min(numerics.micro_batches,
+                  ceil_div(ceil_div(step_sequences(in), in.world.ranks), numerics.micro_batch));
+}
+
+PlanCost estimate(const PlanInput& in, const SizedPlan& plan) {
+  StepConfig step = plan.step;
+  step.micro_batches = step_micro_batches(in, plan.numerics);
+  const ComputeRates rates =
+      compute_rates(in.machine, in.device, plan.numerics.dtype, plan.numerics.products);
+  const StepCosts costs(step_shape(in, plan));
+  PlanCost out;
+  out.estimate = estimate_step(costs, step, rates);
+  out.norm_seconds = norm_seconds(step, costs, rates, out.estimate.seconds);
+  out.step_tokens = static_cast<double>(step_sequences(in)) * lengths(in).sequence;
+  out.sequence_tokens = in.data.mean_length > 0 ? lengths(in).sequence : 0;
   const StepWork token = uniform_work(1, lengths(in).document, in.data.target_share);
-  plan.peak_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
-  estimate_traffic(in, plan);
-  estimate_transfers(in, shape, costs, plan);
-  predict_router_loss(in, plan);
-  const StepEstimate& p = plan.estimate;
-  const double compute = p.gemm_seconds + p.attention_seconds;
-  plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
-                {"memory", p.memory_seconds, p.cost.bytes + p.cost.pass_bytes + p.cost.decoded_bytes, "B"}};
-  plan.binding = compute >= p.memory_seconds ? "compute" : "memory";
-  add_links(plan, link_rates(in.machine, in.device));
-  if (rates.assumed) {
-    plan.choices.push_back({"rates", "assumed", "this machine was not measured: times are rough"});
+  out.peak_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
+  out.traffic = estimate_traffic(in, plan, step);
+  out.step_seconds = out.estimate.seconds + out.traffic.seconds;
+  if (has_timeline(plan)) {
+    out.timeline = estimate_transfers(in, plan, step, costs, out.step_tokens);
+    out.step_seconds = out.timeline.seconds + stop_vote_seconds(in, plan);
   }
+  if (has_router_pass(in, step)) out.step_seconds += forward_seconds(out);
+  out.links = links_of(out, link_rates(in.machine, in.device));
+  out.binding = std::ranges::max_element(out.links, {}, &LinkTime::seconds)->name;
+  return out;
+}
+
+std::vector<Choice> explain_estimate(const PlanInput& in, const Plan& plan) {
+  std::vector<Choice> out;
+  if (plan.step.two_pass_clip())
+    out.push_back({"backward for the norm", fmt::format("{:.3g} s", plan.norm_seconds),
+                   "compute of every step that optimizer.clip = \"global\" costs with updates inside "
+                   "backward; \"block\" and \"none\" do without"});
+  const bool may_assume = in.device == DeviceType::kCuda || in.world.nodes > 1;
+  if (in.world.ranks > 1 && may_assume && rank_links(in.machine, in.device).assumed)
+    out.push_back({"links between ranks", "assumed",
+                   "not measured: 22 GB/s from GPU to GPU where it has no "
+                   "known NVLink, 45 GB/s from machine to machine"});
+  if (const double coefficient = router_aux_loss(in.config.train, in.spec); coefficient != 0) {
+    out.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient),
+                   has_router_pass(in, plan.step)
+                       ? fmt::format("a forward pass more, {:.3g} s of each step: the first backward pass "
+                                     "needs what all micro-batches choose",
+                                     forward_seconds(plan))
+                       : "what all micro-batches choose is known before the backward pass"});
+  }
+  if (link_rates(in.machine, in.device).assumed &&
+      plan.timeline.disk_read_bytes + plan.timeline.disk_written_bytes > 0)
+    out.push_back({"disk rates", "assumed", "no disk was measured: times are rough"});
+  if (compute_rates(in.machine, in.device, plan.numerics.dtype, plan.numerics.products).assumed)
+    out.push_back({"rates", "assumed", "this machine was not measured: times are rough"});
+  return out;
 }
 
 }  // namespace lm

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "plan/sizes.h"
 
@@ -10,17 +11,23 @@ namespace lm {
 
 // What a step's costs depend on, and the seconds that a rank computes in each of its operations; the latter
 // borrows `plan` and `costs`.
-StepShape step_shape(const PlanInput& in, const Plan& plan);
-std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
+StepShape step_shape(const PlanInput& in, const SizedPlan& plan);
+std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const SizedPlan& plan,
                                                         const StepCosts& costs);
 // The same with the calls of all ranks that belong to it; borrows `in`, too.
-std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
+std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const SizedPlan& plan,
                                                           const StepCosts& costs);
 
-// Sets PlanCost of a sized plan, and the micro-batches of its step where an epoch has fewer.
+// Micro-batches of a rank's step: fewer than the numerics' where an epoch has fewer.
+int64_t step_micro_batches(const PlanInput& in, const NumericsPlan& numerics);
+PlanCost estimate(const PlanInput& in, const SizedPlan& plan);
+// What it assumes, and what of a step surprises.
+std::vector<Choice> explain_estimate(const PlanInput& in, const Plan& plan);
+
+// Gives a sized plan its cost, and the micro-batches that this is for; explained among the choices.
 void estimate_plan(const PlanInput& in, Plan& plan);
 
 // Of all ranks; 0 where nothing was estimated.
-double tokens_per_second(const Plan& plan);
+double tokens_per_second(const PlanCost& cost);
 
 }  // namespace lm

@@ -12,6 +12,8 @@ bool scores_answers(const PlanInput& in) {
   return evaluates && !in.config.eval.generate.data.empty();
 }
 
+}  // namespace
+
 int64_t cache_positions(const PlanInput& in) {
   if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
   const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
@@ -19,29 +21,22 @@ int64_t cache_positions(const PlanInput& in) {
   return samples || scores_answers(in) ? std::min(in.config.data.max_length, kSamplePositions + before) : 0;
 }
 
-int64_t cache_texts(const PlanInput& in, const Plan& plan) {
-  if (in.purpose == PlanPurpose::kGenerate) return plan.numerics.micro_batch;
+int64_t cache_texts(const PlanInput& in, const NumericsPlan& numerics) {
+  if (in.purpose == PlanPurpose::kGenerate) return numerics.micro_batch;
   // A batch of texts has a token, a document and three numbers of attention for each.
-  return scores_answers(in) ? std::clamp<int64_t>(plan.micro_tokens / 4, 1, kScoredTexts) : 1;
+  return scores_answers(in) ? std::clamp<int64_t>(micro_tokens(in, numerics) / 4, 1, kScoredTexts) : 1;
 }
 
-}  // namespace
-
-void size_generation(const PlanInput& in, Plan& plan) {
-  plan.cache_positions = cache_positions(in);
-  plan.cache_texts = cache_texts(in, plan);
-}
-
-void add_generation(const PlanInput& in, const Plan& plan, ClassTable& table) {
-  const DType dtype = plan.numerics.dtype;
-  const int64_t texts = plan.cache_texts;
-  if (plan.cache_positions > 0)
-    table.device("key-value cache", texts * KeyValueCache::bytes(in.spec, plan.cache_positions, dtype),
+void add_generation(const PlanInput& in, const NumericsPlan& numerics, const PlanSizes& sizes,
+                    ClassTable& table) {
+  const DType dtype = numerics.dtype;
+  const int64_t texts = sizes.cache_texts;
+  if (sizes.cache_positions > 0)
+    table.device("key-value cache", texts * KeyValueCache::bytes(in.spec, sizes.cache_positions, dtype),
                  fmt::format("{}{} tokens, {}", texts > 1 ? fmt::format("{} texts of ", texts) : "",
-                             plan.cache_positions, dtype_name(dtype)));
+                             sizes.cache_positions, dtype_name(dtype)));
   if (texts == 1) return;
-  const int64_t logits = generated_logit_rows(texts) * in.spec.vocab,
-                size = static_cast<int64_t>(dtype_size(dtype));
+  const int64_t logits = generated_logit_rows(texts) * in.spec.vocab, size = size_of(dtype);
   table.device("logits", logits * size, "of the texts together");
   table.host("logits", logits * (size + 4), "the same, and in fp32");
 }

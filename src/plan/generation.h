@@ -6,8 +6,9 @@
 
 namespace lm {
 
-// Sets plan.cache_positions and plan.cache_texts; after the numerics and plan.micro_tokens.
-void size_generation(const PlanInput& in, Plan& plan);
-void add_generation(const PlanInput& in, const Plan& plan, ClassTable& table);
+int64_t cache_positions(const PlanInput& in);
+int64_t cache_texts(const PlanInput& in, const NumericsPlan& numerics);
+void add_generation(const PlanInput& in, const NumericsPlan& numerics, const PlanSizes& sizes,
+                    ClassTable& table);
 
 }  // namespace lm

@@ -1,6 +1,5 @@
 #include "plan/gpu.h"
 
-#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>

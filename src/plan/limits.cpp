@@ -12,13 +12,9 @@ void refuse_many_threads(const char* key, std::optional<int64_t> threads, const 
   constexpr int64_t kOfCore = 4, kAlways = 64;
   const int64_t most = std::max(kOfCore * machine.cores, kAlways);
   if (!threads || *threads <= most) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = fmt::format("{} = {}: expected at most {} here, where this process has {} {}", key,
-                                   *threads, most, machine.cores, machine.cores == 1 ? "core" : "cores"),
-               .place = key,
-               .next = "leave it out: as many threads as there are cores are the fastest",
-               .kept = "nothing was started or written"});
+  throw setting_error(fmt::format("{} = {}: expected at most {} here, where this process has {} {}", key,
+                                  *threads, most, machine.cores, machine.cores == 1 ? "core" : "cores"),
+                      key, "leave it out: as many threads as there are cores are the fastest");
 }
 
 void refuse_products(Products products, DeviceType device, const Machine& machine) {
@@ -26,14 +22,10 @@ void refuse_products(Products products, DeviceType device, const Machine& machin
   const ComputeCapability card =
       device == DeviceType::kCuda ? machine.gpus.front().capability : ComputeCapability{};
   if (device == DeviceType::kCuda && (!card.known() || card.major >= 8)) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = std::string("model.products = \"tf32\": TF32 products are made by GPUs of compute "
-                                   "capability 8.0 or more, and this is ") +
-                       (device == DeviceType::kCpu ? "the CPU" : "a GPU of " + card.text()),
-               .place = "model.products",
-               .next = "leave it out: fp32 products are made everywhere",
-               .kept = "nothing was started or written"});
+  throw setting_error(std::string("model.products = \"tf32\": TF32 products are made by GPUs of compute "
+                                  "capability 8.0 or more, and this is ") +
+                          (device == DeviceType::kCpu ? "the CPU" : "a GPU of " + card.text()),
+                      "model.products", "leave it out: fp32 products are made everywhere");
 }
 
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec) {
@@ -47,61 +39,43 @@ void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceT
   const bool experts = std::ranges::any_of(spec.layers, has);
   if (experts && device == DeviceType::kCpu) return;
   const std::string loss = fmt::format("train.router_aux_loss = {:g}", coefficient);
-  throw Error(Exit::kConfig, {.area = "CONF-20",
-                              .what = experts ? loss + " is not supported on a GPU yet"
-                                              : loss + " balances experts, and a model of type " +
-                                                    spec.model_type + " has none",
-                              .place = "train.router_aux_loss",
-                              .next = experts ? "set it to 0, or --gpus 0 for the CPU" : "leave it out",
-                              .kept = "nothing was started or written"});
+  throw setting_error(
+      experts ? loss + " is not supported on a GPU yet"
+              : loss + " balances experts, and a model of type " + spec.model_type + " has none",
+      "train.router_aux_loss", experts ? "set it to 0, or --gpus 0 for the CPU" : "leave it out");
 }
 
 void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {
   const auto has = [](const LayerSpec& layer) { return layer.find<SharedExpertSpec>() != nullptr; };
   if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "a shared expert (" + spec.model_type + ") is not supported on a GPU yet",
-               .place = "run.device",
-               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one",
-               .kept = "nothing was started or written"});
+  throw setting_error("a shared expert (" + spec.model_type + ") is not supported on a GPU yet", "run.device",
+                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one");
 }
 
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {
   constexpr int64_t kMost = 1 << 16;
   if (n.micro_batches <= kMost) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = fmt::format("train.global_batch = {} makes {} micro-batches of {} on a rank: expected "
-                                   "at most {}",
-                                   config.train.global_batch, n.micro_batches, n.micro_batch, kMost),
-               .place = "train.global_batch",
-               .next = "lower it, raise train.micro_batch, or use more ranks",
-               .kept = "nothing was started or written"});
+  throw setting_error(fmt::format("train.global_batch = {} makes {} micro-batches of {} on a rank: expected "
+                                  "at most {}",
+                                  config.train.global_batch, n.micro_batches, n.micro_batch, kMost),
+                      "train.global_batch", "lower it, raise train.micro_batch, or use more ranks");
 }
 
 void refuse_short_tiles(int64_t tile, int64_t least) {
   if (tile >= least) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = fmt::format("io.tile = {} cuts the optimizer's state into more than {} "
-                                   "tiles",
-                                   format_bytes(tile), kMostTiles),
-               .place = "io.tile",
-               .next = fmt::format("leave it out, or set it to \"{}MiB\" or more", ceil_div(least, kMiB)),
-               .kept = "nothing was started or written"});
+  throw setting_error(fmt::format("io.tile = {} cuts the optimizer's state into more than {} "
+                                  "tiles",
+                                  format_bytes(tile), kMostTiles),
+                      "io.tile",
+                      fmt::format("leave it out, or set it to \"{}MiB\" or more", ceil_div(least, kMiB)));
 }
 
 void refuse_large_group(int64_t micro_batches) {
-  throw Error(
-      Exit::kConfig,
-      {.area = "CONF-20",
-       .what = fmt::format("train.update = \"in_backward\" passes all micro-batches of a step through "
-                           "a block together, at most {}, and there are {}",
-                           kMostInGroup, micro_batches),
-       .place = "train.update",
-       .next = "lower train.global_batch, raise train.micro_batch, or leave train.update out",
-       .kept = "nothing was started or written"});
+  throw setting_error(fmt::format("train.update = \"in_backward\" passes all micro-batches of a step through "
+                                  "a block together, at most {}, and there are {}",
+                                  kMostInGroup, micro_batches),
+                      "train.update",
+                      "lower train.global_batch, raise train.micro_batch, or leave train.update out");
 }
 
 }  // namespace lm

@@ -55,8 +55,9 @@ std::string named(const std::vector<std::string>& names) {
 
 }  // namespace
 
-void note_multiples(const PlanInput& in, Plan& plan) {
-  if (in.device != DeviceType::kCuda || in.config.model.dtype == ModelDType::kF32) return;
+std::vector<Choice> note_multiples(const PlanInput& in, const NumericsPlan& numerics) {
+  if (in.device != DeviceType::kCuda || in.config.model.dtype == ModelDType::kF32) return {};
+  std::vector<Choice> out;
   const int64_t multiple = is_a100(in.machine) ? kMultipleOfA100 : kMultiple;
   const std::string key = fmt::format("multiples of {}", multiple);
   MissedProducts products;
@@ -68,22 +69,23 @@ void note_multiples(const PlanInput& in, Plan& plan) {
     }
   }
   if (products.missed > 0) {
-    plan.choices.push_back(
+    out.push_back(
         {key, "missed",
          fmt::format("a GPU's matrix instructions are slower for {}; padded in the model they would have "
                      "{:.2g} % more elements, and {:.0f} % of the step's products could gain",
                      named(products.names), 100 * (products.padded / products.missed - 1),
                      100 * products.missed / products.all)});
   }
-  const int64_t length = in.config.data.max_length, rows = plan.numerics.micro_batch * length;
-  if (rows % multiple == 0) return;
-  plan.choices.push_back(
+  const int64_t length = in.config.data.max_length, rows = numerics.micro_batch * length;
+  if (rows % multiple == 0) return out;
+  out.push_back(
       {key, "missed",
        fmt::format(
            "a full micro-batch has {} x {} tokens, and gradients of weights are sums over them; "
            "data.max_length = {} makes {:.2g} % more",
-           plan.numerics.micro_batch, length, round_up(length, multiple),
+           numerics.micro_batch, length, round_up(length, multiple),
            100.0 * static_cast<double>(round_up(length, multiple) - length) / static_cast<double>(length))});
+  return out;
 }
 
 }  // namespace lm

@@ -5,9 +5,8 @@
 
 namespace lm {
 
-// Adds to `plan.choices` which widths of the model, and which length of a micro-batch, are no multiples of 8
-// (on compute capability 8.0, an A100: of 64), and what padding them would take and could gain. Of training
-// in 16 bits on a GPU.
-void note_multiples(const PlanInput& in, Plan& plan);
+// Which widths of the model, and which length of a micro-batch, are no multiples of 8 (on compute capability
+// 8.0, an A100: of 64), and what padding them would take and could gain. Of training in 16 bits on a GPU.
+std::vector<Choice> note_multiples(const PlanInput& in, const NumericsPlan& numerics);
 
 }  // namespace lm

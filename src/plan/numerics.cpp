@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <array>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -57,23 +56,24 @@ std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
 }
 
 // With what follows from it.
-void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
+NumericsPlan with_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan n) {
   n.micro_batch = sequences;
   n.micro_batches = ceil_div(rank_batch(in), sequences);
   if (in.device == DeviceType::kCuda)
     n.documents_at_once = documents_at_once(sequences * in.config.data.max_length);
+  return n;
+}
+
+bool can_have(const PlanInput& in, const NumericsPlan& numerics, const TierChoice& tier_choice) {
+  return fits_capacity(place(in, {numerics, {}, {}}, tier_choice));
 }
 
 // The largest candidate that fits under a policy; 0 when none does.
-int64_t largest_micro_batch(const PlanInput& in, Plan plan, const TierChoice& tier_choice,
+int64_t largest_micro_batch(const PlanInput& in, NumericsPlan numerics, const TierChoice& tier_choice,
                             RecomputeChoice recompute) {
-  plan.numerics.recompute = recompute;
+  numerics.recompute = recompute;
   const std::vector<int64_t> candidates = micro_batch_candidates(in);
-  const auto fits = [&](int64_t m) {
-    set_micro_batch(in, m, plan.numerics);
-    place(in, tier_choice, plan);
-    return fits_capacity(plan);
-  };
+  const auto fits = [&](int64_t m) { return can_have(in, with_micro_batch(in, m, numerics), tier_choice); };
   // Where the smallest does not fit, no other does: more tokens at once take more. (Of micro-batches that all
   // pass a block together, it is the larger ones that take less: fewer rows are rounded up.)
   if (candidates.size() > 2 && !tier_choice.in_backward && in.world.ranks == 1 &&
@@ -94,27 +94,30 @@ bool saving_is_faster(const PlanInput& in, int64_t none, int64_t block) {
          nominal_product_seconds(in, block * length, true);
 }
 
-void choose_micro_batch_and_recompute(const PlanInput& in, const TierChoice& tier_choice, Plan& plan) {
+// `base`: all numerics but micro-batch and recomputation.
+ChosenNumerics choose_micro_batch_and_recompute(const PlanInput& in, const TierChoice& tier_choice,
+                                                const NumericsPlan& base) {
   LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
   const int64_t least = micro_batch_candidates(in).back();
-  NumericsPlan& n = plan.numerics;
+  NumericsPlan n = base;
   if (!in.config.train.recompute.chosen_by_plan()) {
     n.recompute = in.config.train.recompute;
-    return set_micro_batch(in, std::max(largest_micro_batch(in, plan, tier_choice, n.recompute), least), n);
+    const int64_t largest = largest_micro_batch(in, n, tier_choice, n.recompute);
+    return {with_micro_batch(in, std::max(largest, least), n)};
   }
   // Where activations are off the device, the micro-batch is the one that fits if all but block inputs is
   // recomputed. Whether more is kept there is a matter of time (recompute_level.h).
   const bool off_device = tier_choice.activations != nearest_tier(in.device);
-  const int64_t none = off_device ? 0 : largest_micro_batch(in, plan, tier_choice, Recompute::kNone);
-  const int64_t block = largest_micro_batch(in, plan, tier_choice, Recompute::kBlock);
+  const int64_t none = off_device ? 0 : largest_micro_batch(in, n, tier_choice, Recompute::kNone);
+  const int64_t block = largest_micro_batch(in, n, tier_choice, Recompute::kBlock);
   const bool keep = saving_is_faster(in, none, block);
   n.recompute = keep ? Recompute::kNone : Recompute::kBlock;
-  set_micro_batch(in, std::max(keep ? none : block, least), n);
   const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
-  plan.choices.push_back({"train.recompute", recompute_name(n.recompute),
-                          keep       ? "saved activations fit"
-                          : none > 0 ? larger
-                                     : "saved activations would not fit"});
+  return {with_micro_batch(in, std::max(keep ? none : block, least), n),
+          {{"train.recompute", recompute_name(n.recompute),
+            keep       ? "saved activations fit"
+            : none > 0 ? larger
+                       : "saved activations would not fit"}}};
 }
 
 std::string micro_batch_reason(const PlanInput& in) {
@@ -125,7 +128,7 @@ std::string micro_batch_reason(const PlanInput& in) {
 int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
   if (in.device == DeviceType::kCpu) return kCpuRowChunk;
   const int64_t capacity = in.machine.gpus.front().memory_bytes;
-  const int64_t row = in.spec.head_rows() * static_cast<int64_t>(dtype_size(dtype));
+  const int64_t row = in.spec.head_rows() * size_of(dtype);
   int64_t rows = kGpuRowChunk;
   while (capacity > 0 && rows > kLeastRowChunk && rows * row > capacity / kLogitsShare) rows /= 2;
   return rows;
@@ -154,55 +157,50 @@ NumericsPlan settled(const PlanInput& in) {
 }
 
 // Micro-batch and recomputation for the nearest tiers in which some fit the machine's capacities.
-Plan nearest_that_fits(const PlanInput& in, const Plan& base) {
-  Plan plan;
+ChosenNumerics nearest_that_fits(const PlanInput& in, const NumericsPlan& base) {
+  ChosenNumerics out;
   for (const TierChoice& tier_choice : tier_candidates(in)) {
-    plan = base;
-    choose_micro_batch_and_recompute(in, tier_choice, plan);
-    place(in, tier_choice, plan);
-    if (fits_capacity(plan)) break;
+    out = choose_micro_batch_and_recompute(in, tier_choice, base);
+    if (can_have(in, out.numerics, tier_choice)) break;
   }
-  return plan;
+  return out;
 }
 
-bool can_be_placed(const PlanInput& in, Plan plan) {
-  choose_placement(in, plan);
-  return plan.fits;
-}
-
-Plan choose_batches(const PlanInput& in, const Plan& base) {
+ChosenNumerics choose_batches(const PlanInput& in, const NumericsPlan& base) {
   if (in.config.train.micro_batch) return nearest_that_fits(in, base);
   Config config = in.config;
   config.offload = {};
   config.offload.paths = in.config.offload.paths;
   config.train.update = UpdateTime::kAuto;
-  Plan plan = nearest_that_fits(in.with(config), base);
+  ChosenNumerics out = nearest_that_fits(in.with(config), base);
   std::string reason = micro_batch_reason(in);
   if (config.offload != in.config.offload || config.train.update != in.config.train.update) {
-    const int64_t micro_batch = plan.numerics.micro_batch;
+    const int64_t micro_batch = out.numerics.micro_batch;
     config = in.config;
     config.train.micro_batch = micro_batch;
     const PlanInput fixed = in.with(config);
-    plan = nearest_that_fits(fixed, base);
-    Plan less = nearest_that_fits(in, base);
-    if (less.numerics.micro_batch != micro_batch && !can_be_placed(fixed, plan)) {
+    out = nearest_that_fits(fixed, base);
+    ChosenNumerics less = nearest_that_fits(in, base);
+    if (less.numerics.micro_batch != micro_batch && !choose_placement(fixed, out.numerics).fits) {
       reason = fmt::format(
           "what fits offload's limits; without them it would be {}, and losses differ in rounding: set it to "
           "keep results the same whatever the limits",
           micro_batch);
-      plan = std::move(less);
+      out = std::move(less);
     }
   }
-  plan.choices.push_back({"train.micro_batch", std::to_string(plan.numerics.micro_batch), reason});
-  return plan;
+  out.choices.push_back({"train.micro_batch", std::to_string(out.numerics.micro_batch), reason});
+  return out;
 }
 
 // What the configuration says itself was compared with the run's, and holds where it differs (--override);
 // what it leaves open is as it was recorded.
-NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
+ChosenNumerics adopted(const PlanInput& in) {
   const NumericsPlan &recorded = *in.recorded, now = settled(in);
   const Config& config = in.config;
-  NumericsPlan n = recorded;
+  ChosenNumerics out{recorded};
+  NumericsPlan& n = out.numerics;
+  std::vector<Choice>& choices = out.choices;
   if (recorded.dtype != now.dtype) n.row_chunk = now.row_chunk, n.round_rows = now.round_rows;
   n.dtype = now.dtype;
   n.fp32_adapters = now.fp32_adapters;
@@ -215,7 +213,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   n.ranks = now.ranks;
   if (recorded.ranks != now.ranks) n.machine_ranks = now.machine_ranks;
   if (!config.train.recompute.chosen_by_plan()) n.recompute = config.train.recompute;
-  set_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
+  n = with_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
     if (automatic) choices.push_back({key, value, "as this run has recorded"});
   };
@@ -238,14 +236,20 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
     choices.push_back(
         {"libraries", now.libraries,
          "this run began with " + n.libraries + ", and losses may differ in rounding from those"});
-  return n;
+  return out;
 }
 
-}  // namespace
-
-// What has another's name, for whoever wonders which rule that is.
-void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
-  if (optimizer.written.empty()) return;
+// What the optimizer's settings mean here.
+std::vector<Choice> explain_optimizer(const PlanInput& in) {
+  const OptimizerConfig& optimizer = in.config.optimizer;
+  std::vector<Choice> choices;
+  if (in.trains() && scales_loss(in.config))
+    choices.push_back({"optimizer.master", optimizer.master == Master::kNone ? "none" : "fp32",
+                       trains_fp32(in.config)              ? "the adapters are fp32"
+                       : optimizer.master == Master::kNone ? "fp16 weights are rounded stochastically"
+                                                           : "of fp16 weights: 2 B per parameter more than "
+                                                             "the split master of bf16 weights"});
+  if (optimizer.written.empty()) return choices;
   const bool paged = optimizer.written.find("aged") != std::string::npos;
   choices.push_back(
       {"optimizer.name", rule_text(optimizer.name).name,
@@ -253,6 +257,7 @@ void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
            (paged ? "; its state leaves the device where offload.optimizer says, \"auto\": as much "
                     "as does not fit"
                   : "")});
+  return choices;
 }
 
 // Cards before 8.0 multiply fp16 and fp32, and no bf16.
@@ -275,24 +280,18 @@ void refuse_bf16(const PlanInput& in) {
                      : "set optimizer.name = \"adamw\", or --gpus 0 for the CPU"});
 }
 
-NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
+}  // namespace
+
+ChosenNumerics choose_numerics(const PlanInput& in) {
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   refuse_bf16(in);
   refuse_shared_experts(in.spec, in.device);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
-  if (in.trains() && scales_loss(in.config))
-    choices.push_back(
-        {"optimizer.master", in.config.optimizer.master == Master::kNone ? "none" : "fp32",
-         trains_fp32(in.config) ? "the adapters are fp32"
-         : in.config.optimizer.master == Master::kNone
-             ? "fp16 weights are rounded stochastically"
-             : "of fp16 weights: 2 B per parameter more than the split master of bf16 weights"});
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);
     refuse_many_threads("optimizer.threads", in.config.optimizer.threads, in.machine);
   }
-  say_rule(in.config.optimizer, choices);
   // What generated answers take of the memory is no matter of numerics: a run has the same bits without them.
   Config config = in.config;
   config.train.sample_prompts.clear();
@@ -301,20 +300,19 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   Machine machine = in.machine;
   machine.library_bytes = 0;
   const PlanInput training = in.with(config).with(PlanPurpose::kTrain).with(machine);
+  ChosenNumerics out;
+  std::vector<Choice> choices = explain_optimizer(in);
   if (in.recorded != nullptr) {
-    const NumericsPlan numerics = adopted(training, choices);
-    refuse_many_micro_batches(in.config, numerics);
-    return numerics;
+    out = adopted(training);
+  } else {
+    const NumericsPlan base = settled(training);
+    if (!in.config.run.threads)
+      choices.push_back({"run.threads", std::to_string(base.threads), "the cores this process may use"});
+    out = choose_batches(training, base);
   }
-  Plan base;
-  base.numerics = settled(training);
-  if (!in.config.run.threads)
-    base.choices.push_back(
-        {"run.threads", std::to_string(base.numerics.threads), "the cores this process may use"});
-  const Plan plan = choose_batches(training, base);
-  refuse_many_micro_batches(in.config, plan.numerics);
-  choices.insert(choices.end(), plan.choices.begin(), plan.choices.end());
-  return plan.numerics;
+  refuse_many_micro_batches(in.config, out.numerics);
+  out.choices.insert(out.choices.begin(), choices.begin(), choices.end());
+  return out;
 }
 
 }  // namespace lm

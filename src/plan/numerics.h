@@ -38,11 +38,17 @@ struct Choice {
   std::string key, value, reason;
 };
 
-// Records in `choices` how each `auto` was resolved. The micro-batch decides how sums are split and so the
+// With how each `auto` was resolved.
+struct ChosenNumerics {
+  NumericsPlan numerics;
+  std::vector<Choice> choices = {};
+};
+
+// The micro-batch decides how sums are split and so the
 // result; where state lives, and how much memory it may take, must not. So the micro-batch is the machine's,
 // whatever offload.* asks for; only where it does not fit what offload.* leaves is it chosen once more, and
 // the reason says so. What the run has recorded is kept.
-NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices);
+ChosenNumerics choose_numerics(const PlanInput& in);
 
 // <run>/numerics.json.
 std::string numerics_json(const NumericsPlan& numerics);

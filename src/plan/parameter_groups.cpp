@@ -16,11 +16,7 @@ namespace lm {
 namespace {
 
 Error groups_error(std::string what, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "optimizer.groups: " + std::move(what),
-                               .place = "",
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("optimizer.groups: " + std::move(what), "", std::move(next));
 }
 
 // Whether lora.b_lr_ratio is of this role. PEFT has all vectors in B's group: magnitudes, and biases of

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
+#include <optional>
+#include <utility>
 
 #include "base/arena.h"
 #include "base/bytes.h"
@@ -28,10 +30,6 @@ constexpr double kStagedShare = 0.4;
 constexpr double kStagingOfSpare = 0.5;
 // Left free of what is spent on staging and on arrays that stay on the device.
 constexpr int64_t kMargin = 64 * kMiB;
-
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
 
 // No more slots than arrays that pass through them, and no longer ones than these need.
 void limit_slots(PlacementPlan& placement, Pool which) {
@@ -62,14 +60,14 @@ std::vector<char> shared_tiles(const PlacementPlan& placement) {
   return out;
 }
 
-void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
-  PlacementPlan& placement = plan.placement;
-  placement.ranks = plan.numerics.ranks;
+// The pool of optimizer state and its tiles; after the pools whose units they follow.
+void place_optimizer(const PlanInput& in, const NumericsPlan& n, TierId tier_id, PlacementPlan& placement) {
+  placement.ranks = n.ranks;
   const Sharding sharding = sharding_of(in);
   placement.sharded = sharding.group > 1 && in.config.zero.stage >= 1;
   placement.copies = placement.sharded ? sharding.copies() : 1;
   placement.whole_tensors = sharding.whole;
-  const int64_t state = state_bytes(in.layout, plan.numerics.state());
+  const int64_t state = state_bytes(in.layout, n.state());
   const int64_t granule_bytes = placement.granule_bytes =
       ceil_div(state, std::max<int64_t>(in.layout.flat_elements / kGranule, 1));
   const bool off_device = is_off_device(tier_id, in.device);
@@ -77,14 +75,11 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   const int64_t usual = std::max(std::clamp(state / kTilesPerStep, kLeastTile, kMostTile), least);
   const int64_t tile = in.config.io.tile ? std::max(in.config.io.tile->bytes, granule_bytes) : usual;
   if (off_device) refuse_short_tiles(tile, least);
-  for (auto* list :
-       {&placement.first_tile, &placement.first_granule, &placement.granules, &placement.segment_tiles})
-    list->clear();
   const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
   int64_t longest = 1;  // no tile crosses a unit's end
   for (const Unit& unit : units) longest = std::max(longest, unit.elements / kGranule);
   const int64_t each = std::clamp<int64_t>(tile / std::max<int64_t>(granule_bytes, 1), 1, longest);
-  TileCutter tiles(placement, in.layout, plan.numerics, off_device ? each : 0);
+  TileCutter tiles(placement, in.layout, n, off_device ? each : 0);
   // A tile of a chunked head lies in one segment: its update needs no other. Tiles follow the block's array,
   // in which the matrix comes before the norm.
   for (const Unit& unit : units) {
@@ -102,40 +97,31 @@ void place_optimizer(const PlanInput& in, TierId tier_id, Plan& plan) {
   const int64_t slot = tiles.longest_bytes();
   PoolPlan& pool = placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
   if (pool.slots > 0) pool.slot_bytes = round_up(slot, kSlotAlignment);
-  placement.host_tiles.clear();
   if (!placement.update_on_host) return;
   if (placement.host_share > 0) placement.host_tiles = shared_tiles(placement);
   limit_slots(placement, Pool::kOptimizer);
-  placement.update_sends = size_of(plan.numerics.trained_dtype());
-  placement.update_brings = size_of(plan.numerics.gradient_dtype) + placement.update_sends;
+  placement.update_sends = size_of(n.trained_dtype());
+  placement.update_brings = size_of(n.gradient_dtype) + placement.update_sends;
   placement.update_staging = kUpdateSlots * placement.tile_granules * kGranule * placement.update_brings;
 }
 
-void place_activations(const PlanInput& in, TierId tier_id, Plan& plan) {
+PoolPlan activation_pool(const PlanInput& in, TierId tier_id, const PlacedPlan& plan) {
   const bool off_device =
       in.trains() && is_off_device(tier_id, in.device) && plan.placement.group <= kMostInGroup;
-  plan.placement.inputs = {in.first_trained()};
   // In and out of a block are held at once.
-  plan.placement.pool(Pool::kActivations) = make_pool(
-      tier_id, off_device ? activation_arrays(in, plan) : std::vector<int64_t>(), kSlots + 1, in.device);
-}
-
-Tier* tier_of(Plan& plan, TierId tier_id) {
-  for (Tier& tier : plan.tiers) {
-    if (tier.tier_id == tier_id) return &tier;
-  }
-  return nullptr;
+  return make_pool(tier_id, off_device ? activation_arrays(in, plan) : std::vector<int64_t>(), kSlots + 1,
+                   in.device);
 }
 
 // Bytes that a tier has to give, after the margin.
-int64_t spare(Plan& plan, TierId tier_id, int64_t Tier::*limit = &Tier::usable) {
-  const Tier* tier = tier_of(plan, tier_id);
-  return tier == nullptr ? 0 : std::max<int64_t>(tier->*limit - tier->bytes - kMargin, 0);
+int64_t spare(const PlanSizes& sizes, TierId tier_id, int64_t Tier::*limit = &Tier::usable) {
+  const auto tier = std::ranges::find(sizes.tiers, tier_id, &Tier::tier_id);
+  return tier == sizes.tiers.end() ? 0 : std::max<int64_t>((*tier).*limit - tier->bytes - kMargin, 0);
 }
 
-void stage_more(const PlanInput& in, Plan& plan) {
+SizedPlan stage_more(const PlanInput& in, SizedPlan plan) {
   PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  if (pool.slots == 0) return;
+  if (pool.slots == 0) return plan;
   const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.off_device_bytes()));
   auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, TierId::kHost)));
   if (in.device == DeviceType::kCuda && (!plan.placement.update_on_host || plan.placement.shares_updates()))
@@ -143,14 +129,15 @@ void stage_more(const PlanInput& in, Plan& plan) {
         room, static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, TierId::kDevice))));
   pool.slots += std::min(wanted, room) / pool.slot_bytes;
   limit_slots(plan.placement, Pool::kOptimizer);
-  size_plan(in, plan);
+  return sized(in, std::move(plan));
 }
 
 // The earliest arrays of a class stay on the device, as many as fit beside the slots that the others need:
 // shorter ones where only segments of a head are left.
-void keep_on_device(const PlanInput& in, Plan& plan, Pool which, int64_t Tier::*limit = &Tier::usable) {
+SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
+                         int64_t Tier::*limit = &Tier::usable) {
   PoolPlan& pool = plan.placement.pool(which);
-  if (pool.bytes.empty()) return;
+  if (pool.bytes.empty()) return plan;
   const bool slots_on_device =
       which != Pool::kOptimizer || !plan.placement.update_on_host || plan.placement.shares_updates();
   const int64_t room =
@@ -167,16 +154,17 @@ void keep_on_device(const PlanInput& in, Plan& plan, Pool which, int64_t Tier::*
   }
   std::fill(pool.off_device.begin(), pool.off_device.begin() + static_cast<std::ptrdiff_t>(end), 0);
   limit_slots(plan.placement, which);
-  size_plan(in, plan);
+  return sized(in, std::move(plan));
 }
 
 // Of what is off the device, the earliest arrays live in tiers that are nearer than the pool's farthest, as
 // many as fit.
-void keep_nearer(const PlanInput& in, Plan& plan, Pool which) {
-  PoolPlan& pool = plan.placement.pool(which);
+SizedPlan keep_nearer(const PlanInput& in, SizedPlan plan, Pool which) {
   size_t a = 0;
-  for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < tier_index(pool.tier_id); ++t) {
-    if (pool.slots == 0) return;
+  for (size_t t = tier_index(nearest_tier(in.device)) + 1; t < tier_index(plan.placement.pool(which).tier_id);
+       ++t) {
+    PoolPlan& pool = plan.placement.pool(which);
+    if (pool.slots == 0) return plan;
     int64_t room = spare(plan, static_cast<TierId>(t));
     for (; a < pool.bytes.size(); ++a) {
       const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
@@ -185,39 +173,54 @@ void keep_nearer(const PlanInput& in, Plan& plan, Pool which) {
     }
     pool.kept[t] = static_cast<int64_t>(a);
     limit_slots(plan.placement, which);
-    size_plan(in, plan);
+    plan = sized(in, std::move(plan));
   }
+  return plan;
 }
 
 // What shards take of a tier is little beside what else is there: the device may have room for all of them
 // where the tier has not.
-void keep_shards_on_device(const PlanInput& in, Plan& plan) {
+SizedPlan keep_shards_on_device(const PlanInput& in, SizedPlan plan) {
   const OffloadConfig offload = in.offload();
-  if (offload.weights == OffloadTier::kAuto) keep_on_device(in, plan, Pool::kWeightShards, &Tier::allowed);
+  if (offload.weights == OffloadTier::kAuto)
+    plan = keep_on_device(in, std::move(plan), Pool::kWeightShards, &Tier::allowed);
   if (offload.gradients == OffloadTier::kAuto)
-    keep_on_device(in, plan, Pool::kGradientShards, &Tier::allowed);
+    plan = keep_on_device(in, std::move(plan), Pool::kGradientShards, &Tier::allowed);
+  return plan;
 }
 
-void keep_what_fits(const PlanInput& in, Plan& plan) {
+SizedPlan keep_what_fits(const PlanInput& in, SizedPlan plan) {
   const OffloadConfig offload = in.offload();
-  const Pool weights = tier_pool(plan.placement, Pool::kWeights),
-             gradients = tier_pool(plan.placement, Pool::kGradients);
-  if (offload.weights == OffloadTier::kAuto) keep_on_device(in, plan, weights);
-  if (offload.gradients == OffloadTier::kAuto) keep_on_device(in, plan, gradients);
-  if (offload.optimizer == OffloadTier::kAuto) keep_on_device(in, plan, Pool::kOptimizer);
+  const std::pair<OffloadTier, Pool> classes[] = {
+      {offload.weights, tier_pool(plan.placement, Pool::kWeights)},
+      {offload.gradients, tier_pool(plan.placement, Pool::kGradients)},
+      {offload.optimizer, Pool::kOptimizer}};
+  for (const auto& [choice, pool] : classes)
+    if (choice == OffloadTier::kAuto) plan = keep_on_device(in, std::move(plan), pool);
   if (offload.weights == OffloadTier::kAuto &&
       plan.placement.embedding_in_host <= spare(plan, TierId::kDevice)) {
     plan.placement.embedding_in_host = 0;
-    size_plan(in, plan);
+    plan = sized(in, std::move(plan));
   }
-  if (offload.weights == OffloadTier::kAuto) keep_nearer(in, plan, weights);
-  if (offload.gradients == OffloadTier::kAuto) keep_nearer(in, plan, gradients);
-  if (offload.optimizer == OffloadTier::kAuto) keep_nearer(in, plan, Pool::kOptimizer);
+  for (const auto& [choice, pool] : classes)
+    if (choice == OffloadTier::kAuto) plan = keep_nearer(in, std::move(plan), pool);
+  return plan;
+}
+
+// The largest group that fits, of those that are possible.
+SizedPlan with_group(const PlanInput& in, TierId activations, bool one_group, PlacedPlan plan) {
+  for (int64_t& group = plan.placement.group;; group = ceil_div(group, 2)) {
+    plan.placement.pool(Pool::kActivations) = activation_pool(in, activations, plan);
+    PlanSizes sizes = size_plan(in, plan);
+    if (group == 1 || one_group || fits_capacity(sizes)) return {std::move(plan), std::move(sizes)};
+  }
 }
 
 // `shards`: gradients are in shards, so that all micro-batches pass a block together.
-void place_with(const PlanInput& in, const TierChoice& tier_choice, bool shards, int64_t most_group,
-                Plan& plan) {
+SizedPlan place_with(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice, bool shards,
+                     int64_t most_group) {
+  const NumericsPlan& n = start.numerics;
+  PlacedPlan plan = start;
   PlacementPlan& p = plan.placement;
   p.device = in.device;  // first: the dry run asks
   const auto set = [&](StateClass state, TierId tier_id) { p.tier_id[static_cast<size_t>(state)] = tier_id; };
@@ -225,90 +228,94 @@ void place_with(const PlanInput& in, const TierChoice& tier_choice, bool shards,
   set(StateClass::kFrozenWeights, tier_choice.weights);
   set(StateClass::kGradients, tier_choice.gradients);
   // What has no bytes is on the device.
-  const TierId optimizer =
-      state_bytes(in.layout, plan.numerics.state()) == 0 ? TierId::kDevice : tier_choice.optimizer;
+  const TierId optimizer = state_bytes(in.layout, n.state()) == 0 ? TierId::kDevice : tier_choice.optimizer;
   set(StateClass::kOptimizer, optimizer);
   set(StateClass::kActivations, tier_choice.activations);
   // Weights and gradients off the device cross once per group: the largest group is the cheapest, if its
   // inputs fit.
   const bool off_device =
       is_off_device(tier_choice.weights, in.device) || is_off_device(tier_choice.gradients, in.device);
-  p.group = off_device && plan.recompute().whole() && in.trains()
-                ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
-                : 1;
-  p.gradients_in_slot.clear();
+  const bool one_group = tier_choice.in_backward || shards;
+  if (one_group) {
+    p.group = n.micro_batches;
+  } else if (off_device && plan.recompute().whole() && in.trains()) {
+    p.group = std::min({n.micro_batches, most_group, kEnoughInGroup});
+  }
   if (tier_choice.in_backward) p.gradients_in_slot.assign(in.layout.blocks.size(), 1);
   p.defer_tied_gradient = tier_choice.defer_tied_gradient;
   // A tied embedding's gradient is begun by the head, unless it is made last, and complete at the end alone.
   if (tier_choice.in_backward && in.spec.tied && !p.defer_tied_gradient) p.gradients_in_slot.front() = 0;
-  const bool one_group = tier_choice.in_backward || shards;
-  if (one_group) p.group = plan.numerics.micro_batches;
   p.blocks = std::ssize(in.layout.blocks);
-  place_weights(in, tier_choice.weights, plan);
-  place_gradients(in, tier_choice.gradients, shards, plan);
-  place_optimizer(in, optimizer, plan);
-  for (;; p.group = ceil_div(p.group, 2)) {
-    place_activations(in, tier_choice.activations, plan);
-    size_plan(in, plan);
-    if (p.group == 1 || one_group || fits_capacity(plan)) break;
-  }
+  p.inputs = {in.first_trained()};
+  p.frozen_arrays = frozen_arrays(in, n, tier_choice.weights);
+  p.embedding_in_host = embedding_in_host(in, n, tier_choice.weights);
+  UnitPools weights = weight_pools(in, n, tier_choice.weights),
+            gradients = gradient_pools(in, n, tier_choice.gradients, shards);
+  p.pool(Pool::kWeights) = std::move(weights.whole), p.pool(Pool::kWeightShards) = std::move(weights.shards);
+  p.pool(Pool::kGradients) = std::move(gradients.whole);
+  p.pool(Pool::kGradientShards) = std::move(gradients.shards);
+  place_optimizer(in, n, optimizer, p);
+  return with_group(in, tier_choice.activations, one_group, std::move(plan));
 }
 
 }  // namespace
 
-void place(const PlanInput& in, const TierChoice& tier_choice, Plan& plan, int64_t most_group) {
+SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
+                int64_t most_group) {
   const bool off_device = is_off_device(tier_choice.gradients, in.device);
-  const bool shards = !tier_choice.in_backward && shards_gradients(in, plan) &&
-                      (!off_device || plan.numerics.micro_batches <= most_group);
-  place_with(in, tier_choice, shards, most_group, plan);
-  if (fits_capacity(plan) || !plan.step.moves_shards()) return;
-  Plan other = plan;
-  keep_shards_on_device(in, other);
-  if (!fits_capacity(other) && shards && off_device) {
-    // Whole gradients on their tier allow smaller groups, whose block inputs may fit.
-    other = plan;
-    place_with(in, tier_choice, false, most_group, other);
-  }
-  if (fits_capacity(other)) plan = std::move(other);
+  const bool shards = !tier_choice.in_backward && shards_gradients(in, start.numerics, start.recompute()) &&
+                      (!off_device || start.numerics.micro_batches <= most_group);
+  SizedPlan plan = place_with(in, start, tier_choice, shards, most_group);
+  if (fits_capacity(plan) || !plan.step.moves_shards()) return plan;
+  SizedPlan other = keep_shards_on_device(in, plan);
+  // Whole gradients on their tier allow smaller groups, whose block inputs may fit.
+  if (!fits_capacity(other) && shards && off_device)
+    other = place_with(in, start, tier_choice, false, most_group);
+  if (fits_capacity(other)) return other;
+  return plan;
 }
 
-void use_spare_memory(const PlanInput& in, Plan& plan) {
-  Plan staged = plan;
-  stage_more(in, staged);
-  keep_what_fits(in, staged);
+namespace {
+
+// Slots that stage optimizer state ahead, then arrays of `auto` classes that stay on the device; where the
+// disk is too small for the rest, those arrays alone.
+SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan) {
+  SizedPlan staged = keep_what_fits(in, stage_more(in, plan));
   if (!staged.fits) return keep_what_fits(in, plan);
-  plan = std::move(staged);
+  return staged;
 }
 
-void explain_tiers(const PlanInput& in, Plan& plan) {
+// How each `auto` was resolved; nothing if all state is on the device.
+std::vector<Choice> explain_tiers(const PlanInput& in, const SizedPlan& plan) {
+  std::vector<Choice> out;
   const OffloadConfig offload = in.offload();
   const PlacementPlan& p = plan.placement;
   if (in.adapter != nullptr && is_off_device(asked_tier(offload.gradients, in.device), in.device)) {
-    plan.choices.push_back({"offload.gradients", "none",
-                            "an adapter's gradients stay on the device, and what is frozen has none"});
+    out.push_back({"offload.gradients", "none",
+                   "an adapter's gradients stay on the device, and what is frozen has none"});
   }
   if (in.config.train.update == UpdateTime::kAuto && p.in_backward()) {
-    plan.choices.push_back(
+    out.push_back(
         {"train.update", "in_backward",
          std::string("gradients of all blocks do not fit") +
              (plan.step.two_pass_clip() && in.offload().paths.empty() ? "" : " in the nearest tier")});
   }
   if (p.defer_tied_gradient)
-    plan.choices.push_back({"gradient of the tied table", "made last",
-                            "it does not fit beside activations; logits are computed once more for it"});
-  if (!plan.step.uses_slots() && !p.update_on_host) return;
+    out.push_back({"gradient of the tied table", "made last",
+                   "it does not fit beside activations; logits are computed once more for it"});
+  if (!plan.step.uses_slots() && !p.update_on_host) return out;
   const auto explain = [&](const char* key, OffloadTier choice, Pool which) {
     const PoolPlan& pool = p.pool(tier_pool(p, which));
     if (choice != OffloadTier::kAuto || pool.bytes.empty()) return;
     const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
-    if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
+    if (count == 0) return out.push_back({key, "none", "all of it fits on the device"});
     std::string nearer;
     for (size_t t = 0; t < tier_index(pool.tier_id); ++t) {
       if (const int64_t there = pool.off_device_bytes(static_cast<TierId>(t)); there > 0)
         nearer += ", " + format_bytes(there) + " of them fit in " + kTiers[t].memory;
     }
-    plan.choices.push_back(
+    out.push_back(
         {key, tier_row(pool.tier_id).name,
          fmt::format(
              "{} of {} arrays do not fit on the device{}{}", count, all, nearer,
@@ -319,32 +326,39 @@ void explain_tiers(const PlanInput& in, Plan& plan) {
   explain("offload.weights", offload.weights, Pool::kWeights);
   explain("offload.activations", offload.activations, Pool::kActivations);
   if (!in.config.io.tile && p.tile_granules > 0)
-    plan.choices.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
-                            "long enough for a disk's rate, short beside the state"});
+    out.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
+                   "long enough for a disk's rate, short beside the state"});
   if (p.group > 1)
-    plan.choices.push_back({"group", std::to_string(p.group),
-                            "what is off the device crosses its link once per pass and group"});
-  if (!p.on_disk()) return;
+    out.push_back({"group", std::to_string(p.group),
+                   "what is off the device crosses its link once per pass and group"});
+  if (!p.on_disk()) return out;
   if (!in.config.io.block)
-    plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
+    out.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
   if (!in.config.io.depth)
-    plan.choices.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
+    out.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
+  return out;
 }
 
-namespace {
-
-void choose_io(const PlanInput& in, Plan& plan) {
+// What no candidate changes.
+PlacedPlan unplaced(const PlanInput& in, const NumericsPlan& numerics, std::optional<RecomputeChoice> level) {
+  PlacedPlan out{numerics, {}, {}};
+  PlacementPlan& p = out.placement;
+  p.recompute = level;
+  p.optimizer_threads = static_cast<int>(in.config.optimizer.threads.value_or(numerics.threads));
+  if (!in.config.optimizer.threads && in.trains())
+    out.choices.push_back({"optimizer.threads", std::to_string(p.optimizer_threads), "as run.threads"});
   const IoConfig& io = in.config.io;
-  plan.placement.engine = io.engine;
-  if (io.block) plan.placement.io_block = io.block->bytes;
-  if (io.depth) plan.placement.io_depth = static_cast<int>(*io.depth);
-  plan.placement.io_timeout = io.timeout;
-  plan.placement.verify = in.config.offload.verify;
+  p.engine = io.engine;
+  if (io.block) p.io_block = io.block->bytes;
+  if (io.depth) p.io_depth = static_cast<int>(*io.depth);
+  p.io_timeout = io.timeout;
+  p.verify = in.config.offload.verify;
+  return out;
 }
 
 // The share of the CPU at which it and the link, over which the GPU's part passes, need as long for a granule
 // of all.
-double balanced_share(const PlanInput& in, const Plan& plan) {
+double balanced_share(const PlanInput& in, const PlacedPlan& plan) {
   const double link = link_rates(in.machine, in.device).link;
   const double bandwidth = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype).bandwidth;
   const auto state = static_cast<double>(plan.placement.granule_bytes);
@@ -357,139 +371,130 @@ double balanced_share(const PlanInput& in, const Plan& plan) {
 }
 
 // With state in host memory and all else on the GPU both may update: the CPU a part where it lies, the GPU
-// the rest, whose state alone passes over the link. Same formula and order, hence the same bits. Whether
-// that was chosen: it has to take a twentieth off the shorter of the others' steps.
-bool share_updates(const PlanInput& in, const TierChoice& tier_choice, int64_t most_group, double seconds,
-                   Plan& plan) {
+// the rest, whose state alone passes over the link. Same formula and order, hence the same bits. Null: that
+// does not take a twentieth off `seconds`, the step that `alone` makes, where one of them updates all.
+std::optional<SizedPlan> share_updates(const PlanInput& in, const PlacedPlan& start,
+                                       const TierChoice& tier_choice, const SizedPlan& alone,
+                                       double seconds) {
   constexpr double kWorthwhile = 0.95, kLeastShare = 0.1;
-  const PlacementPlan& p = plan.placement;
+  const PlacementPlan& p = alone.placement;
   const bool near = p.pool(Pool::kWeights).slots == 0 && p.pool(Pool::kGradients).slots == 0;
-  if (in.update_on_host || in.world.ranks > 1 || !near) return false;
-  if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return false;
-  Plan shared = plan;
-  shared.placement.update_on_host = true;
-  shared.placement.host_share = balanced_share(in, plan);
-  if (shared.placement.host_share < kLeastShare || shared.placement.host_share > 1 - kLeastShare)
-    return false;
-  place(in, tier_choice, shared, most_group);
-  if (!fits_memory(shared)) return false;
-  use_spare_memory(in, shared);
-  if (!shared.fits || shared.placement.pool(Pool::kOptimizer).slots == 0) return false;
-  Plan timed = shared;
-  estimate_plan(in, timed);
-  if (timed.step_seconds >= kWorthwhile * seconds) return false;
-  plan = std::move(shared);
-  plan.choices.push_back(
-      {"update of state off the GPU", "both",
-       fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %",
-                   timed.step_seconds, seconds, 100 * plan.placement.host_share)});
-  return true;
+  if (in.update_on_host || in.world.ranks > 1 || !near) return std::nullopt;
+  if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return std::nullopt;
+  const double share = balanced_share(in, alone);
+  if (share < kLeastShare || share > 1 - kLeastShare) return std::nullopt;
+  PlacedPlan shared_start = start;
+  shared_start.placement.update_on_host = true;
+  shared_start.placement.host_share = share;
+  SizedPlan shared = place(in, shared_start, tier_choice, p.group);
+  if (!fits_memory(shared)) return std::nullopt;
+  shared = use_spare_memory(in, shared);
+  if (!shared.fits || shared.placement.pool(Pool::kOptimizer).slots == 0) return std::nullopt;
+  const double both = estimate(in, shared).step_seconds;
+  if (both >= kWorthwhile * seconds) return std::nullopt;
+  shared.choices.push_back({"update of state off the GPU", "both",
+                            fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %",
+                                        both, seconds, 100 * share)});
+  return shared;
 }
 
 // With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever fits, and
 // makes the shorter step. Spends spare memory either way.
-void choose_update_site(const PlanInput& in, const TierChoice& tier_choice, int64_t most_group, Plan& plan) {
-  const bool choice = in.device == DeviceType::kCuda && tier_choice.optimizer != TierId::kDevice;
-  Plan on_host = plan;
-  use_spare_memory(in, plan);
-  if (!choice) return;
-  if (is_muon(plan.numerics.rule))
-    return plan.choices.push_back(
-        {"update of state off the GPU", "gpu", "products have other bits on the CPU"});
-  on_host.placement.update_on_host = true;
-  place(in, tier_choice, on_host, most_group);
-  if (!fits_memory(on_host)) return;
-  use_spare_memory(in, on_host);
-  if (!on_host.fits) return;
-  if (!plan.fits && in.update_on_host.value_or(true)) {
-    plan = on_host;
-    return plan.choices.push_back({"update of state off the GPU", "cpu", "takes less room on the disk"});
+SizedPlan choose_update_site(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
+                             const SizedPlan& placed) {
+  const char* const key = "update of state off the GPU";
+  SizedPlan plan = use_spare_memory(in, placed);
+  if (in.device != DeviceType::kCuda || tier_choice.optimizer == TierId::kDevice) return plan;
+  if (is_muon(plan.numerics.rule)) {
+    plan.choices.push_back({key, "gpu", "products have other bits on the CPU"});
+    return plan;
   }
-  Plan gpu = plan, cpu = on_host;
-  estimate_plan(in, gpu);
-  estimate_plan(in, cpu);
-  const bool host = in.update_on_host.value_or(cpu.step_seconds < gpu.step_seconds);
-  if (host) plan = on_host;
-  if (share_updates(in, tier_choice, most_group, std::min(gpu.step_seconds, cpu.step_seconds), plan)) return;
+  PlacedPlan host_start = start;
+  host_start.placement.update_on_host = true;
+  SizedPlan on_host = place(in, host_start, tier_choice, placed.placement.group);
+  if (!fits_memory(on_host)) return plan;
+  on_host = use_spare_memory(in, on_host);
+  if (!on_host.fits) return plan;
+  if (!plan.fits && in.update_on_host.value_or(true)) {
+    on_host.choices.push_back({key, "cpu", "takes less room on the disk"});
+    return on_host;
+  }
+  const double gpu = estimate(in, plan).step_seconds, cpu = estimate(in, on_host).step_seconds;
+  const bool host = in.update_on_host.value_or(cpu < gpu);
+  if (auto shared = share_updates(in, start, tier_choice, host ? on_host : plan, std::min(gpu, cpu)))
+    return *std::move(shared);
   char reason[96];
-  std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it",
-                host ? cpu.step_seconds : gpu.step_seconds, host ? gpu.step_seconds : cpu.step_seconds,
-                host ? "GPU" : "CPU");
-  plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
+  std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it", host ? cpu : gpu,
+                host ? gpu : cpu, host ? "GPU" : "CPU");
+  SizedPlan& chosen = host ? on_host : plan;
+  chosen.choices.push_back({key, host ? "cpu" : "gpu", reason});
+  return std::move(chosen);
 }
 
-int64_t missing_memory(const Plan& plan) {
+int64_t missing_memory(const PlanSizes& sizes) {
   int64_t sum = 0;
-  for (const Tier& tier : plan.tiers)
+  for (const Tier& tier : sizes.tiers)
     sum +=
         tier_row(tier.tier_id).medium == Medium::kDisk ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
   return sum;
 }
 
-// Nothing fits: of the farthest tiers with updates after backward and inside it those that lack less.
-void place_nearest_miss(const PlanInput& in, const std::vector<TierChoice>& candidates, Plan& plan) {
+// Nothing fits: of `plan` and of the farthest tiers with updates after backward and inside it those that lack
+// least.
+SizedPlan place_nearest_miss(const PlanInput& in, const PlacedPlan& start,
+                             const std::vector<TierChoice>& candidates, SizedPlan plan) {
   for (const bool in_backward : {false, true}) {
     const auto farthest =
         std::find_if(candidates.rbegin(), candidates.rend(),
                      [&](const TierChoice& tier_choice) { return tier_choice.in_backward == in_backward; });
     if (farthest == candidates.rend()) continue;
-    Plan other = plan;
-    place(in, *farthest, other);
+    SizedPlan other = place(in, start, *farthest);
     const int64_t more = missing_memory(other) - missing_memory(plan);
     if (more < 0 || (more == 0 && !in_backward)) plan = std::move(other);
   }
+  return plan;
 }
 
 // What fits in memory with whole classes off the device: now as much of them as fits stays there, and the
 // rest is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
-void spend_and_fit_disk(const PlanInput& in, const TierChoice& tier_choice, Plan& plan) {
+SizedPlan spend_and_fit_disk(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
+                             SizedPlan plan) {
   for (;;) {
-    Plan spent = plan;
-    choose_update_site(in, tier_choice, plan.placement.group, spent);
+    SizedPlan spent = choose_update_site(in, start, tier_choice, plan);
     const int64_t group = plan.placement.group;
-    if (spent.fits || group == 1) {
-      plan = std::move(spent);
-      return;
-    }
-    place(in, tier_choice, plan, ceil_div(group, 2));
-    if (plan.placement.group < group) continue;
-    plan = std::move(spent);  // all micro-batches have to pass a block together
-    return;
+    if (spent.fits || group == 1) return spent;
+    plan = place(in, start, tier_choice, ceil_div(group, 2));
+    if (plan.placement.group >= group) return spent;  // all micro-batches have to pass a block together
   }
 }
 
 }  // namespace
 
-void choose_placement(const PlanInput& in, Plan& plan) {
-  plan.placement.optimizer_threads =
-      static_cast<int>(in.config.optimizer.threads.value_or(plan.numerics.threads));
-  if (!in.config.optimizer.threads && in.trains())
-    plan.choices.push_back(
-        {"optimizer.threads", std::to_string(plan.placement.optimizer_threads), "as run.threads"});
-  choose_io(in, plan);
+SizedPlan choose_placement(const PlanInput& in, const NumericsPlan& numerics,
+                           std::optional<RecomputeChoice> level) {
   std::vector<TierChoice> candidates = tier_candidates(in);
-  if (plan.numerics.micro_batches > kMostInGroup)
+  if (numerics.micro_batches > kMostInGroup)
     std::erase_if(candidates, [](const TierChoice& tier_choice) { return tier_choice.in_backward; });
-  if (candidates.empty()) refuse_large_group(plan.numerics.micro_batches);
+  if (candidates.empty()) refuse_large_group(numerics.micro_batches);
+  const PlacedPlan start = unplaced(in, numerics, level);
+  SizedPlan plan;
   size_t chosen = 0;
   for (; chosen < candidates.size(); ++chosen) {
-    place(in, candidates[chosen], plan);
+    plan = place(in, start, candidates[chosen]);
     if (fits_capacity(plan)) break;
   }
   chosen = std::min(chosen, candidates.size() - 1);
   for (; !fits_memory(plan) && chosen + 1 < candidates.size(); ++chosen)
-    place(in, candidates[chosen + 1], plan);
-  if (fits_memory(plan)) {
-    spend_and_fit_disk(in, candidates[chosen], plan);
-  } else {
-    place_nearest_miss(in, candidates, plan);
-  }
+    plan = place(in, start, candidates[chosen + 1]);
+  plan = fits_memory(plan) ? spend_and_fit_disk(in, start, candidates[chosen], std::move(plan))
+                           : place_nearest_miss(in, start, candidates, std::move(plan));
   // What is left now may hold code, which is made again otherwise.
-  Plan more = plan;
+  PlacedPlan more = plan;
   more.placement.every_gemm_shape = true;
-  size_plan(in, more);
-  if (more.fits) plan = std::move(more);
-  explain_tiers(in, plan);
+  if (SizedPlan larger = sized(in, std::move(more)); larger.fits) plan = std::move(larger);
+  const std::vector<Choice> tiers = explain_tiers(in, plan);
+  plan.choices.insert(plan.choices.end(), tiers.begin(), tiers.end());
+  return plan;
 }
 
 }  // namespace lm

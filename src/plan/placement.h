@@ -4,6 +4,8 @@
 #pragma once
 
 #include <limits>
+#include <optional>
+#include <vector>
 
 #include "plan/sizes.h"
 
@@ -20,24 +22,21 @@ struct TierChoice {
 };
 std::vector<TierChoice> tier_candidates(const PlanInput& in);
 
-// Sets tiers, pools, tiles and group for `tier_choice` and plan.numerics, with the fewest slots and nothing
-// kept on the device of a class that has another tier. No group is larger than `most_group`.
-void place(const PlanInput& in, const TierChoice& tier_choice, Plan& plan,
-           int64_t most_group = std::numeric_limits<int64_t>::max());
-
-// Spends what the tiers have left: slots that stage optimizer state ahead, then arrays of `auto` classes that
-// stay on the device; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
-void use_spare_memory(const PlanInput& in, Plan& plan);
+// Tiers, pools, tiles and group for `tier_choice`, with the fewest slots and nothing kept on the device of a
+// class that has another tier; the rest is as in `start`, whose tiers are not set. No group is larger than
+// `most_group`.
+SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
+                int64_t most_group = std::numeric_limits<int64_t>::max());
 
 // The nearest tiers whose memory fits the machine's capacities, then of these and farther ones the nearest
-// that fit what is free now; the rest of plan.placement, with the numerics as they are in `plan`.
-void choose_placement(const PlanInput& in, Plan& plan);
+// that fit what is free now. What these have left is spent: slots that stage optimizer state ahead, then
+// arrays of `auto` classes that stay on the device; where the disk is too small for the rest, those arrays
+// alone. `level`: of recomputation, if not the numerics'.
+SizedPlan choose_placement(const PlanInput& in, const NumericsPlan& numerics,
+                           std::optional<RecomputeChoice> level = {});
 
 // Numerics, placement and sizes: a plan that says what fits, and not yet what a step takes (estimate.h).
 // `estimated`: with the recomputation level of the shortest step; without it that of the numerics.
 Plan place_plan(const PlanInput& in, bool estimated);
-
-// Records in plan.choices how each `auto` was resolved; nothing if all state is on the device.
-void explain_tiers(const PlanInput& in, Plan& plan);
 
 }  // namespace lm

@@ -89,14 +89,7 @@ struct PlacementPlan {
   std::vector<char> host_tiles = {};  // of the CPU, where it shares; empty: all off the device
   int64_t update_brings = 0, update_sends = 0;
   int64_t update_staging = 0;
-  // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
-  // reads back.
-  int64_t upload_bytes = 0, result_bytes = 0;
-  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
-  // Number of GEMM shapes that the CPU's library may cache code for (0: it caches none), and whether that
-  // covers all shapes of the run.
-  int64_t gemm_shapes = 0;
-  bool every_gemm_shape = false;
+  bool every_gemm_shape = false;  // the CPU's library may cache code for all shapes of the run
   // Updates inside backward: of each block, whether its gradient passes through the one slot that such blocks
   // share; empty: updates come after backward, or gradients have memory of their own.
   std::vector<char> gradients_in_slot;
@@ -113,7 +106,6 @@ struct PlacementPlan {
   int io_depth = 32;
   int64_t io_timeout = 60;  // seconds
   bool verify = true;
-  int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 
   bool shares_updates() const { return update_on_host && !host_tiles.empty(); }
   bool host_updates(size_t tile) const {

@@ -1,13 +1,13 @@
 // Where every byte of a run lives and what a step costs, decided before anything is allocated. A pure
 // function of config, spec, layout and machine: it prints as a table, is tested on any laptop, and refuses
-// what cannot fit. It is made in four steps, each from the one before:
+// what cannot fit. It is made in four steps, each a value made from the ones before:
 //
 //   choose_numerics   NumericsPlan    what decides the result's bits; recorded, and kept at resume
-//   choose_placement  PlacementPlan   tiers, slots and tiles; never changes a bit
+//   place             PlacementPlan   tiers, slots and tiles; never changes a bit
 //   size_plan         PlanSizes       bytes of each class and tier, and whether they fit
 //   estimate          PlanCost        what a step takes; steers no numerics
 //
-// A placement is found by sizing candidates, and the recomputation level of a placement by their costs.
+// choose_placement sizes candidates of placements, and choose_recompute_level compares their costs.
 #pragma once
 
 #include <array>
@@ -92,6 +92,21 @@ inline constexpr int64_t kSamplePositions = 1024;
 // Answers to eval.generate.data that are generated together.
 inline constexpr int64_t kScoredTexts = 8;
 
+// Numerics and a placement, of which nothing is sized yet: what functions that place may know.
+struct PlacedPlan {
+  NumericsPlan numerics;
+  PlacementPlan placement;
+  std::vector<Choice> choices;  // every `auto` so far, resolved, with its reason
+
+  RecomputeChoice recompute() const { return placement.recompute.value_or(numerics.recompute); }
+  // What a run records: it resumes with the same level of recomputation.
+  NumericsPlan recorded_numerics() const {
+    NumericsPlan out = numerics;
+    out.recompute = recompute();
+    return out;
+  }
+};
+
 // What numerics and placement need (sizes.h: size_plan).
 struct PlanSizes {
   ArenaNeed arena;
@@ -103,7 +118,15 @@ struct PlanSizes {
   PeakBytes peak;
   bool fits = true;
   StepConfig step;  // what a rank runs and a dry run counts
+  // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
+  // reads back.
+  int64_t upload_bytes = 0, result_bytes = 0;
+  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
+  int64_t gemm_shapes = 0;           // that the CPU's library may cache code for; 0: it caches none
+  int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 };
+
+struct SizedPlan : PlacedPlan, PlanSizes {};
 
 // What a step of a sized plan takes (estimate.h: estimate).
 struct PlanCost {
@@ -116,25 +139,16 @@ struct PlanCost {
   std::string binding;                // the resource that decides
   double peak_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   StepEstimate estimate;
+  double norm_seconds = 0;  // of it, of a first backward for the norm alone
 };
 
-struct Plan : PlanSizes, PlanCost {
-  NumericsPlan numerics;
-  PlacementPlan placement;
+struct Plan : SizedPlan, PlanCost {
   World world;
-  std::vector<Choice> choices;  // every `auto`, resolved, with its reason
-
-  RecomputeChoice recompute() const { return placement.recompute.value_or(numerics.recompute); }
-  // What a run records: it resumes with the same level of recomputation.
-  NumericsPlan recorded_numerics() const {
-    NumericsPlan out = numerics;
-    out.recompute = recompute();
-    return out;
-  }
 };
 
 // What the plan's numerics and placement make of a step.
-StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const Plan& plan, Clip clip);
+StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const PlacedPlan& plan,
+                       int64_t micro_tokens, Clip clip);
 
 // What a plan is for. Training needs everything; evaluation and generation need weights and an arena of their
 // own; export reads weights tensor by tensor.

@@ -3,6 +3,7 @@
 // part of the placement, and may depend on how fast the machine is and on what is free. Pure.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,14 @@ namespace lm {
 // What is compared, from the most that is kept to the least.
 std::vector<RecomputeChoice> recompute_levels();
 
-// `base` has numerics alone, `plan` is the plan with them. Of the levels with which all of it fits the
-// shortest estimated step takes the place of `plan`; of equal ones the level that keeps more. Nothing is
-// compared where the plan keeps everything and moves nothing: recomputation would only add work.
-void choose_recompute_level(const PlanInput& in, const Plan& base, Plan& plan);
+// `plan` has the numerics' level. Of the levels with which all of it fits the one of the shortest estimated
+// step; of equal ones the level that keeps more. Nothing where that is the numerics', and where nothing is
+// compared: where the plan keeps everything and moves nothing, recomputation would only add work.
+struct LevelChoice {
+  SizedPlan plan;
+  Choice choice;  // of train.recompute, with its reason
+};
+std::optional<LevelChoice> choose_recompute_level(const PlanInput& in, const SizedPlan& plan);
 
 // For the plan's table: the level, and what the saved activations are with it.
 std::string recompute_text(const RecomputeChoice& recompute);

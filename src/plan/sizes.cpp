@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <limits>
-#include <numeric>
 
 #include "base/batch.h"
 #include "base/bytes.h"
@@ -31,10 +29,6 @@ constexpr int64_t kLeastPrompt = 32;        // a plan of fewer tokens has no roo
 // Spare room of a swap file: this part of what is on disk, or so many blocks; not much for a small run.
 constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
 
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
-
 std::string per_parameter(DType type) {
   return fmt::format("{}, {} B per parameter", dtype_name(type), size_of(type));
 }
@@ -54,14 +48,14 @@ int64_t order_numbers(int64_t table, int64_t rows, int64_t step_tokens, int64_t 
 }
 
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
-int64_t table_bytes(const PlanInput& in, const Plan& plan) {
+int64_t table_bytes(const PlanInput& in, const NumericsPlan& n) {
   const int64_t angles = RopeTable::bytes(in.spec, in.config.data.max_length);
   const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
-  if (!in.trains()) return angles + plan.micro_tokens * per_token;
+  if (!in.trains()) return angles + micro_tokens(in, n) * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
   const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   const UpdatedRows rows = updated_rows(in);
-  const int64_t micro_batches = plan.numerics.micro_batches;
+  const int64_t micro_batches = n.micro_batches;
   // Of chosen rows the order has these alone, and a list the place of every row of the table.
   const int64_t places = rows.chosen > 0 ? in.spec.vocab : 0;
   return bytes + 4 * (order_numbers(in.spec.vocab, rows.tokens, step_tokens, micro_batches) + places +
@@ -102,11 +96,11 @@ int64_t export_bytes(const ModelLayout& layout) {
 }
 
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
-int64_t step_list_bytes(const PlanInput& in, const Plan& plan) {
+int64_t step_list_bytes(const PlanInput& in, const StepConfig& step) {
   constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3, kWithShards = 5;
   const int64_t operations =
-      in.trains() ? plan.numerics.micro_batches * kOfMicroBatch * (in.spec.layer_count() + 2) : 0;
-  const int64_t lists = plan.step.moves_shards() ? kWithShards : kLists;
+      in.trains() ? step.micro_batches * kOfMicroBatch * (in.spec.layer_count() + 2) : 0;
+  const int64_t lists = step.moves_shards() ? kWithShards : kLists;
   return operations > kShort ? operations * lists * static_cast<int64_t>(sizeof(Operation)) : 0;
 }
 
@@ -134,7 +128,8 @@ void each_tile(const PlacementPlan& p, const Body& body) {
 }
 
 // Of a stream of the optimizer's state; `elements` of the tiles.
-Share stream_bytes(const PlanInput& in, const Plan& plan, const StateTensor& stream, const Share& elements) {
+Share stream_bytes(const PlanInput& in, const PlacementPlan& p, const StateTensor& stream,
+                   const Share& elements) {
   const auto of = [&](int64_t n) { return stream.bytes(Elements{n}); };
   if (stream.of == StateTensorOf::kAll) {
     Share out{.all = of(elements.all), .off = {.whole = of(elements.off.whole)}};
@@ -142,7 +137,7 @@ Share stream_bytes(const PlanInput& in, const Plan& plan, const StateTensor& str
     return out;
   }
   Share out;
-  each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, TierId tier_id) {
+  each_tile(p, [&](size_t b, int64_t first, int64_t n, bool off_device, TierId tier_id) {
     out.add(stream.bytes(in.layout.blocks[b].count(first, first + n)), off_device, tier_id);
   });
   return out;
@@ -163,14 +158,14 @@ std::string kept_as(const StateTensor& stream) {
 }
 
 // A row for each state: those in codes and of rows and columns consist of several streams.
-void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
+void add_state(const PlanInput& in, const PlacedPlan& plan, ClassTable& table) {
   const StateTensors streams = plan.numerics.state();
   Share elements, sum;
   each_tile(plan.placement, [&](size_t, int64_t, int64_t n, bool off_device, TierId tier_id) {
     elements.add(n, off_device, tier_id);
   });
   for (size_t s = 0; s < streams.size(); ++s) {
-    const Share bytes = stream_bytes(in, plan, streams[s], elements);
+    const Share bytes = stream_bytes(in, plan.placement, streams[s], elements);
     sum.all += bytes.all;
     sum.off.whole += bytes.off.whole;
     for (size_t t = 0; t < kTierCount; ++t) sum.off.at[t] += bytes.off.at[t];
@@ -191,22 +186,21 @@ std::string encodings_of(const ModelLayout& layout, DType dtype) {
 }
 
 // What the arena has beside saved activations.
-std::string temporaries_note(const PlanInput& in, const Plan& plan) {
+std::string temporaries_note(const PlanInput& in, const PlacedPlan& plan, const PlanSizes& sizes) {
   if (!in.trains()) return "of one micro-batch, forward alone";
   const std::string note =
-      fmt::format("logits of {} rows at once: {}", std::min(plan.numerics.row_chunk, plan.micro_tokens),
-                  format_bytes(plan.arena.logits));
+      fmt::format("logits of {} rows at once: {}", std::min(plan.numerics.row_chunk, sizes.micro_tokens),
+                  format_bytes(sizes.arena.logits));
   return note + (plan.placement.defer_tied_gradient ? "; at the end the table's gradient" : "");
 }
 
 // What computes, and what that keeps.
-void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
+void add_libraries(const PlanInput& in, const PlacedPlan& plan, int64_t gemm_shapes, ClassTable& table) {
   const NumericsPlan& n = plan.numerics;
-  const PlacementPlan& p = plan.placement;
   const bool cpu = in.device == DeviceType::kCpu;
-  if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
-    table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
-  const bool host_products = is_muon(n.rule) && (cpu || p.update_on_host);
+  if (const int64_t code = gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
+    table.host("GEMM code", code, fmt::format("{} shapes", gemm_shapes));
+  const bool host_products = is_muon(n.rule) && (cpu || plan.placement.update_on_host);
   // Muon's products are of bf16 matrices.
   const int64_t panels = std::max(cpu ? gemm_panel_bytes(n.dtype, in.machine, n.threads) : 0,
                                   host_products ? gemm_panel_bytes(DType::kBF16, in.machine, n.threads) : 0);
@@ -216,10 +210,10 @@ void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
 }
 
 // What adapters need that begin with what the base is.
-void add_starts(const PlanInput& in, const Plan& plan, ClassTable& table) {
+void add_starts(const PlanInput& in, const ArenaNeed& arena, ClassTable& table) {
   const LoraConfig& lora = in.config.lora;
   // On a CPU this memory is the temporaries' afterwards.
-  const int64_t of_arena = in.device == DeviceType::kCpu ? plan.arena.bytes : 0;
+  const int64_t of_arena = in.device == DeviceType::kCpu ? arena.bytes : 0;
   if (in.trains() && (lora.start == LoraStart::kLoftq || (lora.dora && lora.init.empty()))) {
     if (const int64_t more = loftq_bytes(in.layout) - of_arena; more > 0)
       table.host("start of adapters", more, "a matrix that was quantized, in fp32");
@@ -250,11 +244,11 @@ OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
   return off_device_bytes(pool, shards);
 }
 
-std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
+std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, const PlanSizes& sizes) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
-  ClassTable table(in, plan);
+  ClassTable table(p);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
     table.host("libraries", host_library_bytes(in.machine, DeviceType::kCpu), "LibTorch and GEMM workspaces");
@@ -274,13 +268,14 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
               per_parameter(n.gradient_dtype) + (p.in_backward() ? ", of one block at a time" : ""));
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
-    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
+    table.add(name(StateClass::kActivations), sizes.arena.saved + inputs.off_device_bytes(),
               off_device_bytes(inputs), saved_text(plan.recompute()));
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.defer_tied_gradient ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
-  table.device("temporaries", plan.arena.bytes - plan.arena.saved - slot, temporaries_note(in, plan));
-  add_generation(in, plan, table);
+  table.device("temporaries", sizes.arena.bytes - sizes.arena.saved - slot,
+               temporaries_note(in, plan, sizes));
+  add_generation(in, n, sizes, table);
   table.slots();
   const UpdatedRows rows = updated_rows(in);
   const TensorPlace* const pairs = in.layout.blocks.front().find("embed.lora_A");
@@ -298,17 +293,18 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device(name, scratch, note);
     if (p.update_on_host) table.host(name, scratch, note);
   }
-  table.device("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
+  table.device("tables", table_bytes(in, n), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.device("context", kContextBytes, "CUDA's own");
-  if (!cpu) table.device("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
-  if (!cpu) table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches up, norms down");
+  if (!cpu) table.device("LibTorch", sizes.library_device_bytes, "attention while it runs, GEMM workspaces");
+  if (!cpu)
+    table.host("uploads and results", sizes.upload_bytes + sizes.result_bytes, "batches up, norms down");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
-  add_starts(in, plan, table);
-  if (const int64_t list = step_list_bytes(in, plan); list > 0)
+  add_starts(in, sizes.arena, table);
+  if (const int64_t list = step_list_bytes(in, sizes.step); list > 0)
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
   // Ranks of a machine read what the others have written, and so each of them has all of it resident.
   const int readers = in.world.nodes == 1 ? in.world.ranks : 1;
@@ -322,7 +318,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("NCCL", kNcclBytes, "its channels");
   }
   if (in.trains()) add_streamed(in, table);
-  add_libraries(in, plan, table);
+  add_libraries(in, plan, sizes.gemm_shapes, table);
   return table.take();
 }
 
@@ -337,21 +333,39 @@ Tier make_tier(const PlanInput& in, const std::vector<ClassBytes>& classes, Tier
 }
 
 // Only where room is left: no plan is refused for it.
-void spare_disk(const PlanInput& in, Plan& plan, Tier& disk) {
-  int64_t& spare = plan.placement.swap_spare;
-  const int64_t blocks = std::min(kSpareBlocks * plan.placement.io_block, kLeastSpare);
-  spare = round_up(std::max(disk.bytes / kSpareShare, blocks), kSlotAlignment);
+void spare_disk(const PlanInput& in, int64_t io_block, Tier& disk, PlanSizes& sizes) {
+  const int64_t blocks = std::min(kSpareBlocks * io_block, kLeastSpare);
+  const int64_t spare = round_up(std::max(disk.bytes / kSpareShare, blocks), kSlotAlignment);
   const int64_t all = spare * std::ssize(in.machine.disks);
-  if (all > disk.usable - disk.bytes) {
-    spare = 0;
-    return;
-  }
-  plan.classes.push_back({"spare room", all, "for writes that their place refuses", disk.tier_id});
+  if (all > disk.usable - disk.bytes) return;
+  sizes.swap_spare = spare;
+  sizes.classes.push_back({"spare room", all, "for writes that their place refuses", disk.tier_id});
   disk.bytes += all;
 }
 
-bool all_memory(const Plan& plan, int64_t Tier::*limit) {
-  return std::all_of(plan.tiers.begin(), plan.tiers.end(), [&](const Tier& tier) {
+// Of which the CPU's library keeps code.
+int64_t kept_gemm_shapes(const PlanInput& in, const PlacedPlan& plan, const StepConfig& step) {
+  const NumericsPlan& n = plan.numerics;
+  int64_t out = 0;
+  if (n.round_rows) {
+    const auto tokens = static_cast<double>(micro_tokens(in, n)),
+               longest = static_cast<double>(in.config.data.max_length);
+    const GemmShapes shapes =
+        kept_shapes(in.dry_runs->gemm_shapes(in, n, step),
+                    necessary_flops(in.spec, in.layout, uniform_work(tokens, longest)), in.trains());
+    out = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
+  }
+  if (in.device == DeviceType::kCpu && in.trains() && is_muon(n.rule)) {
+    std::set<GemmShape> gemms;
+    for (const BlockLayout& block : in.layout.blocks)
+      update_products(block, 0, block.flat_elements, n.rule, in.device, &gemms);
+    out += std::ssize(gemms);
+  }
+  return out;
+}
+
+bool all_memory(const PlanSizes& sizes, int64_t Tier::*limit) {
+  return std::all_of(sizes.tiers.begin(), sizes.tiers.end(), [&](const Tier& tier) {
     return tier_row(tier.tier_id).medium == Medium::kDisk || tier.bytes <= tier.*limit;
   });
 }
@@ -366,7 +380,8 @@ int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
   return numerics.micro_batch * (in.config.data.packing ? in.config.data.max_length / least : of_sequence);
 }
 
-StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const Plan& plan, Clip clip) {
+StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const PlacedPlan& plan,
+                       int64_t micro_tokens, Clip clip) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   return {.units = p.units(),
@@ -390,7 +405,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .first_tile = p.first_tile,
           .device = p.device,
           .arithmetic = n,
-          .micro_rows = n.rows(plan.micro_tokens),
+          .micro_rows = n.rows(micro_tokens),
           .machine_ranks = n.two_levels() ? n.machine_ranks : 1};
 }
 
@@ -401,29 +416,6 @@ OffloadConfig PlanInput::offload() const {
   return out;
 }
 
-DryRuns::Key DryRuns::key(const PlanInput& in, const StepConfig& step, int64_t tokens, int64_t count) {
-  return {&in.spec, &in.layout, in.adapter, step, tokens, count, in.trains()};
-}
-
-ArenaNeed DryRuns::arena(const PlanInput& in, const Plan& plan) {
-  const StepConfig step = dry_run_step(plan.step);
-  const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
-  const auto [place, fresh] = arenas_.try_emplace(key(in, step, tokens, documents));
-  if (fresh && in.trains()) place->second = arena_need(in.model(), step, tokens, documents);
-  if (fresh && !in.trains())
-    place->second = {.bytes = arena_need_forward(in.model(), step, tokens, documents)};
-  return place->second;
-}
-
-int64_t DryRuns::gemm_shapes(const PlanInput& in, const Plan& plan) {
-  StepConfig step = dry_run_step(plan.step);
-  step.group = 1;  // products are of one micro-batch, and of the second that adds to the first's
-  const int64_t micro_batches = in.trains() ? std::min<int64_t>(plan.numerics.micro_batches, 2) : 0;
-  const auto [place, fresh] = gemm_shapes_.try_emplace(key(in, step, plan.micro_tokens, micro_batches));
-  if (fresh) place->second = lm::gemm_shapes(in.model(), step, plan.micro_tokens, micro_batches);
-  return place->second;
-}
-
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
   if (in.purpose != PlanPurpose::kGenerate) return numerics.micro_batch * in.config.data.max_length;
   // A batch of texts has a token, a document and three numbers of attention for each.
@@ -431,65 +423,56 @@ int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
   return std::clamp(in.config.data.max_length, least, std::max(least, kPromptTokens));
 }
 
-void size_plan(const PlanInput& in, Plan& plan) {
-  plan.micro_tokens = micro_tokens(in, plan.numerics);
-  size_generation(in, plan);
-  plan.step = step_config(in.spec, in.layout, plan, in.config.optimizer.clip);
-  plan.step.weighted = in.data.weighted;
-  plan.step.first_trained = in.first_trained();
-  const auto longest = static_cast<double>(in.config.data.max_length);
-  plan.placement.gemm_shapes = 0;
-  if (plan.numerics.round_rows) {
-    const GemmShapes shapes = kept_shapes(
-        in.dry_runs->gemm_shapes(in, plan),
-        necessary_flops(in.spec, in.layout, uniform_work(static_cast<double>(plan.micro_tokens), longest)),
-        in.trains());
-    plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
-  }
-  if (in.device == DeviceType::kCpu && in.trains() && is_muon(plan.numerics.rule)) {
-    std::set<GemmShape> gemms;
-    for (const BlockLayout& block : in.layout.blocks)
-      update_products(block, 0, block.flat_elements, plan.numerics.rule, in.device, &gemms);
-    plan.placement.gemm_shapes += std::ssize(gemms);
-  }
+PlanSizes size_plan(const PlanInput& in, const PlacedPlan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  PlanSizes out;
+  out.micro_tokens = micro_tokens(in, n);
+  out.cache_positions = cache_positions(in);
+  out.cache_texts = cache_texts(in, n);
+  out.step = step_config(in.spec, in.layout, plan, out.micro_tokens, in.config.optimizer.clip);
+  out.step.weighted = in.data.weighted;
+  out.step.first_trained = in.first_trained();
+  out.gemm_shapes = kept_gemm_shapes(in, plan, out.step);
   if (in.device == DeviceType::kCuda) {
     // Two steps', where the next one may be enqueued meanwhile (model/uploads.h). A second backward sends
     // what it needs behind what the first one has sent, and so does a table's gradient.
-    plan.placement.upload_bytes = (plan.step.may_run_ahead() ? 2 : 1) *
-                                  upload_bytes(in, plan.numerics, plan.micro_tokens) *
-                                  (plan.step.two_pass_clip() || plan.step.defer_tied_gradient ? 2 : 1);
+    out.upload_bytes = (out.step.may_run_ahead() ? 2 : 1) * upload_bytes(in, n, out.micro_tokens) *
+                       (out.step.two_pass_clip() || out.step.defer_tied_gradient ? 2 : 1);
     const Gpu& gpu = in.machine.gpus.front();
-    const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
+    const AttentionShape shape{.tokens = std::max(out.micro_tokens, out.cache_positions),
                                .processors = gpu.processors,
                                .deterministic = in.config.run.deterministic,
-                               .dtype = plan.numerics.dtype,
+                               .dtype = n.dtype,
                                .flash = !gpu.capability.known() || gpu.capability.major >= kFlashCapability};
-    plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
+    out.library_device_bytes = library_device_bytes(in.spec, shape);
     // The loss and what follows from it, and the granules' norms.
-    plan.placement.result_bytes =
-        kStepResultBytes + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
+    out.result_bytes = kStepResultBytes + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = in.dry_runs->arena(in, plan);
-  plan.classes = classes_of(in, plan);
-  plan.tiers.clear();
-  plan.peak = {};
+  out.arena = in.dry_runs->arena(in, n, out.step);
+  out.classes = classes_of(in, plan, out);
   for (size_t t = tier_index(nearest_tier(in.device)); t < kTierCount; ++t) {
     const auto tier_id = static_cast<TierId>(t);
     if (tier_id > TierId::kHost && !plan.placement.uses(tier_id)) continue;
-    Tier& tier = plan.tiers.emplace_back(make_tier(in, plan.classes, tier_id));
-    if (tier_row(tier_id).medium == Medium::kDisk) spare_disk(in, plan, tier);
-    plan.peak.of(tier_row(tier_id).medium) += tier.bytes;
+    Tier& tier = out.tiers.emplace_back(make_tier(in, out.classes, tier_id));
+    if (tier_row(tier_id).medium == Medium::kDisk) spare_disk(in, plan.placement.io_block, tier, out);
+    out.peak.of(tier_row(tier_id).medium) += tier.bytes;
   }
-  plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),
-                          [](const Tier& tier) { return tier.bytes <= tier.usable; });
+  out.fits = std::all_of(out.tiers.begin(), out.tiers.end(),
+                         [](const Tier& tier) { return tier.bytes <= tier.usable; });
+  return out;
 }
 
-bool fits_capacity(const Plan& plan) {
-  return all_memory(plan, &Tier::allowed);
+SizedPlan sized(const PlanInput& in, PlacedPlan plan) {
+  PlanSizes sizes = size_plan(in, plan);
+  return {std::move(plan), std::move(sizes)};
 }
 
-bool fits_memory(const Plan& plan) {
-  return all_memory(plan, &Tier::usable);
+bool fits_capacity(const PlanSizes& sizes) {
+  return all_memory(sizes, &Tier::allowed);
+}
+
+bool fits_memory(const PlanSizes& sizes) {
+  return all_memory(sizes, &Tier::usable);
 }
 
 }  // namespace lm

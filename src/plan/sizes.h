@@ -14,11 +14,11 @@ namespace lm {
 // of the arena, fewer yet in what they multiply.
 class DryRuns {
  public:
-  ArenaNeed arena(const PlanInput& in, const Plan& plan);
+  ArenaNeed arena(const PlanInput& in, const NumericsPlan& numerics, const StepConfig& of);
   // The different products of one micro-batch.
-  int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
-  // Of a plan whose tiers are chosen and which is not sized yet (dry_run.h: offloaded_activations).
-  const std::vector<int64_t>& activations(const PlanInput& in, const Plan& plan);
+  int64_t gemm_shapes(const PlanInput& in, const NumericsPlan& numerics, const StepConfig& of);
+  // Of a plan whose tiers are chosen (dry_run.h: offloaded_activations).
+  const std::vector<int64_t>& activations(const PlanInput& in, const PlacedPlan& plan);
 
  private:
   // The model, all that a dry run depends on, tokens, documents or micro-batches, and whether it trains.
@@ -59,19 +59,24 @@ struct PlanInput : PlanInputs {
   }
 };
 
+inline int64_t size_of(DType type) {
+  return static_cast<int64_t>(dtype_size(type));
+}
+
 // The most documents that a micro-batch can have.
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
 
 // Tokens of the longest micro-batch, or what generation takes at once.
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics);
 
-// Sets PlanSizes from plan.numerics and plan.placement, and of the latter what libraries take beside it.
-void size_plan(const PlanInput& in, Plan& plan);
+PlanSizes size_plan(const PlanInput& in, const PlacedPlan& plan);
+// The plan with its sizes.
+SizedPlan sized(const PlanInput& in, PlacedPlan plan);
 
 // Whether the plan's memory would fit the machine with nothing else running: what numerics may depend on.
 // Disks are left out: what is free on them never steers numerics.
-bool fits_capacity(const Plan& plan);
+bool fits_capacity(const PlanSizes& sizes);
 // Whether its memory fits what is free now.
-bool fits_memory(const Plan& plan);
+bool fits_memory(const PlanSizes& sizes);
 
 }  // namespace lm

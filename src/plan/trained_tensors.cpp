@@ -18,11 +18,7 @@ namespace {
 using Patterns = std::vector<NamePattern>;
 
 Error only_error(std::string what, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = "train.only: " + std::move(what),
-                               .place = "",
-                               .next = std::move(next),
-                               .kept = "nothing was started or written"});
+  return setting_error("train.only: " + std::move(what), "", std::move(next));
 }
 
 bool matches_any(const Patterns& patterns, const std::string& name) {

@@ -10,10 +10,6 @@
 namespace lm {
 namespace {
 
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
-
 bool cuts_head(const PlanInput& in) {
   // An adapter of the head lies with its norm, and each segment would need it.
   if (in.spec.scores() || in.layout.blocks.back().trains("head.lora_A")) return false;
@@ -46,22 +42,30 @@ struct ShardBytes {
   }
 };
 
-// Whole arrays of which each rank has a shard on that tier.
-void place_shards(const PlanInput& in, TierId tier_id, Pool which, std::vector<int64_t> bytes,
-                  ShardBytes shards, Plan& plan) {
-  PoolPlan& pool = plan.placement.pool(which);
+// Arrays on that tier; `shards`: whole ones of which each rank has a shard of so many bytes there.
+UnitPools make_pools(const PlanInput& in, TierId tier_id, bool shards, std::vector<int64_t> bytes,
+                     ShardBytes shard_bytes) {
+  if (!shards) return {make_pool(tier_id, std::move(bytes), kSlots, in.device), {}};
   // Whole arrays exist in slots alone, on every device.
-  pool = make_pool(TierId::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
-  pool.shards = sharding_of(in).group;
-  pool.shard_bytes = shards.first;
-  if (!is_off_device(tier_id, in.device)) return;
-  PoolPlan& on_tier = plan.placement.pool(*shards_of(which));
-  on_tier = make_pool(tier_id, std::move(shards.first), kSlots, in.device);
-  on_tier.slot_bytes = round_up(shards.longest, kSlotAlignment);
+  UnitPools out{make_pool(TierId::kHost, std::move(bytes), kSlots, DeviceType::kCuda), {}};
+  out.whole.shards = sharding_of(in).group;
+  out.whole.shard_bytes = shard_bytes.first;
+  if (!is_off_device(tier_id, in.device)) return out;
+  out.shards = make_pool(tier_id, std::move(shard_bytes.first), kSlots, in.device);
+  out.shards.slot_bytes = round_up(shard_bytes.longest, kSlotAlignment);
+  return out;
 }
 
 bool shards_weights(const PlanInput& in) {
   return sharding_of(in).group > 1 && in.config.zero.stage >= 3 && in.trains();
+}
+
+std::vector<Unit> weight_units(const PlanInput& in, TierId tier_id) {
+  return units_for_slots(in, shards_weights(in) || is_off_device(tier_id, in.device));
+}
+
+bool is_frozen(const PlanInput& in, const NumericsPlan& numerics, const Unit& unit) {
+  return moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, numerics.trained_dtype());
 }
 
 }  // namespace
@@ -89,58 +93,50 @@ PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, De
   return pool;
 }
 
-bool shards_gradients(const PlanInput& in, const Plan& plan) {
-  const int64_t micro_batches = plan.numerics.micro_batches;
+bool shards_gradients(const PlanInput& in, const NumericsPlan& numerics, const RecomputeChoice& recompute) {
+  const int64_t micro_batches = numerics.micro_batches;
   return sharding_of(in).group > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
-         (micro_batches == 1 || plan.recompute().whole()) && micro_batches <= kMostInGroup;
+         (micro_batches == 1 || recompute.whole()) && micro_batches <= kMostInGroup;
 }
 
-void place_weights(const PlanInput& in, TierId tier_id, Plan& plan) {
+UnitPools weight_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id) {
   std::vector<int64_t> bytes;
   ShardBytes shard_bytes;
-  const bool shards = shards_weights(in);
   const Sharding sharding = sharding_of(in);
-  const DType trained = plan.numerics.trained_dtype();
-  plan.placement.frozen_arrays.clear();
-  for (const Unit& unit : units_for_slots(in, shards || is_off_device(tier_id, in.device))) {
-    const bool frozen = moves_frozen(in.layout.blocks[static_cast<size_t>(unit.block)], unit, trained);
-    plan.placement.frozen_arrays.push_back(frozen ? 1 : 0);
-    bytes.push_back(frozen                  ? unit.frozen_bytes
-                    : in.adapter != nullptr ? 0
-                                            : unit.elements * size_of(trained));
+  const int64_t size = size_of(numerics.trained_dtype());
+  for (const Unit& unit : weight_units(in, tier_id)) {
+    const bool frozen = is_frozen(in, numerics, unit);
+    bytes.push_back(frozen ? unit.frozen_bytes : in.adapter != nullptr ? 0 : unit.elements * size);
     const int64_t frozen_shard = frozen_shard_of(frozen ? bytes.back() : 0, 0, sharding.group).elements;
     frozen || bytes.back() == 0 ? shard_bytes.add(frozen_shard, frozen_shard)
-                                : shard_bytes.add(unit, sharding, size_of(trained));
+                                : shard_bytes.add(unit, sharding, size);
   }
-  plan.placement.pool(Pool::kWeightShards) = {};
-  if (shards) {
-    place_shards(in, tier_id, Pool::kWeights, std::move(bytes), std::move(shard_bytes), plan);
-  } else {
-    plan.placement.pool(Pool::kWeights) = make_pool(tier_id, std::move(bytes), kSlots, in.device);
-  }
-  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
-  const bool leaves = in.device == DeviceType::kCuda && is_off_device(tier_id, in.device) && !in.spec.tied;
-  const BlockLayout& embedding = in.layout.blocks.front();
-  plan.placement.embedding_in_host = !leaves ? 0
-                                     : embedding.frozen_bytes > 0
-                                         ? embedding.frozen_bytes
-                                         : embedding.flat_elements * size_of(trained);
+  return make_pools(in, tier_id, shards_weights(in), std::move(bytes), std::move(shard_bytes));
 }
 
-void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan) {
+UnitPools gradient_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id, bool shards) {
   std::vector<int64_t> bytes;
   ShardBytes shard_bytes;
-  const int64_t size = size_of(plan.numerics.gradient_dtype);
+  const int64_t size = size_of(numerics.gradient_dtype);
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(tier_id, in.device))) {
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size);
     bytes.back() == 0 ? shard_bytes.add(0, 0) : shard_bytes.add(unit, sharding_of(in), size);
   }
-  plan.placement.pool(Pool::kGradientShards) = {};
-  if (shards) {
-    place_shards(in, tier_id, Pool::kGradients, std::move(bytes), std::move(shard_bytes), plan);
-  } else {
-    plan.placement.pool(Pool::kGradients) = make_pool(tier_id, std::move(bytes), kSlots, in.device);
-  }
+  return make_pools(in, tier_id, shards, std::move(bytes), std::move(shard_bytes));
+}
+
+std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id) {
+  std::vector<char> out;
+  for (const Unit& unit : weight_units(in, tier_id)) out.push_back(is_frozen(in, numerics, unit) ? 1 : 0);
+  return out;
+}
+
+int64_t embedding_in_host(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id) {
+  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
+  if (in.device != DeviceType::kCuda || !is_off_device(tier_id, in.device) || in.spec.tied) return 0;
+  const BlockLayout& embedding = in.layout.blocks.front();
+  return embedding.frozen_bytes > 0 ? embedding.frozen_bytes
+                                    : embedding.flat_elements * size_of(numerics.trained_dtype());
 }
 
 Pool tier_pool(const PlacementPlan& placement, Pool whole) {

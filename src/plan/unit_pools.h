@@ -20,12 +20,19 @@ PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, De
 // Whether gradients may be in shards. One that several micro-batches or groups add to is exchanged when it is
 // whole, so that every stage adds in the same order: until then each rank needs all of it, unless all
 // micro-batches pass a block together.
-bool shards_gradients(const PlanInput& in, const Plan& plan);
+bool shards_gradients(const PlanInput& in, const NumericsPlan& numerics, const RecomputeChoice& recompute);
 
-// Set the pools, whole arrays and this rank's shards of them (the first rank's: no other has more).
+// Whole arrays, and this rank's shards of them (the first rank's: no other has more).
+struct UnitPools {
+  PoolPlan whole, shards;
+};
+UnitPools weight_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);
 // `shards`: gradients are in shards.
-void place_weights(const PlanInput& in, TierId tier_id, Plan& plan);
-void place_gradients(const PlanInput& in, TierId tier_id, bool shards, Plan& plan);
+UnitPools gradient_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id, bool shards);
+
+// PlacementPlan::frozen_arrays and embedding_in_host, with weights on that tier.
+std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);
+int64_t embedding_in_host(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);
 
 // The pool whose arrays lie on a class's tier: where whole ones are in shards, that of the shards.
 Pool tier_pool(const PlacementPlan& placement, Pool whole);

@@ -80,9 +80,4 @@ struct LayerSpec {
   }
 };
 
-// x += attention(norm(x)); x += mlp(norm(x)): Llama's layer, which most families took over.
-inline LayerSpec llama_layer(const NormSpec& norm, const AttentionSpec& attention, const GatedMlpSpec& mlp) {
-  return {{{norm, attention}, {norm, mlp}}};
-}
-
 }  // namespace lm

@@ -202,11 +202,11 @@ std::vector<std::string> read_labels(const ConfigReader& config) {
   return out;
 }
 
-ScoreProblem read_problem(const ConfigReader& config, size_t labels) {
+LabelProblem read_problem(const ConfigReader& config, size_t labels) {
   const std::optional<std::string> word = config.text("problem_type");
-  if (!word) return labels == 1 ? ScoreProblem::kRegression : ScoreProblem::kSingleLabel;
-  for (const ScoreProblem problem :
-       {ScoreProblem::kSingleLabel, ScoreProblem::kMultiLabel, ScoreProblem::kRegression}) {
+  if (!word) return labels == 1 ? LabelProblem::kRegression : LabelProblem::kSingleLabel;
+  for (const LabelProblem problem :
+       {LabelProblem::kSingleLabel, LabelProblem::kMultiLabel, LabelProblem::kRegression}) {
     if (*word == problem_name(problem)) return problem;
   }
   config.fail("problem_type", "= \"" + word->substr(0, 100) + "\" is none that transformers knows");

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "spec/model_spec.h"
 #include "spec/trainable.h"
 
@@ -88,13 +89,6 @@ inline constexpr std::string_view kPromptTensor = "prompt_embeddings";
 // P-tuning's encoder is in checkpoints alone, where its tensors begin with this: peft's names while it
 // trains.
 inline constexpr std::string_view kEncoderPrefix = "prompt_encoder.";
-
-// Which biases are trained beside pairs of low rank: as copies, which are used in their place.
-enum class AdapterBias : uint8_t {
-  kNone,
-  kAll,       // the layers' and the final norm's, whatever has them
-  kLoraOnly,  // of the layers that have pairs
-};
 
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths

@@ -35,8 +35,8 @@ constexpr Classifier kClassifiers[] = {
 
 }  // namespace
 
-std::string_view problem_name(ScoreProblem problem) {
-  constexpr std::string_view kNames[] = {"single_label_classification", "multi_label_classification",
+std::string_view problem_name(LabelProblem problem) {
+  constexpr std::string_view kNames[] = {"", "single_label_classification", "multi_label_classification",
                                          "regression"};
   return kNames[static_cast<size_t>(problem)];
 }
@@ -51,14 +51,10 @@ std::string_view classifier_of(std::string_view model_type) {
 void set_score_head(ModelSpec& spec, ScoreHead head, const std::string& place) {
   const std::string_view name = spec.wrapper.empty() ? classifier_of(spec.model_type) : "";
   if (name.empty()) {
-    throw Error(
-        Exit::kConfig,
-        {.area = "CONF-20",
-         .what = "train.objective = \"classify\" and \"reward\" are not supported for model_type = \"" +
-                 (spec.wrapper.empty() ? spec.model_type : spec.wrapper) + "\"",
-         .place = place,
-         .next = "use a model of another family, such as llama, qwen3 or gemma3_text",
-         .kept = "nothing was started or written"});
+    throw setting_error(
+        "train.objective = \"classify\" and \"reward\" are not supported for model_type = \"" +
+            (spec.wrapper.empty() ? spec.model_type : spec.wrapper) + "\"",
+        place, "use a model of another family, such as llama, qwen3 or gemma3_text");
   }
   // Those classes neither scale nor cap their scores.
   head.unread = spec.names.head;

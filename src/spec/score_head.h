@@ -8,16 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "base/choices.h"
+
 namespace lm {
 
-// What the scores are, and with them the loss. The order of kNames.
-enum class ScoreProblem : uint8_t { kSingleLabel, kMultiLabel, kRegression };
 // problem_type of config.json.
-std::string_view problem_name(ScoreProblem problem);
+std::string_view problem_name(LabelProblem problem);
 
 struct ScoreHead {
   std::vector<std::string> labels = {};  // their names; empty: the model has a vocabulary head
-  ScoreProblem problem = ScoreProblem::kSingleLabel;
+  LabelProblem problem = LabelProblem::kSingleLabel;
   // A text's scores are those of its last token that is not this one; -1: of its last token.
   int64_t pad_token = -1;
   // The model's files have no such head: it begins with random values, and the vocabulary head that they have

@@ -7,11 +7,11 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <cstring>
 #include <filesystem>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace lm {
@@ -59,14 +59,10 @@ std::string float_field(int field, float value) {
   return varint(static_cast<uint64_t>(field) << 3 | 5) + raw(value);
 }
 
-double wall_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // Readers process a directory in the order of names, which begin with the time in seconds: must exceed all
 // existing ones.
 int64_t next_number(const fs::path& directory) {
-  auto number = static_cast<int64_t>(wall_time());
+  auto number = static_cast<int64_t>(unix_seconds());
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(directory, ignored)) {
     const std::string name = entry.path().filename().string();
@@ -116,7 +112,7 @@ void EventFile::give_up(const std::string& what) {
 
 void EventFile::write_event(int64_t step, const std::string& what) {
   if (file_ == nullptr) return;
-  const std::string event = double_field(1, wall_time()) + number_field(2, step) + what;
+  const std::string event = double_field(1, unix_seconds()) + number_field(2, step) + what;
   const std::string length = raw(static_cast<uint64_t>(event.size()));
   const std::string record = length + raw(masked_crc32c(length)) + event + raw(masked_crc32c(event));
   if (std::fwrite(record.data(), 1, record.size(), file_) != record.size() || std::fflush(file_) != 0)

@@ -169,7 +169,7 @@ void OffDeviceState::place_embedding(const PlacementPlan& placement) {
 
 void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
-  space_ = std::make_unique<SwapSpace>(setup.paths, bytes, placement.swap_spare);
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes, setup.swap_spare);
   const auto make = [this, &placement, chosen = setup.engine]() -> std::unique_ptr<IoEngine> {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};

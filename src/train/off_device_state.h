@@ -27,6 +27,7 @@ struct OffDeviceSetup {
   StreamView stream = {};           // compute's; its threads verify and stamp
   bool training = true;             // false: only weights
   int64_t staging = 0;              // bytes of update_staging, for training
+  int64_t swap_spare = 0;           // PlanSizes::swap_spare
   std::vector<int64_t> tiles = {};  // bytes of this rank's; empty: the placement's
   EngineFactory engine = {};
   StoreFactory store = {};

@@ -12,9 +12,9 @@ namespace lm {
 namespace {
 
 // Room for two leases.
-int64_t step_memory_bytes(const PlacementPlan& placement) {
+int64_t step_memory_bytes(const PlanSizes& sizes) {
   const auto whole = [](int64_t bytes) { return round_up(bytes, PinnedPool::kAlignment); };
-  return whole(placement.upload_bytes) + whole(placement.result_bytes);
+  return whole(sizes.upload_bytes) + whole(sizes.result_bytes);
 }
 
 // Results lie as the sums of the loss, decisions, then the norms; on the CPU there is no memory for them.
@@ -108,6 +108,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .stream = stream,
                    .training = setup_.tokens_per_step > 0,
                    .staging = setup_.plan.placement.update_staging,
+                   .swap_spare = setup_.plan.swap_spare,
                    .tiles = bytes_of_tiles(setup_, group_.rank()),
                    .engine = setup_.engine,
                    .store = setup_.store,
@@ -122,9 +123,9 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
             stream),
-      step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
-      upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
-      result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
+      step_memory_(stream.device, step_memory_bytes(setup_.plan)),
+      upload_memory_(lease(step_memory_, setup_.plan.upload_bytes)),
+      result_memory_(lease(step_memory_, setup_.plan.result_bytes)),
       uploads_(upload_memory_.bytes(), setup_.plan.step.may_run_ahead() ? 2 : 1),
       timed_kernels_(timed(setup_, off_device_.clock(), stream.device)),
       context_{setup.spec,
@@ -139,7 +140,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                setup_.plan.step.arithmetic.round_rows} {
   const int64_t positions = setup.spec.embedding.positions;
   LM_CHECK(positions == 0 || setup.max_length <= positions, "documents longer than the table of positions");
-  if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.placement.library_device_bytes);
+  if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.library_device_bytes);
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;

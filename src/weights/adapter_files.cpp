@@ -159,9 +159,9 @@ AdapterKind kind_of(const Json& config, const std::string& place) {
 
 AdapterBias bias_of(const Json& config, const std::string& place) {
   const std::string name = text(config, "bias", "none", place);
-  if (name == "none") return AdapterBias::kNone;
-  if (name == "all") return AdapterBias::kAll;
-  if (name == "lora_only") return AdapterBias::kLoraOnly;
+  const auto found = std::ranges::find(kAdapterBiasNames, name);
+  if (found != std::end(kAdapterBiasNames))
+    return static_cast<AdapterBias>(found - std::begin(kAdapterBiasNames));
   fail("bias", "= \"" + name.substr(0, 100) + "\" is not supported, only none, all and lora_only", place);
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <string_view>
 
 #include "base/error.h"
 #include "spec/parameter.h"

@@ -1,7 +1,6 @@
 #include "weights/read_part.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "base/bytes.h"

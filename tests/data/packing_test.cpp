@@ -36,7 +36,7 @@ TEST(Packing, CutsLongExamplesAtTheEnd) {
   EXPECT_EQ(pieces[0].length, 10);
   EXPECT_EQ(pieces[0].targets, 6);
   EXPECT_EQ(counts.too_long, 1);
-  EXPECT_EQ(counts.lost_tokens, 15);
+  EXPECT_EQ(counts.source_tokens - counts.used_tokens, 15);
 }
 
 TEST(Packing, DropsLongExamplesWhole) {

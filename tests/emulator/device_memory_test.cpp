@@ -147,7 +147,7 @@ TEST(DeviceMemory, AStepTakesNoMoreOfTheLibrarysThanThePlanCounts) {
     Trainee trainee(subject);
     trainee.start();
     trainee.step(1);
-    const int64_t planned = trainee.plan.placement.library_device_bytes, taken = peak_of_library();
+    const int64_t planned = trainee.plan.library_device_bytes, taken = peak_of_library();
     std::printf("%-40s planned %s, taken %s\n", subject.name, format_bytes(planned).c_str(),
                 format_bytes(taken).c_str());
     EXPECT_LE(taken, planned) << subject.name;
@@ -164,7 +164,7 @@ int64_t planned_for(const Plan& plan, const std::string& name) {
 TEST(DeviceMemory, TheLibraryIsRefusedMoreThanThePlanGivesIt) {
   Trainee trainee({.name = "", .heads = 2});
   trainee.start();
-  const int64_t bytes = trainee.plan.placement.library_device_bytes;
+  const int64_t bytes = trainee.plan.library_device_bytes;
   EXPECT_EQ(planned_for(trainee.plan, "LibTorch"), bytes);
   const auto take = [](int64_t size) { at::empty({size}, at::TensorOptions(at::kCUDA).dtype(at::kByte)); };
   EXPECT_NO_THROW(take(bytes / 2));

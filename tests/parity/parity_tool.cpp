@@ -213,7 +213,7 @@ struct Case {
     if (arguments.options.contains("together")) plan.cache_texts = whole.micro[0].documents();
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
-    plan.step = step_config(spec, layout, plan, optimizer.clip);
+    plan.step = step_config(spec, layout, plan, plan.micro_tokens, optimizer.clip);
     if (!adapter) plan.step.first_trained = layout.first_trained();
     plan.arena = arena_need({spec, layout, adapter_spec()}, plan.step, whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.
@@ -234,9 +234,9 @@ struct Case {
   // More than models this small need.
   void place_on_device() {
     plan.placement.device = device;
-    plan.placement.upload_bytes = 4 * kMiB;
-    plan.placement.result_bytes = kStepResultBytes + Gradients::norm_bytes(layout);
-    plan.placement.library_device_bytes = 1024 * kMiB;
+    plan.upload_bytes = 4 * kMiB;
+    plan.result_bytes = kStepResultBytes + Gradients::norm_bytes(layout);
+    plan.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return tier_id != "none"; }
   // Where a plan has room for nothing on the device.

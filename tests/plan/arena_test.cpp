@@ -196,7 +196,7 @@ TEST_F(Arenas, AreFilledAsPlannedByEachMethod) {
       {"LoRA", [](Config& c) { c.train.method = Method::kLora; }},
       {"rsLoRA", [](Config& c) { c.train.method = Method::kLora, c.lora.rslora = true; }},
       {"DoRA", [](Config& c) { c.train.method = Method::kLora, c.lora.dora = true; }},
-      {"biases", [](Config& c) { c.train.method = Method::kLora, c.lora.bias = LoraBias::kAll; }},
+      {"biases", [](Config& c) { c.train.method = Method::kLora, c.lora.bias = AdapterBias::kAll; }},
       {"whole modules",
        [](Config& c) {
          c.train.method = Method::kLora, c.lora.also = {"embed_tokens", "norms"};

@@ -226,7 +226,7 @@ TEST(InBackwardPlan, SendsBatchesTwiceToAGpuThatMakesATableLast) {
   c.config.offload.device_memory = {.bytes = first.peak.device - 64 * kMiB};
   const Plan last = c.plan();
   EXPECT_TRUE(last.placement.defer_tied_gradient);
-  EXPECT_EQ(last.placement.upload_bytes, 2 * first.placement.upload_bytes);
+  EXPECT_EQ(last.upload_bytes, 2 * first.upload_bytes);
 }
 
 TEST(InBackwardPlan, LeavesAdaptersAsTheyAre) {

@@ -14,12 +14,12 @@ namespace lm {
 
 // Steps that were walked. The linker sends the calls of `estimate` here (CMakeLists.txt).
 static int estimates = 0;
-#define LM_ESTIMATE_PLAN "_ZN2lm13estimate_planERKNS_9PlanInputERNS_4PlanE"
-void estimate_itself(const PlanInput&, Plan&) asm("__real_" LM_ESTIMATE_PLAN);
-void counted_estimate(const PlanInput&, Plan&) asm("__wrap_" LM_ESTIMATE_PLAN);
-void counted_estimate(const PlanInput& in, Plan& plan) {
+#define LM_ESTIMATE "_ZN2lm8estimateERKNS_9PlanInputERKNS_9SizedPlanE"
+PlanCost estimate_itself(const PlanInput&, const SizedPlan&) asm("__real_" LM_ESTIMATE);
+PlanCost counted_estimate(const PlanInput&, const SizedPlan&) asm("__wrap_" LM_ESTIMATE);
+PlanCost counted_estimate(const PlanInput& in, const SizedPlan& plan) {
   ++estimates;
-  estimate_itself(in, plan);
+  return estimate_itself(in, plan);
 }
 
 namespace {
@@ -307,8 +307,8 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   EXPECT_GT(host, int64_t{1} << 30);
   EXPECT_GT(disk, int64_t{1} << 30);
   EXPECT_EQ(host + disk, pool.off_device_bytes());
-  EXPECT_GE(plan.placement.swap_spare, disk / 100);
-  EXPECT_EQ(plan.peak.disk, disk + plan.placement.swap_spare);
+  EXPECT_GE(plan.swap_spare, disk / 100);
+  EXPECT_EQ(plan.peak.disk, disk + plan.swap_spare);
   const Tier& memory = plan.tiers[1];
   EXPECT_LE(memory.bytes, memory.usable);
   EXPECT_GT(memory.bytes, memory.usable - (int64_t{256} << 20));
@@ -341,7 +341,7 @@ TEST(Plan, MeetsADiskLimitThatIsLessThanWholeClasses) {
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan free = c.plan();
-  const int64_t needed = free.peak.disk - free.placement.swap_spare;
+  const int64_t needed = free.peak.disk - free.swap_spare;
   ASSERT_GT(needed, 1LL << 30);
   for (int64_t limit = needed; limit > needed * 9 / 10; limit -= 1LL << 30) {
     c.config.offload.disk_limit = Budget{limit, 0};
@@ -362,7 +362,7 @@ TEST(Plan, StagesLessWhereTheDiskIsSmall) {
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan free = c.plan();
   ASSERT_GT(free.peak.disk, 0);
-  c.config.offload.disk_limit = Budget{free.peak.disk - free.placement.swap_spare - (64LL << 20), 0};
+  c.config.offload.disk_limit = Budget{free.peak.disk - free.swap_spare - (64LL << 20), 0};
   const Plan less = c.draft();
   EXPECT_TRUE(less.fits);
   EXPECT_LT(less.peak.disk, free.peak.disk);
@@ -375,7 +375,7 @@ TEST(Plan, CountsADiskLimitForEachPath) {
   c.config.offload.optimizer = c.config.offload.gradients = OffloadTier::kNvme;
   c.machine.disks = {{.path = "/a", .free_bytes = 1LL << 40}, {.path = "/b", .free_bytes = 1LL << 32}};
   const Plan free = c.plan();
-  const int64_t needed = free.peak.disk - 2 * free.placement.swap_spare;  // of each path
+  const int64_t needed = free.peak.disk - 2 * free.swap_spare;  // of each path
   ASSERT_GT(needed, 2LL << 32);
   c.config.offload.disk_limit = Budget{needed - (1LL << 32), 0};
   EXPECT_TRUE(c.draft().fits);

@@ -236,9 +236,9 @@ TEST(Sizes, OfTheGemmLibrarysCodeAreThoseOfTheProcessor) {
   const Plan avx512 = c.plan();
   c.machine.instructions = Instructions::kAmx;
   const Plan amx = c.plan();
-  const int64_t shapes = avx512.placement.gemm_shapes;
+  const int64_t shapes = avx512.gemm_shapes;
   ASSERT_GT(shapes, 0);
-  EXPECT_EQ(amx.placement.gemm_shapes, shapes);
+  EXPECT_EQ(amx.gemm_shapes, shapes);
   for (const Plan* plan : {&avx512, &amx}) EXPECT_EQ(class_bytes(*plan, "GEMM code"), shapes * (920 << 10));
   // Without instructions for bf16 the products are ours.
   for (const Instructions less :

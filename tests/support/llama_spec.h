@@ -17,7 +17,9 @@ inline ModelSpec llama_spec(const ModelSizes& sizes) {
   spec.vocab = sizes.vocab;
   spec.ropes = {{.dim = sizes.head_dim}};
   const AttentionSpec attention{.heads = sizes.heads, .kv_heads = sizes.kv_heads, .head_dim = sizes.head_dim};
-  spec.layers.assign(static_cast<size_t>(sizes.layers), llama_layer({}, attention, {.ffn = sizes.ffn}));
+  const GatedMlpSpec mlp{.ffn = sizes.ffn};
+  const LayerSpec layer = {{{NormSpec(), attention}, {NormSpec(), mlp}}};
+  spec.layers.assign(static_cast<size_t>(sizes.layers), layer);
   return spec;
 }
 

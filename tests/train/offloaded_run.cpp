@@ -360,7 +360,7 @@ void Training::set_pools() {
   if (run_.defer_tied_gradient) {
     p.defer_tied_gradient = true;
     p.gradients_in_slot.front() = 1;
-    p.upload_bytes *= 2;
+    plan_.upload_bytes *= 2;
   }
   for (PoolPlan& pool : p.pools) {
     if (run_.host == 1) pool.tier_id = TierId::kHost;
@@ -387,7 +387,7 @@ void Training::set_update_site() {
 void Training::set_arena(const Config& config) {
   const AdapterSpec* const adapter = run_.lora ? &adapter_ : nullptr;
   const int64_t sequences = plan_.numerics.micro_batch;
-  plan_.step = step_config(spec_, layout_, plan_, run_.clip);
+  plan_.step = step_config(spec_, layout_, plan_, plan_.micro_tokens, run_.clip);
   plan_.arena =
       arena_need({spec_, layout_, adapter}, plan_.step, sequences * config.data.max_length, sequences);
 }

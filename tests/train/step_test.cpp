@@ -67,7 +67,7 @@ struct Fixture {
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = 256;
-    plan.step = step_config(spec, layout, plan, optimizer.clip);
+    plan.step = step_config(spec, layout, plan, plan.micro_tokens, optimizer.clip);
     plan.step.weighted = weighted;
     plan.arena = arena_need({spec, layout, lora ? &adapter : nullptr}, plan.step, 256, 2);
     rank = std::make_unique<Rank>(setup(plan, lora), stream);

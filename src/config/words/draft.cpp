@@ -1,8 +1,6 @@
 #include "config/words/draft.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 
 #include "base/error.h"
 #include "config/config_print.h"

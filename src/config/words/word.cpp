@@ -1,7 +1,6 @@
 #include "config/words/word.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "config/words/tables.h"
