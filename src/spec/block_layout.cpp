@@ -90,7 +90,8 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   for (Parameter& parameter : parameters) {
     const bool start = is_start(parameter.role);
     const bool encodes = parameter.kind == ParameterKind::kMatrix && !parameter.plain && !start;
-    const Encoding& encoding = encodes ? of_matrices : plain;
+    const Encoding& whole = parameter.fp32 ? plain_encoding(DType::kF32) : plain;
+    const Encoding& encoding = encodes ? of_matrices : whole;
     if (start) layout.starts.push_back({.tensor = layout.tensors.size(), .role = parameter.role});
     TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
     const auto add = [&](int64_t rows) {
