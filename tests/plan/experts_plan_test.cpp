@@ -106,6 +106,18 @@ TEST(ExpertsPlan, ASharedExpertIsTheCpusAlone) {
   EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCpu));
 }
 
+TEST(ExpertsPlan, SigmoidScoresAreTheCpusAloneAndTheirCorrectionBalances) {
+  ModelSpec spec = experts_spec();
+  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda));
+  std::get<ExpertsSpec>(spec.layers[2].sublayers[1].mixer).scores = RouterScores::kSigmoid;
+  EXPECT_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda), Error);
+  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCpu));
+  TrainConfig train;
+  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
+  train.router_aux_loss = 0.01;
+  EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCpu), Error);
+}
+
 // As many FLOP whatever the number of experts, but for the router's, and as many calls: no expert has a
 // product of its own.
 TEST(ExpertsPlan, AGpuMultipliesThoseOfManyExpertsTogether) {
