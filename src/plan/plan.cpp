@@ -9,6 +9,7 @@
 #include "plan/recompute_level.h"
 #include "plan/refusal.h"
 #include "plan/unit_pools.h"
+#include "plan/weight_rows.h"
 #include "plan/what_if.h"
 
 namespace lm {
@@ -100,6 +101,7 @@ Plan place_plan(const PlanInput& in, bool estimated) {
   if (estimated) choose_recompute_level(in, numerics, plan);
   explain_freezing(in, plan);
   explain_experts(in, plan);
+  explain_streamed_experts(in, plan);
   explain_group(in, plan);
   return plan;
 }
