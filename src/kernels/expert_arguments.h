@@ -47,8 +47,8 @@ constexpr int64_t routed_rows(int64_t slots, int64_t experts, bool pad) {
 }
 
 // Sigmoid scores in place of a softmax: s = sigmoid(logits) in fp32, and the choice is of the largest
-// s + correction, of equal ones the one with the lowest number; with groups (`groups` of as many neighbours) of
-// the experts in the `kept_groups` groups whose two largest add up to most. Weights are scale * s, with
+// s + correction, of equal ones the one with the lowest number; with groups (`groups` of as many neighbours)
+// of the experts in the `kept_groups` groups whose two largest add up to most. Weights are scale * s, with
 // `renormalise` scale * s / (the sum of the chosen ones + 1e-20). The CPU's alone.
 struct RouteScores {
   bool sigmoid = false;
@@ -75,8 +75,8 @@ struct RouteTokens {
 // The gradient of the logits from that of the slots' weights g; the choice itself has none. With the chosen
 // ones' weights w before rounding: w_i (g_i - sum of w_j g_j) for the chosen i and 0 for others where they
 // are renormalised, else p_i ([i chosen] g_i - sum over the chosen of p_j g_j). Of sigmoid scores s only the
-// chosen have one: scale * s_i (1 - s_i) g_i, or where S, the sum of the chosen, divides, scale / S * s_i (1 -
-// s_i) (g_i - sum of s_j / S g_j). Rows behind the tokens become 0.
+// chosen have one: scale * s_i (1 - s_i) g_i, or where S, the sum of the chosen, divides, scale / S * s_i (1
+// - s_i) (g_i - sum of s_j / S g_j). Rows behind the tokens become 0.
 struct RouteBackward {
   const float* probability = nullptr;
   Routing routing;

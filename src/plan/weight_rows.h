@@ -1,5 +1,5 @@
-// The rows of weights in a plan's table of bytes. What experts have of them has rows of its own: it is most of
-// a mixture's memory, and little of its work.
+// The rows of weights in a plan's table of bytes. What experts have of them has rows of its own: it is most
+// of a mixture's memory, and little of its work.
 #pragma once
 
 #include "plan/class_table.h"

@@ -183,8 +183,8 @@ struct BlockParameters {
 //                   [width]
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
-//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar [1] and the mixers'
-//                   buffers
+//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar [1] and the
+//                   mixers' buffers
 //   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the

@@ -16,12 +16,8 @@ struct Case {
   float scale = 1;
 };
 
-const Case kCases[] = {{1, 4, 2, true},
-                       {70, 9, 3, false, 1, 1, 2.5F},
-                       {33, 60, 4, true, 6, 2, 1.5F},
-                       {70, 8, 3, true, 4, 2},
-                       {301, 256, 8, true, 8, 4, 2.5F},
-                       {9, 5, 5, true}};
+const Case kCases[] = {{1, 4, 2, true},        {70, 9, 3, false, 1, 1, 2.5F},   {33, 60, 4, true, 6, 2, 1.5F},
+                       {70, 8, 3, true, 4, 2}, {301, 256, 8, true, 8, 4, 2.5F}, {9, 5, 5, true}};
 
 std::vector<double> row_of(const Values& x, int64_t row, int64_t columns) {
   std::vector<double> out;

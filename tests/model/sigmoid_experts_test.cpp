@@ -1,5 +1,5 @@
-// A mixture whose router has sigmoid scores and a correction of its choice, against LibTorch's autograd; and in
-// bf16, where the correction stays fp32 and the router's logits are fp32 products.
+// A mixture whose router has sigmoid scores and a correction of its choice, against LibTorch's autograd; and
+// in bf16, where the correction stays fp32 and the router's logits are fp32 products.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -140,8 +140,8 @@ void expect_close(const at::Tensor& got, const at::Tensor& want, double bound, c
 }
 
 TEST(SigmoidExperts, ComputeWhatAutogradDoes) {
-  for (const ExpertsSpec& spec :
-       {sigmoid_experts(true, 1, 1, 1), sigmoid_experts(false, 1, 1, 2.5), sigmoid_experts(true, 4, 2, 1.5)}) {
+  for (const ExpertsSpec& spec : {sigmoid_experts(true, 1, 1, 1), sigmoid_experts(false, 1, 1, 2.5),
+                                  sigmoid_experts(true, 4, 2, 1.5)}) {
     SCOPED_TRACE("groups " + std::to_string(spec.groups));
     Layer layer(spec, DType::kF32);
     const at::Tensor out = layer.run();
@@ -176,8 +176,7 @@ TEST(SigmoidExperts, ACorrectionIsFrozenFp32InABf16ModelAndSmallOnesDecide) {
   expect_close(out, expected.out, 2e-2, "output");
   for (size_t e = 0; e < kExperts; ++e) {
     const bool chosen = e == 2 || e == 5 || e == 7;
-    const double norm =
-        layer.find(layer.gradients, expert_name(e, "down").substr(8)).norm().item<double>();
+    const double norm = layer.find(layer.gradients, expert_name(e, "down").substr(8)).norm().item<double>();
     EXPECT_EQ(norm > 0, chosen) << e;
   }
 }
@@ -197,8 +196,7 @@ TEST(SigmoidExperts, LogitsOfABf16ModelAreFp32Products) {
   router[3][0] = 0;
   layer.run();
   for (size_t e = 0; e < kExperts; ++e) {
-    const double norm =
-        layer.find(layer.gradients, expert_name(e, "down").substr(8)).norm().item<double>();
+    const double norm = layer.find(layer.gradients, expert_name(e, "down").substr(8)).norm().item<double>();
     EXPECT_EQ(norm > 0, e >= 4 && e < 7) << e;
   }
 }

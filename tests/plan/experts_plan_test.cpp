@@ -101,8 +101,8 @@ TEST(ExpertsPlan, TheirMemoryStandsApart) {
     const Plan plan = c.plan();
     const ModelLayout layout = c.layout(lora ? &c.lora : nullptr);
     const std::string frozen = lora ? "frozen " : "";
-    const int64_t size = static_cast<int64_t>(dtype_size(c.config.model.dtype == ModelDType::kBF16 ? DType::kBF16
-                                                                                                    : DType::kF32));
+    const int64_t size = static_cast<int64_t>(
+        dtype_size(c.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32));
     EXPECT_EQ(row_bytes(plan, frozen + "experts"), kAll * size);
     const int64_t all = lora ? layout.frozen_bytes : layout.flat_elements * size;
     EXPECT_EQ(row_bytes(plan, frozen + "experts") + row_bytes(plan, frozen + "weights"), all);
@@ -128,8 +128,8 @@ TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
   EXPECT_EQ(said(near), near.choices.end());
   ASSERT_NE(said(far), far.choices.end());
   const double share = 1 - std::pow(1 - 4.0 / 16, 8);
-  EXPECT_DOUBLE_EQ(expected_expert_share(std::get<ExpertsSpec>(experts_spec().layers[0].sublayers[1].mixer), 8),
-                   share);
+  EXPECT_DOUBLE_EQ(
+      expected_expert_share(std::get<ExpertsSpec>(experts_spec().layers[0].sublayers[1].mixer), 8), share);
   EXPECT_NE(said(far)->reason.find("8 tokens that choose evenly meet 90 % of the experts"), std::string::npos)
       << said(far)->reason;
   for (const char* const name : {"experts", "weights"}) {

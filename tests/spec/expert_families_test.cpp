@@ -169,8 +169,8 @@ TEST(ExpertFamilies, OfGlmTheFirstLayersAreDenseAndARouterMayHaveGroups) {
   EXPECT_EQ(spec.ropes.front().dim, 8);
   EXPECT_FALSE(spec.ropes.front().neighbours);
   expect_refused(with(config, "n_group", 5), "n_group");
-  expect_refused(with(config, "n_group", 12), "n_group");        // of one expert each
-  expect_refused(with(config, "topk_group", 5), "topk_group");   // more than there are
+  expect_refused(with(config, "n_group", 12), "n_group");                // of one expert each
+  expect_refused(with(config, "topk_group", 5), "topk_group");           // more than there are
   expect_refused(with(config, "num_experts_per_tok", 7), "topk_group");  // two groups have six
   expect_refused(with(config, "n_shared_experts", 0), "n_shared_experts");
 }
@@ -215,12 +215,12 @@ TEST(ExpertFamilies, MiniMaxNamesThemAsMixtralAndTurnsAPartOfAHead) {
   EXPECT_EQ(spec.ropes.front().theta, 5e6);
   EXPECT_EQ(parse(small("minimax_m2")).ropes.front().dim, 128);
   json both = with(small("minimax_m2"), "rotary_dim", 64);
-  EXPECT_EQ(parse(with(both, "partial_rotary_factor", 0.25)).ropes.front().dim, 32);  // as the reference has it
-  EXPECT_EQ(*spec.layer(0).find<ExpertsSpec>(), (ExpertsSpec{.experts = 256,
-                                                             .chosen = 8,
-                                                             .ffn = 96,
-                                                             .renormalise = true,
-                                                             .scores = RouterScores::kSigmoid}));
+  EXPECT_EQ(parse(with(both, "partial_rotary_factor", 0.25)).ropes.front().dim,
+            32);  // as the reference has it
+  EXPECT_EQ(
+      *spec.layer(0).find<ExpertsSpec>(),
+      (ExpertsSpec{
+          .experts = 256, .chosen = 8, .ffn = 96, .renormalise = true, .scores = RouterScores::kSigmoid}));
 }
 
 TEST(ExpertFamilies, WhatTheirRoutersDoBesideIsRefused) {

@@ -22,8 +22,8 @@ ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assum
 // n_group, topk_group and routed_scaling_factor of a router with sigmoid scores (DeepSeek-V3's).
 void read_sigmoid_scores(const ConfigReader& config, ExpertsSpec& experts);
 
-// Puts them in place of the MLP of all layers from `first` on; or of those that mlp_only_layers does not name and whose
-// number, counted from 1, is a multiple of decoder_sparse_step.
+// Puts them in place of the MLP of all layers from `first` on; or of those that mlp_only_layers does not name
+// and whose number, counted from 1, is a multiple of decoder_sparse_step.
 void put_experts(const ExpertsSpec& experts, ModelSpec& spec, int64_t first = 0);
 void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec);
 

@@ -26,8 +26,7 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
   if (config.boolean("use_qk_norm", false))
     for (LayerSpec& layer : spec.layers) layer.attention().head_norm = spec.final_norm;
   check_layer_types(config, spec);
-  ExpertsSpec experts =
-      read_experts(config, {.experts = 128, .chosen = 8, .ffn = 1408, .aux_loss = 0}, spec);
+  ExpertsSpec experts = read_experts(config, {.experts = 128, .chosen = 8, .ffn = 1408, .aux_loss = 0}, spec);
   experts.renormalise = config.boolean("norm_topk_prob", true);
   experts.wide_logits = true;
   read_sigmoid_scores(config, experts);

@@ -1,5 +1,5 @@
-// MiniMax-M2: experts in every layer under Mixtral's names, chosen by sigmoid scores; a norm of all heads of q
-// and of k together, and heads that are turned in part, as halves.
+// MiniMax-M2: experts in every layer under Mixtral's names, chosen by sigmoid scores; a norm of all heads of
+// q and of k together, and heads that are turned in part, as halves.
 #include "spec/families/experts.h"
 
 namespace lm::families {
