@@ -29,12 +29,21 @@ constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},       {"attn.norm_after
                              {"mlp.norm", "ffn_norm"},         {"mlp.norm_after", "post_ffw_norm"},
                              {"scalar", "layer_output_scale"}, {"input.norm_after", "post_norm"}};
 // The parts of its matrices, and the matrices themselves where it has several parts as one.
-constexpr Pair kParts[] = {{"attn.q", "attn_q"},       {"attn.k", "attn_k"},     {"attn.v", "attn_v"},
-                           {"attn.o", "attn_output"},  {"mlp.gate", "ffn_gate"}, {"mlp.up", "ffn_up"},
-                           {"mlp.down", "ffn_down"},   {"attn.qkv", "attn_qkv"}, {"mlp.gate_up", "ffn_up"},
-                           {"input.gate", "inp_gate"}, {"input.out", "proj"},
-                           {"experts.router", "ffn_gate_inp"}, {"experts.gate", "ffn_gate_exps"},
-                           {"experts.up", "ffn_up_exps"}, {"experts.down", "ffn_down_exps"}};
+constexpr Pair kParts[] = {{"attn.q", "attn_q"},
+                           {"attn.k", "attn_k"},
+                           {"attn.v", "attn_v"},
+                           {"attn.o", "attn_output"},
+                           {"mlp.gate", "ffn_gate"},
+                           {"mlp.up", "ffn_up"},
+                           {"mlp.down", "ffn_down"},
+                           {"attn.qkv", "attn_qkv"},
+                           {"mlp.gate_up", "ffn_up"},
+                           {"input.gate", "inp_gate"},
+                           {"input.out", "proj"},
+                           {"experts.router", "ffn_gate_inp"},
+                           {"experts.gate", "ffn_gate_exps"},
+                           {"experts.up", "ffn_up_exps"},
+                           {"experts.down", "ffn_down_exps"}};
 
 std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
   const auto found = std::ranges::find(names, ours, &Pair::first);
@@ -49,7 +58,7 @@ struct Outgoing {
   size_t block = 0;
   const TensorPlace* place = nullptr;
   int64_t first = 0, rows = 0;
-  int64_t heads = 0;  // of q or k, whose rows are permuted; 0: they are not
+  int64_t heads = 0;                            // of q or k, whose rows are permuted; 0: they are not
   std::vector<const TensorPlace*> others = {};  // of the experts behind the first
 };
 

@@ -46,7 +46,7 @@ struct LlamaCpp {
   bool layer_norm = false, norm_bias = false;
   bool gated = true;
   Activation activation = Activation::kSilu;
-  bool experts = false;      // in every layer, each matrix of all of them one tensor
+  bool experts = false;       // in every layer, each matrix of all of them one tensor
   bool renormalised = false;  // their weights add up to 1
   Has head_norm = Has::kNever;
   bool joint_norm = false;    // of all heads together
