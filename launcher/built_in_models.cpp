@@ -122,6 +122,8 @@ constexpr std::array kModels = {
                  40960, 14768307200},
     BuiltInModel{"Qwen/Qwen3-32B", &families::qwen3, 5120, 25600, 64, 64, 8, 128, 151936, false, 1000000,
                  40960, 32762123264},
+    BuiltInModel{"Qwen/Qwen3-30B-A3B", &families::qwen3_moe, 2048, 6144, 48, 32, 4, 128, 151936, false,
+                 1000000, 40960, 30532122624, R"({"norm_topk_prob": true})"},
     BuiltInModel{"mistralai/Mistral-7B-v0.1", &families::mistral, 4096, 14336, 32, 32, 8, 128, 32000, false,
                  10000, 32768, 7241732096},
     BuiltInModel{"mistralai/Mistral-7B-v0.3", &families::mistral, 4096, 14336, 32, 32, 8, 128, 32768, false,

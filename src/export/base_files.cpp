@@ -53,7 +53,7 @@ std::set<std::string> untouched(const ModelLayout& layout) {
 // left out with it.
 bool passes(const ModelFiles::Tensor& tensor, const std::vector<std::string>& unread) {
   if (tensor.use != TensorUse::kText) return true;
-  const bool plain = tensor.name.ends_with(".weight") || tensor.name.ends_with(".bias");
+  const bool plain = tensor.name.ends_with(".weight") || tensor.name.ends_with("bias");
   return plain && is_weight_type(tensor.entry->dtype) && belongs_to(tensor.name, unread);
 }
 

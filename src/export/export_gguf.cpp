@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -28,10 +29,21 @@ constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},       {"attn.norm_after
                              {"mlp.norm", "ffn_norm"},         {"mlp.norm_after", "post_ffw_norm"},
                              {"scalar", "layer_output_scale"}, {"input.norm_after", "post_norm"}};
 // The parts of its matrices, and the matrices themselves where it has several parts as one.
-constexpr Pair kParts[] = {{"attn.q", "attn_q"},       {"attn.k", "attn_k"},     {"attn.v", "attn_v"},
-                           {"attn.o", "attn_output"},  {"mlp.gate", "ffn_gate"}, {"mlp.up", "ffn_up"},
-                           {"mlp.down", "ffn_down"},   {"attn.qkv", "attn_qkv"}, {"mlp.gate_up", "ffn_up"},
-                           {"input.gate", "inp_gate"}, {"input.out", "proj"}};
+constexpr Pair kParts[] = {{"attn.q", "attn_q"},
+                           {"attn.k", "attn_k"},
+                           {"attn.v", "attn_v"},
+                           {"attn.o", "attn_output"},
+                           {"mlp.gate", "ffn_gate"},
+                           {"mlp.up", "ffn_up"},
+                           {"mlp.down", "ffn_down"},
+                           {"attn.qkv", "attn_qkv"},
+                           {"mlp.gate_up", "ffn_up"},
+                           {"input.gate", "inp_gate"},
+                           {"input.out", "proj"},
+                           {"experts.router", "ffn_gate_inp"},
+                           {"experts.gate", "ffn_gate_exps"},
+                           {"experts.up", "ffn_up_exps"},
+                           {"experts.down", "ffn_down_exps"}};
 
 std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
   const auto found = std::ranges::find(names, ours, &Pair::first);
@@ -40,13 +52,14 @@ std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
               {.area = "BUG-70", .what = "no GGUF name", .place = std::string(ours), .next = "report this"});
 }
 
-// A tensor of the file: rows of a parameter.
+// A tensor of the file: rows of a parameter, or the same rows of each expert's, one behind another.
 struct Outgoing {
   GgufTensor tensor;
   size_t block = 0;
   const TensorPlace* place = nullptr;
   int64_t first = 0, rows = 0;
-  int64_t heads = 0;  // of q or k, whose rows are permuted; 0: they are not
+  int64_t heads = 0;                            // of q or k, whose rows are permuted; 0: they are not
+  std::vector<const TensorPlace*> others = {};  // of the experts behind the first
 };
 
 class Tensors {
@@ -54,6 +67,8 @@ class Tensors {
   Tensors(const ModelSpec& spec, const LlamaCpp& arch, const ModelLayout& layout, GgufType type)
       : spec_(spec), arch_(arch), type_(type) {
     for (size_t b = 0; b < layout.blocks.size(); ++b) {
+      const auto layer = static_cast<int64_t>(b) - 1;
+      if (layer >= 0 && layer < spec.layer_count()) matrices_ = layer_matrices(spec, layer);
       for (const TensorPlace& place : layout.blocks[b].tensors) {
         if (!adapts(place.parameter.role)) add(b, place);
       }
@@ -69,7 +84,8 @@ class Tensors {
   Outgoing& put(const std::string& name, size_t block, const TensorPlace& place, int64_t first,
                 int64_t rows) {
     const Parameter& parameter = place.parameter;
-    const bool vector = parameter.vector() || name.starts_with("position_embd");
+    // A router's products decide what is computed at all: fp32, as llama.cpp's converter has it.
+    const bool vector = parameter.vector() || parameter.plain || name.starts_with("position_embd");
     const bool blocks = type_ != GgufType::kQ8_0 || parameter.columns % kGgufBlock == 0;
     const GgufType type = vector ? GgufType::kF32 : blocks ? type_ : GgufType::kF16;
     all_.push_back({{name, shape_of(parameter, rows), type}, block, &place, first, rows});
@@ -95,10 +111,9 @@ class Tensors {
     const auto layer = static_cast<int64_t>(block) - 1;
     const std::string prefix = fmt::format("blk.{}.", layer);
     name = name.substr(name.find('.', kLayers.size()) + 1);
-    const std::vector<MatrixSpec> matrices = layer_matrices(spec_, layer);
     const auto matrix =
-        std::ranges::find_if(matrices, [&](const MatrixSpec& one) { return one.name == name; });
-    if (matrix == matrices.end()) {
+        std::ranges::find_if(matrices_, [&](const MatrixSpec& one) { return one.name == name; });
+    if (matrix == matrices_.end()) {
       put(prefix + std::string(find_name(kInLayer, name)) + kind, block, place, 0, place.parameter.rows);
     } else if (joined(name)) {
       put(prefix + std::string(find_name(kParts, name)) + kind, block, place, 0, place.parameter.rows);
@@ -114,7 +129,15 @@ class Tensors {
     int64_t row = 0;
     for (const MatrixSpec::Part& part : matrix.parts) {
       const std::string name = around.first + std::string(find_name(kParts, part.name)) + around.second;
-      put(name, block, place, row, part.rows).heads = permuted_heads(block, part.name);
+      if (matrix.expert > 0) {
+        all_[stacks_.at(name)].others.push_back(&place);
+      } else {
+        put(name, block, place, row, part.rows).heads = permuted_heads(block, part.name);
+      }
+      if (matrix.expert == 0) {
+        stacks_[name] = all_.size() - 1;
+        all_.back().tensor.shape.insert(all_.back().tensor.shape.begin(), matrix.experts);
+      }
       row += part.rows;
     }
   }
@@ -129,7 +152,9 @@ class Tensors {
   const ModelSpec& spec_;
   const LlamaCpp& arch_;
   GgufType type_;
+  std::vector<MatrixSpec> matrices_;  // of the layer that is looked at
   std::vector<Outgoing> all_;
+  std::map<std::string, size_t> stacks_;  // of experts, by their names: places in all_
 };
 
 // Row 2 i + j of a head is its row j dim/2 + i, of the first `dim` rows, which RoPE turns.
@@ -152,14 +177,16 @@ void write(const Outgoing& one, const ModelSpec& spec, const WeightSource& sourc
   // llama.cpp has no offsets: its factors are those that a norm multiplies by.
   const float offset = parameter.kind == ParameterKind::kNorm ? 1 - parameter.neutral : 0;
   std::vector<float> rows;
-  for_each_view(source, one.block, *one.place, one.first, one.first + one.rows,
-                [&](int64_t, int64_t count, const std::byte* memory, DType dtype) {
-                  LM_CHECK(dtype == DType::kF32, "fp32");
-                  const std::span from(reinterpret_cast<const float*>(memory),
-                                       static_cast<size_t>(count * parameter.columns));
-                  if (!whole) return writer.write(from);
-                  rows.insert(rows.end(), from.begin(), from.end());
-                });
+  const auto take = [&](int64_t, int64_t count, const std::byte* memory, DType dtype) {
+    LM_CHECK(dtype == DType::kF32, "fp32");
+    const std::span from(reinterpret_cast<const float*>(memory),
+                         static_cast<size_t>(count * parameter.columns));
+    if (!whole) return writer.write(from);
+    rows.insert(rows.end(), from.begin(), from.end());
+  };
+  for_each_view(source, one.block, *one.place, one.first, one.first + one.rows, take);
+  for (const TensorPlace* const expert : one.others)
+    for_each_view(source, one.block, *expert, one.first, one.first + one.rows, take);
   if (!whole) return;
   if (offset != 0) {
     for (float& value : rows) value += offset;

@@ -35,7 +35,8 @@ bool has_adapter(const ModelLayout& layout) {
 
 WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
   const auto b = static_cast<int64_t>(block);
-  const int64_t all_bytes = place.parameter.elements() * static_cast<int64_t>(dtype_size(dtype_));
+  const DType dtype = place.parameter.fp32 ? DType::kF32 : dtype_;
+  const int64_t all_bytes = place.parameter.elements() * static_cast<int64_t>(dtype_size(dtype));
   LM_CHECK(!place.frozen || (!place.encoded() && place.pieces.front().bytes == all_bytes),
            place.parameter.name);
   const Unit& unit = open(b, place, row);
@@ -46,9 +47,9 @@ WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row
     return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
   }
   const std::byte* const source = open_->tensor(place);
-  WeightView view{source, dtype_, unit.first_row, unit.rows};
+  WeightView view{source, dtype, unit.first_row, unit.rows};
   if (!staging_.used()) return view;
-  const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype_));
+  const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype));
   const int64_t end = view.first_row + (unit.segment() ? unit.rows : place.parameter.rows);
   view.first_row = row;
   view.rows = std::min(end - row, std::max<int64_t>(staging_.piece_bytes() / row_bytes, 1));

@@ -72,7 +72,11 @@ class Check {
       if (sublayer.norm) norm(*sublayer.norm);
       if (sublayer.norm_after) norm(*sublayer.norm_after);
     }
-    if (const auto* const gated = std::get_if<GatedMlpSpec>(&mlp.mixer)) {
+    if (const auto* const experts = std::get_if<ExpertsSpec>(&mlp.mixer)) {
+      refuse(!arch_.experts, kWhat);
+      mixture(*experts);
+    } else if (const auto* const gated = std::get_if<GatedMlpSpec>(&mlp.mixer)) {
+      refuse(arch_.experts, "layers without experts");
       refuse(!arch_.gated, kWhat);
       linear(gated->activation, gated->bias);
     } else if (const auto* const plain = std::get_if<PlainMlpSpec>(&mlp.mixer)) {
@@ -82,6 +86,12 @@ class Check {
       refuse(true, kWhat);
     }
     refuse(feed_forward(layer) != feed_forward(spec_.layer(0)) && !arch_.gemma4, "MLPs of several sizes");
+  }
+  void mixture(const ExpertsSpec& experts) const {
+    refuse(experts.activation != arch_.activation, "this activation function");
+    refuse(experts.scores != RouterScores::kSoftmax, "sigmoid scores of experts");
+    refuse(experts.renormalise && !arch_.renormalised, "experts' weights that add up to 1");
+    refuse(!experts.renormalise && arch_.renormalised, "experts' weights that do not add up to 1");
   }
   void layer_input(const SublayerSpec& sublayer) const {
     const auto* const input = std::get_if<LayerInputSpec>(&sublayer.mixer);
@@ -103,6 +113,7 @@ class Check {
            "layers with heads of several sizes");
     refuse(arch_.heads_of_hidden && attention.q_rows() != spec_.hidden,
            "heads whose size is not hidden_size / heads");
+    refuse(arch_.heads_alike && attention.kv_heads != attention.heads, "heads that share their keys");
     has(attention.qkv_bias, arch_.qkv_bias, "biases of q, k and v");
     has(attention.out_bias, arch_.out_bias, "biases of o_proj");
     has(attention.head_norm.has_value(), arch_.head_norm, "norms of q and k");
@@ -292,6 +303,7 @@ int64_t borrowers(const ModelSpec& spec) {
 
 int64_t feed_forward(const LayerSpec& layer) {
   if (const auto* const gated = layer.find<GatedMlpSpec>()) return gated->ffn;
+  if (const auto* const experts = layer.find<ExpertsSpec>()) return experts->ffn;
   return layer.find<PlainMlpSpec>()->ffn;
 }
 

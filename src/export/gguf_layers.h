@@ -29,7 +29,7 @@ struct GgufLayers {
 // layers do not follow such a rule. What the architecture assumes is tried first.
 std::optional<int64_t> full_each(const ModelSpec& spec, const LlamaCpp& arch);
 
-// The width of a layer's MLP.
+// The width of a layer's MLP, or of each of its experts.
 int64_t feed_forward(const LayerSpec& layer);
 
 // The number of layers that read the keys and values of others. check_layers accepts them at the end alone.

@@ -32,6 +32,27 @@ constexpr LlamaCpp kMinistral3 = {.model_type = "ministral3",
 constexpr LlamaCpp kQwen2 = {.model_type = "qwen2", .name = "qwen2", .qkv_bias = Has::kMust};
 constexpr LlamaCpp kQwen3 = {.model_type = "qwen3", .name = "qwen3", .head_norm = Has::kMust};
 
+constexpr LlamaCpp kQwen3Moe = {.model_type = "qwen3_moe",
+                                .name = "qwen3moe",
+                                .experts = true,
+                                .renormalised = true,
+                                .head_norm = Has::kMust};
+
+constexpr LlamaCpp kMixtral = {.model_type = "mixtral",
+                               .name = "llama",
+                               .experts = true,
+                               .renormalised = true,
+                               .neighbours = true,
+                               .rope_factors = true};
+
+constexpr LlamaCpp kOlmoe = {.model_type = "olmoe",
+                             .name = "olmoe",
+                             .heads_of_hidden = true,
+                             .heads_alike = true,
+                             .experts = true,
+                             .head_norm = Has::kMust,
+                             .joint_norm = true};
+
 constexpr LlamaCpp kSmolLm3 = {.model_type = "smollm3",
                                .name = "smollm3",
                                .neighbours = true,
@@ -229,6 +250,9 @@ constexpr LlamaCpp kAll[] = {kLlama,
                              kMinistral3,
                              kQwen2,
                              kQwen3,
+                             kQwen3Moe,
+                             kMixtral,
+                             kOlmoe,
                              kSmolLm3,
                              kArcee,
                              kPhi3,
@@ -253,8 +277,10 @@ constexpr LlamaCpp kAll[] = {kLlama,
 }  // namespace
 
 const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
+  const auto found =
+      std::ranges::find_if(kAll, [&](const LlamaCpp& one) { return spec.model_type == one.model_type; });
   const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
-  if (std::ranges::any_of(spec.layers, has)) {
+  if (found == std::end(kAll) && std::ranges::any_of(spec.layers, has)) {
     throw Error(Exit::kInput,
                 {.area = "FILE-26",
                  .what = "a mixture of experts (" + spec.model_type + ") is not written as GGUF yet",
@@ -263,8 +289,6 @@ const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
                          "convert_hf_to_gguf.py"});
   }
   if (spec.scores()) refuse_gguf("a head of scores of models of type \"" + spec.model_type + "\"", spec);
-  const auto found =
-      std::ranges::find_if(kAll, [&](const LlamaCpp& one) { return spec.model_type == one.model_type; });
   if (found == std::end(kAll)) refuse_gguf("models of type \"" + spec.model_type + "\"", spec);
   return *found;
 }

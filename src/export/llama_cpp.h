@@ -38,6 +38,7 @@ struct LlamaCpp {
   bool tied_only = false;                           // it has no place for a head of its own
   bool needs_head = false;                          // it has one even if the embedding is tied
   bool heads_of_hidden = false;                     // heads * head_dim must be the hidden size
+  bool heads_alike = false;                         // as many heads of k and v as of q
   Has qkv_bias = Has::kNever, out_bias = Has::kNever, mlp_bias = Has::kNever;
 
   // ---- A layer
@@ -45,6 +46,8 @@ struct LlamaCpp {
   bool layer_norm = false, norm_bias = false;
   bool gated = true;
   Activation activation = Activation::kSilu;
+  bool experts = false;       // in every layer, each matrix of all of them one tensor
+  bool renormalised = false;  // their weights add up to 1
   Has head_norm = Has::kNever;
   bool joint_norm = false;    // of all heads together
   bool own_norms = false;     // with a weight for each head

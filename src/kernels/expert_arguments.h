@@ -1,6 +1,6 @@
 // The arguments of the kernels of mixtures of experts (kernels.h has those of the others, and the rules for
-// all of them). T tokens choose k of E experts each. Slot t k + j is the j-th choice of token t, the one with
-// the largest weight first; slots sorted by expert, those of one expert in their order, are the rows that
+// all of them). T tokens choose k of E experts each. Slot t k + j is the j-th choice of token t, the best one
+// first; slots sorted by expert, those of one expert in their order, are the rows that
 // experts work on. There are T k of them whatever the router says, and with `pad` at most routed_rows: each
 // expert's are rounded_rows (base/batch.h), since a GEMM library keeps code for every number of rows that it
 // meets. Rows of no slot repeat token 0 with weight 0: they add exact zeros to every sum.
@@ -46,22 +46,37 @@ constexpr int64_t routed_rows(int64_t slots, int64_t experts, bool pad) {
   return pad ? slots + slots / 8 + 31 * (experts < slots ? experts : slots) : slots;
 }
 
+// Sigmoid scores in place of a softmax: s = sigmoid(logits) in fp32, and the choice is of the largest
+// s + correction, of equal ones the one with the lowest number; with groups (`groups` of as many neighbours)
+// of the experts in the `kept_groups` groups whose two largest add up to most. Weights are scale * s, with
+// `renormalise` scale * s / (the sum of the chosen ones + 1e-20). The CPU's alone.
+struct RouteScores {
+  bool sigmoid = false;
+  const float* correction = nullptr;  // [E]
+  int64_t groups = 1, kept_groups = 1;
+  float scale = 1;
+};
+// Keeps a sum of scores that are all 0 from dividing.
+inline constexpr float kLeastScores = 1e-20F;
+
 // probability = softmax(logits) in fp32; a token chooses the experts of its k largest logits, of equal ones
 // the one with the lowest number. The weight is the probability, or with `renormalise` the probability over
 // the sum of the chosen ones in their order; `round`: rounded to the logits' type.
 struct RouteTokens {
   View logits;                   // [rows, E]; rows behind the tokens are not looked at
-  float* probability = nullptr;  // [T, E]
+  float* probability = nullptr;  // [T, E]; of sigmoid scores these
   Routing routing;
   int64_t tokens = 0, chosen = 0;
   bool renormalise = false, round = false;
   bool pad = false;  // the CPU's alone
+  RouteScores scores = {};
 };
 
 // The gradient of the logits from that of the slots' weights g; the choice itself has none. With the chosen
 // ones' weights w before rounding: w_i (g_i - sum of w_j g_j) for the chosen i and 0 for others where they
-// are renormalised, else p_i ([i chosen] g_i - sum over the chosen of p_j g_j). Rows behind the tokens become
-// 0.
+// are renormalised, else p_i ([i chosen] g_i - sum over the chosen of p_j g_j). Of sigmoid scores s only the
+// chosen have one: scale * s_i (1 - s_i) g_i, or where S, the sum of the chosen, divides, scale / S * s_i (1
+// - s_i) (g_i - sum of s_j / S g_j). Rows behind the tokens become 0.
 struct RouteBackward {
   const float* probability = nullptr;
   Routing routing;
@@ -69,6 +84,7 @@ struct RouteBackward {
   View dlogits;                    // [rows, E], overwritten
   int64_t tokens = 0, chosen = 0;
   bool renormalise = false;
+  RouteScores scores = {};
 };
 
 // In place: x[r] *= weight of the row's slot, rounded once; 0 where it has none. With `other` dot[slot] =

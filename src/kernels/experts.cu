@@ -86,6 +86,7 @@ bool in_packs(const View& x) {
 }  // namespace
 
 void route_backward(const RouteBackward& a, StreamView stream) {
+  LM_CHECK(!a.scores.sigmoid, "sigmoid scores are the CPU's alone");
   with_dtype(a.dlogits.dtype, [&](auto t) {
     launch(router_gradient<decltype(t)>, blocks_of(a.dlogits.rows, kWarps), kThreads, stream, a);
   });

@@ -3,6 +3,7 @@
 
 #include "base/batch.h"
 #include "base/expert_count.h"
+#include "kernels/activation_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
@@ -49,6 +50,53 @@ LM_INLINE float chosen_sum(const float* probability, const int32_t* expert, int6
   return sum;
 }
 
+// What a group of experts is chosen by: its two largest.
+LM_INLINE float two_largest(const float* choice, int64_t n) {
+  float most = -__builtin_inff(), next = most;
+  for (int64_t e = 0; e < n; ++e) {
+    if (choice[e] > most)
+      next = most, most = choice[e];
+    else if (choice[e] > next)
+      next = choice[e];
+  }
+  return most + next;
+}
+
+// Experts outside the best groups cannot be chosen any more.
+void leave_groups(const RouteScores& scores, int64_t experts, float* choice) {
+  const int64_t each = experts / scores.groups;
+  float sums[kMostExperts];
+  int32_t best[kMostExperts];
+  for (int64_t g = 0; g < scores.groups; ++g) sums[g] = two_largest(choice + g * each, each);
+  choose(sums, scores.groups, scores.kept_groups, best);
+  for (int64_t g = 0; g < scores.groups; ++g) {
+    bool kept = false;
+    for (int64_t i = 0; i < scores.kept_groups; ++i) kept = kept || best[i] == g;
+    for (int64_t e = g * each; !kept && e < (g + 1) * each; ++e) choice[e] = -__builtin_inff();
+  }
+}
+
+// s = sigmoid(logits), and the choice by s + correction.
+template <class T>
+void choose_by_scores(const RouteTokens& a, const T* logits, float* s, int32_t* out) {
+  const int64_t experts = a.logits.columns;
+  float choice[kMostExperts];
+  each_vector(experts, [&](int64_t j, auto count) LM_BODY {
+    const F32 score = sigmoid(F32(load(logits + j, count)));
+    store(s + j, score, count);
+    store(choice + j, score + F32(load(a.scores.correction + j, count)), count);
+  });
+  if (a.scores.groups > 1) leave_groups(a.scores, experts, choice);
+  choose(choice, experts, a.chosen, out);
+}
+
+// What the chosen ones' probabilities or scores are divided by.
+template <class Args>
+LM_INLINE float divisor(const Args& a, const float* p, const int32_t* expert) {
+  if (!a.renormalise) return 1.f;
+  return chosen_sum(p, expert, a.chosen) + (a.scores.sigmoid ? kLeastScores : 0.f);
+}
+
 template <class T>
 void route_some(const RouteTokens& a, int64_t begin, int64_t end) {
   const int64_t experts = a.logits.columns, k = a.chosen;
@@ -56,11 +104,16 @@ void route_some(const RouteTokens& a, int64_t begin, int64_t end) {
     const T* const logits = row_of<T>(a.logits, t);
     float* const p = a.probability + t * experts;
     int32_t* const expert = a.routing.expert + t * k;
-    softmax(logits, experts, p);
-    choose(logits, experts, k, expert);
-    const float sum = a.renormalise ? chosen_sum(p, expert, k) : 1.f;
+    if (a.scores.sigmoid) {
+      choose_by_scores(a, logits, p, expert);
+    } else {
+      softmax(logits, experts, p);
+      choose(logits, experts, k, expert);
+    }
+    const float sum = divisor(a, p, expert);
     for (int64_t j = 0; j < k; ++j) {
       float weight = p[expert[j]] / sum;
+      if (a.scores.sigmoid) weight *= a.scores.scale;
       if (a.round) {
         T rounded;
         store(&rounded, F32(weight), Part{1});
@@ -93,13 +146,28 @@ void sort_slots(const RouteTokens& a) {
   }
 }
 
-template <class T>
-void write_gradient(const RouteBackward& a, int64_t t, float* d) {
+// Of one token; a choice has no gradient, and so no correction has one.
+void gradient_of_sigmoid(const RouteBackward& a, int64_t t, float* d) {
+  const int64_t experts = a.dlogits.columns, k = a.chosen;
+  const float* const s = a.probability + t * experts;
+  const float* const g = a.dweight + t * k;
+  const int32_t* const expert = a.routing.expert + t * k;
+  const float sum = divisor(a, s, expert);
+  float mean = 0;
+  for (int64_t j = 0; a.renormalise && j < k; ++j) mean += s[expert[j]] / sum * g[j];
+  for (int64_t e = 0; e < experts; ++e) d[e] = 0.f;
+  for (int64_t j = 0; j < k; ++j) {
+    const float score = s[expert[j]];
+    d[expert[j]] = a.scores.scale / sum * (g[j] - mean) * score * (1.f - score);
+  }
+}
+
+void gradient_of_softmax(const RouteBackward& a, int64_t t, float* d) {
   const int64_t experts = a.dlogits.columns, k = a.chosen;
   const float* const p = a.probability + t * experts;
   const float* const g = a.dweight + t * k;
   const int32_t* const expert = a.routing.expert + t * k;
-  const float sum = a.renormalise ? chosen_sum(p, expert, k) : 1.f;
+  const float sum = divisor(a, p, expert);
   float mean = 0;
   for (int64_t j = 0; j < k; ++j) mean += p[expert[j]] / sum * g[j];
   for (int64_t e = 0; e < experts; ++e) d[e] = a.renormalise ? 0.f : -p[e] * mean;
@@ -107,8 +175,17 @@ void write_gradient(const RouteBackward& a, int64_t t, float* d) {
     const float w = p[expert[j]] / sum;
     d[expert[j]] = w * (g[j] - mean);
   }
+}
+
+template <class T>
+void write_gradient(const RouteBackward& a, int64_t t, float* d) {
+  if (a.scores.sigmoid)
+    gradient_of_sigmoid(a, t, d);
+  else
+    gradient_of_softmax(a, t, d);
   T* const out = row_of<T>(a.dlogits, t);
-  each_vector(experts, [&](int64_t j, auto count) LM_BODY { store(out + j, load(d + j, count), count); });
+  each_vector(a.dlogits.columns,
+              [&](int64_t j, auto count) LM_BODY { store(out + j, load(d + j, count), count); });
 }
 
 template <class T>

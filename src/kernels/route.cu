@@ -125,6 +125,7 @@ __global__ void list_rows(RouteTokens a) {
 void route_tokens(const RouteTokens& a, StreamView stream) {
   LM_CHECK(a.logits.columns <= kMostExperts, "too many experts");
   LM_CHECK(!a.pad, "rows of experts are padded on the CPU alone");
+  LM_CHECK(!a.scores.sigmoid, "sigmoid scores are the CPU's alone");
   with_dtype(a.logits.dtype,
              [&](auto t) { launch(route<decltype(t)>, blocks_of(a.tokens, kWarps), kThreads, stream, a); });
   const int filled = static_cast<int>(blocks_of(a.tokens * a.chosen, kSlotsEach));

@@ -31,6 +31,7 @@ struct CountRoutes {
   const int32_t* expert = nullptr;  // [T k]
   int64_t chosen = 0;               // k
   RouterSums sums;
+  bool scores = false;  // they do not add up to 1: each is taken over the sum of its row's
 };
 
 // dlogits[t] += factor * p ⊙ (f - f · p): the gradient of factor * f · (the sum over tokens of p), f

@@ -62,9 +62,12 @@ void count_routes(const CountRoutes& a, StreamView /*stream*/) {
   double entropy = 0;
   for (int64_t t = 0; t < a.probability.rows; ++t) {
     const float* const p = row_of<float>(a.probability, t);
+    double sum = a.scores ? 0 : 1;
+    for (int64_t e = 0; a.scores && e < experts; ++e) sum += double{p[e]};
     for (int64_t e = 0; e < experts; ++e) {
-      a.sums.probability[e] += double{p[e]};
-      if (p[e] > 0) entropy -= double{p[e]} * double{std::log(p[e])};
+      const double share = double{p[e]} / sum;
+      a.sums.probability[e] += share;
+      if (p[e] > 0) entropy -= share * (double{std::log(p[e])} - std::log(sum));
     }
     for (int64_t j = t * a.chosen; j < (t + 1) * a.chosen; ++j) a.sums.chosen[a.expert[j]] += 1;
   }

@@ -38,7 +38,7 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
 ModelBinding::Place ModelBinding::place_of(const TensorPlace* place) {
   if (place == nullptr) return {};
   const Parameter& p = place->parameter;
-  Place out{place->offset, place->frozen, p.rows, p.columns};
+  Place out{place->offset, place->frozen, p.rows, p.columns, p.fp32};
   if (!place->encoded()) return out;
   out.encoding = place->encoding().kind;
   const size_t pieces = place->pieces.size() / p.parts.size();
@@ -63,6 +63,7 @@ class ModelBinding::Finder {
   Place place(const std::string& name) const { return find(layout_, prefix_ + name); }
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
   void operator()(const char* name, const Prefix& /*part*/) { out_.prefixes.push_back(place(name)); }
+  void operator()(const char* name, const Buffer& /*part*/) { out_.buffers.push_back(place(name)); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
@@ -117,13 +118,16 @@ class ModelBinding::Binder {
   void operator()(const char* /*name*/, Prefix& part) {
     part.rows = bind(place_.prefixes[prefix_++], memory_, options_);
   }
+  void operator()(const char* /*name*/, Buffer& part) {
+    part.values = bind(place_.buffers[buffer_++], memory_, options_).weight;
+  }
 
  private:
   const ModelBinding& binding_;
   const SublayerPlace& place_;
   const BlockMemory& memory_;
   const BindOptions& options_;
-  size_t norm_ = 0, linear_ = 0, prefix_ = 0;
+  size_t norm_ = 0, linear_ = 0, prefix_ = 0, buffer_ = 0;
 };
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
@@ -196,7 +200,8 @@ Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const Bi
     }
     return out;
   }
-  if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, options.dtype), {}};
+  const DType stored = place.fp32 ? DType::kF32 : options.dtype;
+  if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, stored), {}};
   const int64_t element = place.offset - memory.first;
   const DType trained = options.fp32_adapters ? DType::kF32 : options.dtype;
   Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(trained)), trained), {}};

@@ -57,6 +57,7 @@ class ModelBinding {
     int64_t offset = 0;  // as a TensorPlace's
     bool frozen = false;
     int64_t rows = 0, columns = 0;  // 0 rows: the model has no such tensor
+    bool fp32 = false;              // as Parameter has it
     // Of a frozen tensor that has to be materialised.
     EncodingKind encoding = EncodingKind::kPlain;
     std::array<EncodedPart, kMostParts> parts = {};
@@ -86,7 +87,7 @@ class ModelBinding {
     NormPlace norm, norm_after;
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
-    std::vector<Place> prefixes;
+    std::vector<Place> prefixes, buffers = {};
   };
   struct LayerPlace {
     std::vector<SublayerPlace> sublayers;

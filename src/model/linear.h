@@ -26,6 +26,11 @@ struct Param {
   std::array<EncodedPart, kMostParts> parts = {};
 };
 
+// A vector of the files that nobody trains: fp32.
+struct Buffer {
+  View values;  // [n]
+};
+
 // Of an encoded matrix at most so many elements are materialised at once, or 64 rows or columns where that is
 // more: a second copy only of what is smaller. On a CPU a tile stays in the cache until the product has read
 // it; a GPU's product is fast when it is wide.

@@ -17,7 +17,10 @@ Routers::Routers(const ModelSpec& spec) {
     const auto* const experts = layer.find<ExpertsSpec>();
     of_layer_.push_back(experts == nullptr ? -1 : std::ssize(layers_));
     if (experts == nullptr) continue;
-    layers_.push_back({.begin = std::ssize(sums_), .experts = experts->experts, .chosen = experts->chosen});
+    layers_.push_back({.begin = std::ssize(sums_),
+                       .experts = experts->experts,
+                       .chosen = experts->chosen,
+                       .scores = experts->scores == RouterScores::kSigmoid});
     sums_.resize(sums_.size() + static_cast<size_t>(2 * experts->experts + 1));
     LM_CHECK(experts->experts == layers_.front().experts, "layers with different numbers of experts");
   }
@@ -40,7 +43,8 @@ void Routers::forward(const Context& context, const Routed& routed) {
       {.probability = routed.probability.row_range(0, routed.tokens),
        .expert = routed.routing.expert,
        .chosen = layer.chosen,
-       .sums = {.chosen = sums, .probability = sums + layer.experts, .entropy = sums + 2 * layer.experts}},
+       .sums = {.chosen = sums, .probability = sums + layer.experts, .entropy = sums + 2 * layer.experts},
+       .scores = layer.scores},
       context.stream);
 }
 

@@ -59,6 +59,7 @@ class Routers {
   // Of a layer: where its sums begin, [E] chosen, [E] probability, entropy.
   struct Layer {
     int64_t begin = -1, experts = 0, chosen = 0;
+    bool scores = false;  // as CountRoutes has it
   };
   double rows() const;             // tokens of all layers
   std::vector<Layer> layers_;      // with experts

@@ -132,6 +132,9 @@ bool trained(const Linear& linear) {
 bool trained(const Prefix& prefix) {
   return prefix.rows.gradient.defined();
 }
+bool trained(const Buffer& /*buffer*/) {
+  return false;
+}
 bool trained(const Sublayer& sublayer) {
   bool out = trained(sublayer.norm) || trained(sublayer.norm_after);
   const auto look = [&](const char* /*name*/, const auto& part) { out = out || trained(part); };

@@ -32,17 +32,52 @@ double router_aux_loss(const TrainConfig& train, const ModelSpec& spec) {
   return train.router_aux_loss.value_or(spec.scores() ? 0 : spec.router_aux_loss);
 }
 
+namespace {
+
+bool has_sigmoid_router(const LayerSpec& layer) {
+  const auto* const experts = layer.find<ExpertsSpec>();
+  return experts != nullptr && experts->scores == RouterScores::kSigmoid;
+}
+
+}  // namespace
+
 void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device) {
   const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
   const double coefficient = router_aux_loss(train, spec);
   if (coefficient == 0) return;
   const bool experts = std::ranges::any_of(spec.layers, has);
-  if (experts && device == DeviceType::kCpu) return;
-  const std::string loss = fmt::format("train.router_aux_loss = {:g}", coefficient);
-  throw setting_error(
-      experts ? loss + " is not supported on a GPU yet"
-              : loss + " balances experts, and a model of type " + spec.model_type + " has none",
-      "train.router_aux_loss", experts ? "set it to 0, or --gpus 0 for the CPU" : "leave it out");
+  const bool sigmoid = std::ranges::any_of(spec.layers, has_sigmoid_router);
+  if (experts && !sigmoid && device == DeviceType::kCpu) return;
+  const std::string of = fmt::format("train.router_aux_loss = {:g}", coefficient);
+  std::string what = of + " balances experts, and a model of type " + spec.model_type + " has none";
+  std::string next = "leave it out";
+  if (experts) {
+    what = of + " is not supported on a GPU yet";
+    next = "set it to 0, or --gpus 0 for the CPU";
+  }
+  if (sigmoid) {
+    what = of + " is of a softmax over all experts, and a router of " + spec.model_type +
+           " has sigmoid scores, which its correction bias balances";
+    next = "set it to 0";
+  }
+  throw setting_error(what, "train.router_aux_loss", next);
+}
+
+void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
+  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has_sigmoid_router)) return;
+  throw setting_error("a router with sigmoid scores (" + spec.model_type + ") is not supported on a GPU yet",
+                      "run.device",
+                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router");
+}
+
+void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
+  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has_sigmoid_router)) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = "a router with sigmoid scores (" + spec.model_type + ") is not supported on a GPU yet",
+               .place = "run.device",
+               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router",
+               .kept = "nothing was started or written"});
 }
 
 void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {

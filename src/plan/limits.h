@@ -23,10 +23,12 @@ void refuse_many_threads(const char* key, std::optional<int64_t> threads, const 
 void refuse_products(Products products, DeviceType device, const Machine& machine);
 // The coefficient of the loss that balances experts.
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec);
-// That loss of a model without experts, or on a GPU.
+// That loss of a model without experts, of routers whose corrections balance them, or on a GPU.
 void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device);
 // What stands beside experts is the CPU's alone.
 void refuse_shared_experts(const ModelSpec& spec, DeviceType device);
+// Routers with sigmoid scores are the CPU's alone.
+void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device);
 // A step's list has some operations for each micro-batch and layer.
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n);
 // `least`: bytes of a tile where there are kMostTiles of them.

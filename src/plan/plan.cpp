@@ -11,6 +11,7 @@
 #include "plan/recompute_level.h"
 #include "plan/refusal.h"
 #include "plan/unit_pools.h"
+#include "plan/weight_rows.h"
 #include "plan/what_if.h"
 
 namespace lm {
@@ -117,6 +118,7 @@ Plan place_plan(const PlanInput& in, bool estimated) {
   plan.choices.insert(plan.choices.begin(), chosen.choices.begin(), chosen.choices.end());
   add(explain_freezing(in, plan), plan.choices);
   add(explain_experts(in), plan.choices);
+  add(explain_streamed_experts(in, plan), plan.choices);
   add(explain_group(in, plan.placement), plan.choices);
   return {std::move(plan), {}, {}};
 }

@@ -19,6 +19,7 @@
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
 #include "plan/update_work.h"
+#include "plan/weight_rows.h"
 
 namespace lm {
 namespace {
@@ -175,16 +176,6 @@ void add_state(const PlanInput& in, const PlacedPlan& plan, ClassTable& table) {
   }
 }
 
-// "bf16", or every encoding with its bytes.
-std::string encodings_of(const ModelLayout& layout, DType dtype) {
-  if (layout.frozen_bytes == 0) return dtype_name(dtype);
-  const std::map<std::string, int64_t> bytes = layout.frozen_bytes_by_encoding();
-  if (bytes.size() <= 1) return dtype_name(dtype);
-  std::string out;
-  for (const auto& [name, size] : bytes) out += (out.empty() ? "" : ", ") + name + " " + format_bytes(size);
-  return out;
-}
-
 // What the arena has beside saved activations.
 std::string temporaries_note(const PlanInput& in, const PlacedPlan& plan, const PlanSizes& sizes) {
   if (!in.trains()) return "of one micro-batch, forward alone";
@@ -234,20 +225,9 @@ void add_streamed(const PlanInput& in, ClassTable& table) {
              fmt::format("at most, of data.shuffle_window = {}", data.shuffle_window));
 }
 
-// Of the trained or the frozen weights.
-OffDeviceBytes offloaded_weights(const PlacementPlan& p, bool frozen) {
-  PoolPlan pool = p.pool(Pool::kWeights), shards = p.pool(Pool::kWeightShards);
-  for (PoolPlan* const of : {&pool, &shards}) {
-    for (size_t a = 0; a < of->off_device.size(); ++a)
-      if (p.frozen_array(static_cast<int64_t>(a)) != frozen) of->off_device[a] = 0;
-  }
-  return off_device_bytes(pool, shards);
-}
-
 std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, const PlanSizes& sizes) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
-  const int64_t flat = in.layout.flat_elements;
   ClassTable table(p);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
@@ -256,11 +236,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   }
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
-  const bool frozen = in.layout.blocks.front().frozen_bytes > 0;  // what of the embedding is in host memory
-  table.add(name(StateClass::kWeights), flat * size_of(n.trained_dtype()) - (frozen ? 0 : embedding),
-            offloaded_weights(p, false), per_parameter(n.trained_dtype()));
-  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (frozen ? embedding : 0),
-            offloaded_weights(p, true), encodings_of(in.layout, n.dtype));
+  add_weights(in, plan, table);
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
     table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),

@@ -70,6 +70,11 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, 
   found.field("the width of the experts" + of, a.ffn, b.ffn);
   found.field("norm_topk_prob" + of, a.renormalise, b.renormalise);
   found.field("the rounding of the router's weights" + of, a.round_weights, b.round_weights);
+  found.field("the router's scores" + of, a.scores, b.scores);
+  found.field("n_group" + of, a.groups, b.groups);
+  found.field("topk_group" + of, a.kept_groups, b.kept_groups);
+  found.field("routed_scaling_factor" + of, a.weight_scale, b.weight_scale);
+  found.field("the type of the router's logits" + of, a.wide_logits, b.wide_logits);
   found.field("the activation" + of, a.activation, b.activation);
 }
 void compare(const SharedExpertSpec& a, const SharedExpertSpec& b, const std::string& of, Comparison& found) {

@@ -110,22 +110,19 @@ void freeze_others(const TrainedFilter& trained, BlockParameters& block) {
   block.trainable.erase(others, block.trainable.end());
 }
 
-int64_t placed_bytes(const FrozenPiece& piece) {
-  return round_up(piece.bytes, kFrozenStart);
-}
-
 void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, const Encoding& of_matrices,
                   BlockLayout& layout) {
   for (Parameter& parameter : parameters) {
     const bool start = is_start(parameter.role);
     const bool encodes = parameter.kind == ParameterKind::kMatrix && !parameter.plain && !start;
-    const Encoding& encoding = encodes ? of_matrices : plain;
+    const Encoding& whole = parameter.fp32 ? plain_encoding(DType::kF32) : plain;
+    const Encoding& encoding = encodes ? of_matrices : whole;
     if (start) layout.starts.push_back({.tensor = layout.tensors.size(), .role = parameter.role});
     TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
     const auto add = [&](int64_t rows) {
       for (const int64_t bytes : encoding.piece_bytes(rows, place.parameter.columns)) {
         place.pieces.push_back({&encoding, layout.frozen_bytes, bytes});
-        layout.frozen_bytes += placed_bytes(place.pieces.back());
+        layout.frozen_bytes += frozen_piece_bytes(place.pieces.back());
       }
     };
     if (encoding.plain()) add(place.parameter.rows);
@@ -192,6 +189,10 @@ void chunk_head_matrix(const TensorPlace& head, const BlockLayout& block, std::v
 }
 
 }  // namespace
+
+int64_t frozen_piece_bytes(const FrozenPiece& piece) {
+  return round_up(piece.bytes, kFrozenStart);
+}
 
 bool Unit::holds(const TensorPlace& place) const {
   return place.frozen
@@ -331,7 +332,7 @@ std::map<std::string, int64_t> ModelLayout::frozen_bytes_by_encoding() const {
   std::map<std::string, int64_t> out;
   for (const BlockLayout& block : blocks) {
     for (const TensorPlace& place : block.tensors) {
-      for (const FrozenPiece& piece : place.pieces) out[piece.encoding->name] += placed_bytes(piece);
+      for (const FrozenPiece& piece : place.pieces) out[piece.encoding->name] += frozen_piece_bytes(piece);
     }
   }
   return out;

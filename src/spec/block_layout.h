@@ -33,6 +33,9 @@ struct FrozenPiece {
   int64_t bytes = 0;
 };
 
+// With what fills it up to the next piece.
+int64_t frozen_piece_bytes(const FrozenPiece& piece);
+
 struct TensorPlace {
   Parameter parameter;
   int64_t offset = 0;  // trainable: elements into the flat array; frozen: of the first piece

@@ -91,6 +91,9 @@ struct ModelSpec {
   bool tied = false;              // the head is the embedding's matrix
   int64_t pad_token = -1;         // its embedding row gets no gradient from the input side; -1: none
   std::vector<LayerSpec> layers;  // L
+  // Layers behind them in the files that predict further tokens (multi-token prediction). They are not
+  // loaded, and an export copies them.
+  int64_t predictors = 0;
   // Coefficient of the loss that balances experts, where config.json asks for one (output_router_logits).
   double router_aux_loss = 0;
   // Of the blocks' matrices in the files; a matrix may be stored plainly all the same.

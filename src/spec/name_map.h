@@ -32,6 +32,7 @@ struct NameMap {
   std::vector<NormName> norms;      // in a layer
   std::vector<ModuleName> modules;  // every part once, in order
   const char* scalar = "";          // of a layer: the tensor's whole name in its layer
+  const char* correction = "";      // of a router's choice, likewise
   const char* input_table = "";     // of layers' inputs, as the next two
   const char* input_projection = "";
   const char* input_norm = "";

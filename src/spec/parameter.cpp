@@ -167,9 +167,20 @@ void add_inputs(const ModelSpec& spec, std::vector<Parameter>& out) {
 }
 
 std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
-  if (!spec.layer(i).scalar) return {};
-  return {single(fmt::format("layers.{}.scalar", i), ParameterKind::kBuffer,
-                 fmt::format("{}{}.{}", spec.names.layers, i, spec.names.scalar), 1)};
+  std::vector<Parameter> out;
+  const auto add = [&](const char* ours, const char* theirs, int64_t width) {
+    out.push_back(single(fmt::format("layers.{}.{}", i, ours), ParameterKind::kBuffer,
+                         fmt::format("{}{}.{}", spec.names.layers, i, theirs), width));
+  };
+  if (spec.layer(i).scalar) add("scalar", spec.names.scalar, 1);
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
+    for (const InnerBuffer& buffer : mixer_parameters(sublayer.mixer, spec.hidden).buffers) {
+      add(buffer.name, spec.names.correction, buffer.width);
+      out.back().neutral = 0;
+      out.back().fp32 = true;
+    }
+  }
+  return out;
 }
 
 }  // namespace

@@ -52,10 +52,11 @@ struct Parameter {
   std::vector<ParameterPart> parts;  // in row order, covering all rows
   TrainableRole role = TrainableRole::kWeight;
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
-  float neutral = 1;       // of a norm's weight: the fresh value
+  float neutral = 1;       // of a norm's weight or a buffer: the fresh value
   int64_t fan_in = 0;      // of an encoder's tensors: the inputs of their layer, which fresh values are of
   bool plain = false;      // a matrix that is never quantized
   bool of_expert = false;  // of one that only some tokens meet
+  bool fp32 = false;       // a buffer that is fp32, whatever the model's type
   int64_t elements() const { return rows * columns; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
@@ -176,7 +177,8 @@ struct BlockParameters {
 //                   [width]
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
 //                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
-//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), and the layer's scalar [1]
+//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar [1] and the
+//                   mixers' buffers
 //   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the

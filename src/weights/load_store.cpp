@@ -34,7 +34,9 @@ class Filling {
       : setup_(setup), store_(store), staging_(setup.stream) {}
 
   // The tensor's memory in the unit.
-  LoadTarget target(int64_t unit, const TensorPlace& place) { return target(unit, place, setup_.dtype); }
+  LoadTarget target(int64_t unit, const TensorPlace& place) {
+    return target(unit, place, place.parameter.fp32 ? DType::kF32 : setup_.dtype);
+  }
   LoadTarget target(int64_t unit, const TensorPlace& place, DType dtype) {
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
@@ -57,7 +59,7 @@ class Filling {
   void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
     if (target.encoded != nullptr) return initialise_encoded(place, seed, target);
     by_rows(place.parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
-      lm::initialise({place.parameter, seed, place.number, setup_.dtype}, here, row, rows, setup_.threads);
+      lm::initialise({place.parameter, seed, place.number, target.dtype}, here, row, rows, setup_.threads);
     });
   }
 

@@ -309,6 +309,8 @@ std::vector<std::string> unread_modules(const ModelSpec& spec) {
     for (const NormName& norm : names.norms)
       if (norm.ours == std::string_view("attn.k_norm")) out.push_back(layer + norm.path);
   }
+  for (int64_t i = 0; i < spec.predictors; ++i)
+    out.push_back(fmt::format("{}{}", names.layers, spec.layer_count() + i));
   return out;
 }
 

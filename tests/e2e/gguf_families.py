@@ -13,11 +13,13 @@ sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("p
 import tiny_models  # noqa: E402
 from prepare_models import byte_level, sentence_piece  # noqa: E402
 
-# Without mixtures of experts, which are not written as GGUF (test_experts.py).
-FAMILIES = {name: family for name, family in getattr(tiny_models, "FAMILIES", {}).items() if not family[1].get("num_experts_per_tok", "Mixtral" in family[0])}
+# Of the other mixtures of experts none is written as GGUF (test_experts.py).
+MIXTURES = ("Qwen3MoeConfig", "MixtralConfig", "OlmoeConfig")
+FAMILIES = {name: family for name, family in getattr(tiny_models, "FAMILIES", {}).items()
+            if family[0] in MIXTURES or not family[1].get("num_experts_per_tok")}
 VOCABULARY = 512  # the tokenizers have up to 459 tokens
 ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "cohere": "command-r", "granitemoehybrid": "granite", "olmo3": "olmo2", "gemma3_text": "gemma3",
-                 "gemma4_text": "gemma4", "glm": "chatglm"}
+                 "gemma4_text": "gemma4", "glm": "chatglm", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
 
 # So that llama.cpp has a place for the model: it computes the softmax's scale from the size of a head, has a row of Gemma 4's inputs for
 # each token, and knows Command R+ by its number of layers. Keys are borrowed from the last two layers that have some, of which the last
@@ -25,15 +27,22 @@ ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "cohere": "comman
 CHANGES = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text_odd_capped_old_keys": {"query_pre_attn_scalar": 12},
            "gemma4_text_inputs_and_borrowed_keys": {"vocab_size_per_layer_input": VOCABULARY},
            "gemma4_text_odd_inputs_in_gemma4": {"vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2},
-           "cohere_norms_of_each_head": {"num_hidden_layers": 64}}
+           "cohere_norms_of_each_head": {"num_hidden_layers": 64}, "olmoe": {"num_key_value_heads": 4}}
 # Further models: name -> (that of which it is a variant, what is different).
 VARIANTS = {
+    "qwen3_moe": ("qwen3_moe_one_dense_layer", {"mlp_only_layers": []}),
+    "qwen3_moe_without_renormalisation": ("qwen3_moe_one_dense_layer", {"mlp_only_layers": [], "norm_topk_prob": False}),
+    "olmoe_shared_keys": ("olmoe", {}),
     "cohere": ("cohere_norms_of_each_head", {"use_qk_norm": False}),
     "cohere_norms_in_few_layers": ("cohere_norms_of_each_head", {}),
     "gemma4_text_inputs_of_more_tokens": ("gemma4_text_inputs_and_borrowed_keys", {}),
     "gemma4_text_keys_of_other_layers": ("gemma4_text_odd_inputs_in_gemma4", {"vocab_size_per_layer_input": VOCABULARY}),
 }
 REFUSED = {
+    "qwen3_moe_one_dense_layer": "layers without experts",
+    "qwen3_moe_odd_without_renormalisation": "layers without experts",
+    "qwen3_moe_without_renormalisation": "experts' weights that do not add up to 1",
+    "olmoe_shared_keys": "heads that share their keys",
     "llama_dynamic_rope_past_its_positions": "dynamic RoPE scaling",
     "llama_yarn_uncut_range": "yarn with frequencies that are not whole",
     "olmo3_yarn_in_full_layers": "RoPE of several bases",  # an old file's rope_theta is that of full layers alone
@@ -104,6 +113,10 @@ def weights_of(model):
         if "shared_mlp.input_linear" in name:
             block = f"blk.{name.split('.')[2]}."
             out[block + "ffn_gate.weight"], out[block + "ffn_up.weight"] = np.split(values, 2)
+        elif ".mlp.experts." in name:
+            parts = {"gate_proj": values[:, :values.shape[1] // 2], "up_proj": values[:, values.shape[1] // 2:]} if "gate_up" in name else {"down_proj": values}
+            for part, stack in parts.items():
+                out[names.get_name(f"{name.rsplit('.', 1)[0]}.{part}") + ".weight"] = stack
         elif "shared_mlp.output_linear" in name:
             out[f"blk.{name.split('.')[2]}.ffn_down.weight"] = values
         else:
@@ -137,7 +150,7 @@ def rope_tensors(model):
 
 def expected_tensors(model, kind):
     def converted(name, values):
-        matrix = values.ndim > 1 and not name.startswith("position_embd") and not name.endswith("_norm.weight")
+        matrix = values.ndim > 1 and not name.startswith("position_embd") and not name.endswith(("_norm.weight", "ffn_gate_inp.weight"))
         fits = kind != "q8_0" or values.shape[-1] % 32 == 0
         return gguf.quants.quantize(np.ascontiguousarray(values), F32 if not matrix else KIND[kind] if fits else KIND["f16"])
     return {name: converted(name, values) for name, values in weights_of(model).items()}
@@ -153,7 +166,10 @@ def expected_values(model):
     values = {"block_count": config.num_hidden_layers, "embedding_length": config.hidden_size, "vocab_size": VOCABULARY,
               "attention.head_count": config.num_attention_heads, "context_length": positions}
     arch = architecture(model)
-    if arch in ("phi3", "starcoder2", "mistral3") and window:
+    if hasattr(config, "num_experts_per_tok"):
+        values |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok,
+                   "expert_feed_forward_length": getattr(config, "moe_intermediate_size", config.intermediate_size)}
+    if (arch in ("phi3", "starcoder2", "mistral3") or config.model_type == "mixtral") and window:
         values["context_length"] = window
     if arch in ("gemma2", "gemma3", "gemma4", "cohere2", "olmo2") and any(slides):
         values["attention.sliding_window"] = window

@@ -65,6 +65,52 @@ TEST(Presets, EachIsPlannedWithoutItsModelAndFitsTheMemoryThatItIsNamedAfter) {
   EXPECT_EQ(cards, (std::set<int>{8, 12, 16, 24, 48, 80}));
 }
 
+Plan plan_of(const std::string& name, const Machine& machine) {
+  const auto preset = std::ranges::find(presets(), name, &Preset::name);
+  EXPECT_NE(preset, presets().end()) << name;
+  const Config config = parse_config(preset->text, name);
+  return draft_plan(open_model(config, {}, model_shapes()).inputs(config, DeviceType::kCuda), machine);
+}
+Machine gpu_of(int64_t gib, int64_t host_gib) {
+  Machine machine;
+  machine.cores = 8;
+  machine.host_memory = host_gib << 30;
+  machine.gpus.resize(1);
+  machine.gpus[0].memory_bytes = gib << 30;
+  return machine;
+}
+int64_t bytes_at(const Plan& plan, TierId at) {
+  const auto tier = std::ranges::find(plan.tiers, at, &Tier::tier_id);
+  return tier == plan.tiers.end() ? 0 : tier->bytes;
+}
+
+// A mixture's base is in host memory; of what a block needs the GPU has some at a time.
+TEST(Presets, QloraOf30BillionParametersTakesLessThan7GiBOfAGpu) {
+  const Plan plan = plan_of("qwen3-30b-a3b-qlora-8gib", gpu_of(8, 32));
+  EXPECT_TRUE(plan.fits);
+  EXPECT_FALSE(plan.placement.on_disk());
+  EXPECT_LE(bytes_at(plan, TierId::kDevice), int64_t{7} << 30);
+  int64_t experts = 0, of_host = 0;
+  for (const ClassBytes& row : plan.classes) {
+    if (row.name != "frozen experts") continue;
+    experts += row.bytes;
+    if (row.tier_id == TierId::kHost) of_host += row.bytes;
+  }
+  EXPECT_GT(experts, int64_t{13} << 30);
+  EXPECT_LT(experts, int64_t{15} << 30);
+  EXPECT_GT(of_host, experts / 2);
+}
+
+TEST(Presets, AllWeightsOfThemFitOnACardOf24GiBWithADrive) {
+  Machine machine = gpu_of(24, 64);
+  machine.disks = {{"/nvme/scratch", int64_t{400} * 1'000'000'000, 3e9, 2e9}};
+  const Plan plan = plan_of("qwen3-30b-a3b-full", machine);
+  EXPECT_TRUE(plan.fits);
+  EXPECT_TRUE(plan.placement.on_disk());
+  machine.disks[0].free_bytes /= 4;
+  EXPECT_FALSE(plan_of("qwen3-30b-a3b-full", machine).fits);
+}
+
 // Parameters as their publishers count them.
 TEST(ModelShapes, HaveTheSizesOfTheModelsThatTheyAreNamedAfter) {
   EXPECT_GE(built_in_models().size(), 50U);
@@ -117,6 +163,7 @@ TEST(ModelShapes, ServeWhatWasTunedFromThem) {
                                      {"meta-llama/Llama-2-7b-chat-hf", 4096},
                                      {"tiiuae/Falcon3-7B-Instruct", 3072},
                                      {"Qwen/Qwen3-4B-Instruct-2507", 2560},
+                                     {"Qwen/Qwen3-30B-A3B-Instruct-2507", 2048},
                                      {"google/gemma-2-9b-it", 3584},
                                      {"google/gemma-3-1b-it", 1152},
                                      {"google/gemma-4-E4B-it", 2560},

@@ -20,10 +20,10 @@ def in_files(model_type, name, tensor, together=True):
     of each."""
     if model_type == "granitemoe":
         return of_granite(name, tensor, together)
-    mixtral = model_type == "mixtral"
+    mixtral = model_type in ("mixtral", "minimax_m2", "minimaxm2")  # the last: its class's name
     path, last = name.rsplit(".", 1)
     if not path.endswith(".mlp.experts"):
-        return [(name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if mixtral else name, tensor)]
+        return [(name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name, tensor)]
     path = path.replace(".mlp.", ".block_sparse_moe.") if mixtral else path
     rows = tensor.shape[1] // 2
     parts = {"gate_proj": tensor[:, :rows], "up_proj": tensor[:, rows:]} if last == "gate_up_proj" else {last: tensor}

@@ -244,6 +244,10 @@ ADAPTERS = {
     "attention_and_shared_expert":
         ("qwen2_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
                                                                               "mlp.shared_expert.down_proj"])),
+    "attention_and_shared_expert_of_glm":
+        ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
+                                                             "mlp.shared_experts.down_proj"])),
+    "attention_of_minimax_m2": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
     "attention_of_granitemoe": ("granitemoe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
     "behind_norms_and_caps": ("gemma2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "down_proj", "up_proj"])),
     "beside": ("cohere2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "gate_proj", "down_proj"])),
@@ -294,7 +298,8 @@ def quantize_weights(model):
 
 
 @pytest.mark.parametrize("name", ["phi3_fused", "gpt2_transposed", "values_that_are_keys", "inputs_and_borrowed_keys",
-                                  "attention_beside_experts", "attention_and_shared_expert", "attention_of_granitemoe"])
+                                  "attention_beside_experts", "attention_and_shared_expert", "attention_of_granitemoe",
+                                  "attention_and_shared_expert_of_glm", "attention_of_minimax_m2"])
 def test_an_adapter_over_a_quantized_base_is_as_pefts(name, tmp_path):
     base, arguments = ADAPTERS[name]
     model = adapted(base, tmp_path, arguments)

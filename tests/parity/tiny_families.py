@@ -169,6 +169,20 @@ FAMILIES = {
     "glm4_odd_biases":
         ("Glm4Config", odd(attention_bias=True, rope_parameters=rope(FAST, partial_rotary_factor=0.5)),
          {"old_config": True, "idle": unturned(12, 6)}),
+    "glm4_moe":
+        ("Glm4MoeConfig", base(3, head_dim=16, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, use_qk_norm=True,
+                               first_k_dense_replace=1, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), EXPERTS),
+    "glm4_moe_odd_groups_without_renormalisation":
+        ("Glm4MoeConfig", odd(n_routed_experts=12, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=20, n_shared_experts=2,
+                              routed_scaling_factor=1.7, norm_topk_prob=False, first_k_dense_replace=1, attention_bias=True,
+                              tie_word_embeddings=True, rope_parameters=rope(FAST, partial_rotary_factor=0.5)),
+         {**EXPERTS, "old_config": True, "idle": unturned(12, 6)}),
+    "minimax_m2":
+        ("MiniMaxM2Config", base(head_dim=16, num_local_experts=5, num_experts_per_tok=2, intermediate_size=24,
+                                 rope_parameters=rope(100.0, partial_rotary_factor=0.5)), {**CALM, **EXPERTS}),
+    "minimax_m2_odd_tied":
+        ("MiniMaxM2Config", odd(num_local_experts=4, num_experts_per_tok=3, intermediate_size=28, tie_word_embeddings=True,
+                                rope_parameters=rope(100.0, partial_rotary_factor=0.5)), {**CALM, **EXPERTS, "old_config": True}),
     "gpt2": ("GPT2Config", gpt2(vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=256), {"idle": [("attn.c_attn.bias", 192, 64, 128)]}),
     "gpt2_odd_own_width":
         ("GPT2Config", gpt2(vocab_size=331, n_embd=40, n_layer=3, n_head=5, n_inner=104, n_positions=99),

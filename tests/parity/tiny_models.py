@@ -101,6 +101,8 @@ def randomise(model, seed, norms):
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(0.7 + 0.2 * torch.rand(buffer.shape, generator=generator))
+        elif name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def old_rope(config):

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "plan/cost_model.h"
 #include "plan/limits.h"
+#include "plan/weight_rows.h"
 #include "shapes.h"
 #include "spec/families/experts.h"
 
@@ -82,6 +84,70 @@ TEST(ExpertsPlan, SaysHowMuchATokenMeets) {
   EXPECT_TRUE(plan.fits);
 }
 
+int64_t row_bytes(const Plan& plan, const std::string& name) {
+  int64_t out = 0;
+  for (const ClassBytes& row : plan.classes)
+    if (row.name == name) out += row.bytes;
+  return out;
+}
+
+TEST(ExpertsPlan, TheirMemoryStandsApart) {
+  constexpr int64_t kAll = 4 * kExperts * 3 * kFfn * 256;  // whole kTensorStart
+  for (const bool lora : {false, true}) {
+    SCOPED_TRACE(lora);
+    Case c = experts_case();
+    if (lora) c.config.train.method = Method::kLora;
+    c.lora.targets = resolve_targets(c.spec.names, {"all-linear"}, "test");
+    const Plan plan = c.plan();
+    const ModelLayout layout = c.layout(lora ? &c.lora : nullptr);
+    const std::string frozen = lora ? "frozen " : "";
+    const int64_t size = static_cast<int64_t>(
+        dtype_size(c.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32));
+    EXPECT_EQ(row_bytes(plan, frozen + "experts"), kAll * size);
+    const int64_t all = lora ? layout.frozen_bytes : layout.flat_elements * size;
+    EXPECT_EQ(row_bytes(plan, frozen + "experts") + row_bytes(plan, frozen + "weights"), all);
+    EXPECT_EQ(row_bytes(plan, lora ? "experts" : "frozen experts"), 0);
+    EXPECT_NE(plan_json(plan).find("experts\""), std::string::npos);
+  }
+}
+
+TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
+  const auto plan_of = [](OffloadTier tier) {
+    Case c = experts_case();
+    c.config.offload.weights = tier;
+    c.config.train.micro_batch = 1;
+    c.config.data.max_length = 8;
+    c.machine = gpu_machine("H100");
+    c.device = DeviceType::kCuda;
+    return c.plan();
+  };
+  const Plan near = plan_of(OffloadTier::kNone), far = plan_of(OffloadTier::kHost);
+  const auto said = [](const Plan& plan) {
+    return std::ranges::find(plan.choices, std::string("experts off the device"), &Choice::key);
+  };
+  EXPECT_EQ(said(near), near.choices.end());
+  ASSERT_NE(said(far), far.choices.end());
+  const double share = 1 - std::pow(1 - 4.0 / 16, 8);
+  EXPECT_DOUBLE_EQ(
+      expected_expert_share(std::get<ExpertsSpec>(experts_spec().layers[0].sublayers[1].mixer), 8), share);
+  EXPECT_NE(said(far)->reason.find("8 tokens that choose evenly meet 90 % of the experts"), std::string::npos)
+      << said(far)->reason;
+  for (const char* const name : {"experts", "weights"}) {
+    int64_t host = 0, all = 0;
+    for (const ClassBytes& row : far.classes) {
+      if (row.name != name) continue;
+      EXPECT_GE(row.bytes, 0);
+      all += row.bytes;
+      if (row.tier_id == TierId::kHost) host += row.bytes;
+    }
+    EXPECT_GT(host, 0) << name;
+    // Arrays off the device are filled up; of the other weights the embedding has a row of its own.
+    if (std::string(name) == "experts") {
+      EXPECT_GE(all, row_bytes(near, name));
+    }
+  }
+}
+
 TEST(ExpertsPlan, TheirLoadIsBalancedAsTheFileSaysUnlessTheKeySaysOtherwise) {
   ModelSpec spec = experts_spec();
   TrainConfig train;
@@ -104,6 +170,18 @@ TEST(ExpertsPlan, ASharedExpertIsTheCpusAlone) {
   spec.layers[0].sublayers.push_back({.norm = {}, .mixer = SharedExpertSpec{.ffn = 16}, .beside = true});
   EXPECT_THROW(refuse_shared_experts(spec, DeviceType::kCuda), Error);
   EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCpu));
+}
+
+TEST(ExpertsPlan, SigmoidScoresAreTheCpusAloneAndTheirCorrectionBalances) {
+  ModelSpec spec = experts_spec();
+  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda));
+  std::get<ExpertsSpec>(spec.layers[2].sublayers[1].mixer).scores = RouterScores::kSigmoid;
+  EXPECT_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda), Error);
+  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCpu));
+  TrainConfig train;
+  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
+  train.router_aux_loss = 0.01;
+  EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCpu), Error);
 }
 
 // As many FLOP whatever the number of experts, but for the router's, and as many calls: no expert has a

@@ -141,7 +141,90 @@ TEST(ExpertFamilies, TheirLoadsAreBalancedWhereTheFileSaysSo) {
   expect_refused(with(qwen2_moe(), "router_aux_loss_coef", -1), "router_aux_loss_coef");
 }
 
+json glm4_moe() {
+  json config = small("glm4_moe");
+  config.update({{"n_routed_experts", 12}, {"num_experts_per_tok", 3}, {"moe_intermediate_size", 20}});
+  return config;
+}
+
+TEST(ExpertFamilies, OfGlmTheFirstLayersAreDenseAndARouterMayHaveGroups) {
+  EXPECT_EQ(sparse(parse(glm4_moe())), (std::vector<bool>{false, true, true, true, true, true}));
+  json config = with(glm4_moe(), "first_k_dense_replace", 3);
+  config.update({{"n_group", 4}, {"topk_group", 2}, {"routed_scaling_factor", 2.5}, {"n_shared_experts", 2}});
+  const ModelSpec spec = parse(with(config, "use_qk_norm", true));
+  EXPECT_EQ(sparse(spec), (std::vector<bool>{false, false, false, true, true, true}));
+  EXPECT_EQ(spec.layer(0).mlp().ffn, 96);
+  EXPECT_EQ(*spec.layer(3).find<ExpertsSpec>(), (ExpertsSpec{.experts = 12,
+                                                             .chosen = 3,
+                                                             .ffn = 20,
+                                                             .renormalise = true,
+                                                             .scores = RouterScores::kSigmoid,
+                                                             .groups = 4,
+                                                             .kept_groups = 2,
+                                                             .weight_scale = 2.5,
+                                                             .wide_logits = true}));
+  EXPECT_EQ(*spec.layer(3).find<SharedExpertSpec>(), (SharedExpertSpec{.ffn = 40}));
+  EXPECT_TRUE(spec.layer(5).attention().head_norm && !spec.layer(5).attention().joint_norm);
+  EXPECT_FALSE(parse(config).layer(5).attention().head_norm);
+  EXPECT_EQ(spec.ropes.front().dim, 8);
+  EXPECT_FALSE(spec.ropes.front().neighbours);
+  expect_refused(with(config, "n_group", 5), "n_group");
+  expect_refused(with(config, "n_group", 12), "n_group");                // of one expert each
+  expect_refused(with(config, "topk_group", 5), "topk_group");           // more than there are
+  expect_refused(with(config, "num_experts_per_tok", 7), "topk_group");  // two groups have six
+  expect_refused(with(config, "n_shared_experts", 0), "n_shared_experts");
+}
+
+TEST(ExpertFamilies, LayersOfMultiTokenPredictionAreTheFilesAlone) {
+  EXPECT_EQ(parse(glm4_moe()).predictors, 1);
+  EXPECT_EQ(parse(with(glm4_moe(), "num_nextn_predict_layers", 2)).predictors, 2);
+  EXPECT_EQ(parse(small("minimax_m2")).predictors, 0);
+  EXPECT_EQ(parse(with(small("minimax_m2"), "num_mtp_modules", 3)).predictors, 3);
+  EXPECT_EQ(parse(qwen3_moe()).predictors, 0);
+}
+
+TEST(ExpertFamilies, ACorrectionOfARoutersChoiceIsABufferOfFp32) {
+  json minimax = small("minimax_m2");
+  minimax["num_local_experts"] = 10;
+  const std::pair<json, const char*> cases[] = {
+      {glm4_moe(), "model.layers.1.mlp.gate.e_score_correction_bias"},
+      {minimax, "model.layers.1.block_sparse_moe.e_score_correction_bias"}};
+  for (const auto& [config, name] : cases) {
+    const ModelSpec spec = parse(config);
+    const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+    ASSERT_EQ(blocks[2].frozen.size(), 1U);
+    const Parameter& correction = blocks[2].frozen.front();
+    EXPECT_EQ(correction.name, "layers.1.experts.correction");
+    EXPECT_EQ(correction.kind, ParameterKind::kBuffer);
+    EXPECT_EQ(correction.parts.front().name, name);
+    EXPECT_TRUE(correction.fp32);
+    EXPECT_EQ(correction.neutral, 0);
+  }
+  EXPECT_TRUE(list_parameters(parse(glm4_moe()), nullptr)[1].frozen.empty());  // dense
+  EXPECT_TRUE(list_parameters(parse(qwen3_moe()), nullptr)[2].frozen.empty());
+}
+
+TEST(ExpertFamilies, MiniMaxNamesThemAsMixtralAndTurnsAPartOfAHead) {
+  const ModelSpec spec = parse(with(small("minimax_m2"), "rotary_dim", 64));
+  EXPECT_EQ(names_of(spec, 1, "layers.0.experts.255.down"),
+            (std::vector<std::string>{"model.layers.0.block_sparse_moe.experts.255.w2.weight"}));
+  const AttentionSpec& attention = spec.layer(0).attention();
+  EXPECT_TRUE(attention.head_norm && attention.joint_norm);
+  EXPECT_EQ(attention.head_dim, 128);
+  EXPECT_EQ(spec.ropes.front().dim, 64);
+  EXPECT_EQ(spec.ropes.front().theta, 5e6);
+  EXPECT_EQ(parse(small("minimax_m2")).ropes.front().dim, 128);
+  json both = with(small("minimax_m2"), "rotary_dim", 64);
+  EXPECT_EQ(parse(with(both, "partial_rotary_factor", 0.25)).ropes.front().dim,
+            32);  // as the reference has it
+  EXPECT_EQ(
+      *spec.layer(0).find<ExpertsSpec>(),
+      (ExpertsSpec{
+          .experts = 256, .chosen = 8, .ffn = 96, .renormalise = true, .scores = RouterScores::kSigmoid}));
+}
+
 TEST(ExpertFamilies, WhatTheirRoutersDoBesideIsRefused) {
+  expect_refused(with(small("minimax_m2"), "router_jitter_noise", 0.1), "router_jitter_noise");
   expect_refused(with(small("mixtral"), "router_jitter_noise", 0.1), "router_jitter_noise");
   expect_refused(with(small("olmoe"), "clip_qkv", 8.0), "clip_qkv");
   expect_refused(with(qwen3_moe(), "mlp_only_layers", "1"), "mlp_only_layers");

@@ -138,7 +138,7 @@ def check_layer(spec, reference, i):
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
     mlp = getattr(layer, "mlp", None) or getattr(layer, "shared_mlp", None) or layer.block_sparse_moe
     check_experts(ours, mlp, reference.text)
-    shared = getattr(mlp, "shared_expert", None)
+    shared = getattr(mlp, "shared_expert", None) or getattr(mlp, "shared_experts", None)
     assert ours.get("shared") == (None if shared is None else {"ffn": shared.intermediate_size, "gated": hasattr(mlp, "shared_expert_gate")})
     shared = [] if shared is None else [True]
     mlp = getattr(mlp, "experts", mlp)
@@ -157,12 +157,20 @@ def check_experts(ours, mlp, config):
         return
     router = getattr(mlp, "gate", None) or mlp.router
     assert ours["experts"] == [router.num_experts, router.top_k]
+    corrected = hasattr(router, "e_score_correction_bias") or hasattr(mlp, "e_score_correction_bias")
     router = copy.deepcopy(router).to_empty(device="cpu").to(torch.bfloat16)
     generator = torch.Generator().manual_seed(7)
     router.weight.data.copy_(0.01 * torch.randn(router.weight.shape, generator=generator))  # larger: one has all the weight
-    weights = router(torch.randn(5, router.weight.shape[1], generator=generator).to(torch.bfloat16))[1]
+    correction = torch.zeros(router.num_experts)
+    if hasattr(router, "e_score_correction_bias"):
+        router.e_score_correction_bias = correction
+    x = torch.randn(5, router.weight.shape[1], generator=generator).to(torch.bfloat16)
+    logits, weights = router(x, *[correction] * hasattr(mlp, "e_score_correction_bias"))[:2]
     assert ours["round_weights"] == (weights.dtype == torch.bfloat16)
-    sums = weights.float().sum(-1)
+    scale = getattr(config, "routed_scaling_factor", 1.0)
+    assert ours["router"] == {"sigmoid": corrected, "groups": [getattr(config, "n_group", 1), getattr(config, "topk_group", 1)], "scale": scale,
+                              "wide_logits": logits.dtype == torch.float32 and corrected}
+    sums = weights.float().sum(-1) / scale
     assert ours["renormalise"] == torch.allclose(sums, torch.ones(5), atol=0.02) or router.num_experts == router.top_k
 
 
@@ -277,6 +285,8 @@ REFUSED = {
     "shared_expert_intermediate_size": least("qwen2_moe", shared_expert_intermediate_size=0),
     "clip_qkv": least("olmoe", clip_qkv=8.0),
     "router_jitter_noise": least("mixtral", router_jitter_noise=0.1),
+    "n_group": least("glm4_moe", n_group=3),
+    "topk_group": least("glm4_moe", n_group=64, topk_group=2),
     "num_local_experts": least("granitemoehybrid", shared_intermediate_size=96, layer_types=["attention"] * 7),
     "enable_moe_block": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True),
     "vocab_size_per_layer_input": least("gemma4_text"),  # 262144, fewer than the tokens

@@ -81,6 +81,10 @@ json layer_json(const LayerSpec& layer) {
     out["experts"] = {experts->experts, experts->chosen};
     out["renormalise"] = experts->renormalise;
     out["round_weights"] = experts->round_weights;
+    out["router"] = {{"sigmoid", experts->scores == RouterScores::kSigmoid},
+                     {"groups", {experts->groups, experts->kept_groups}},
+                     {"scale", experts->weight_scale},
+                     {"wide_logits", experts->wide_logits}};
   }
   if (const auto* const shared = layer.find<SharedExpertSpec>())
     out["shared"] = {{"ffn", shared->ffn}, {"gated", shared->gated}};

@@ -127,12 +127,41 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
   });
 }
 
+RouteScores scores_of(const Experts& mixer) {
+  const ExpertsSpec& spec = mixer.spec;
+  if (!spec.corrected()) return {};
+  return {.sigmoid = true,
+          .correction = mixer.correction.values.floats(),
+          .groups = spec.groups,
+          .kept_groups = spec.kept_groups,
+          .scale = static_cast<float>(spec.weight_scale)};
+}
+
+// What the router says of x, in the arena. Of two experts that are near each other a rounding of the logits
+// chooses: where the reference has none there is none here, for a second copy of the router and of x.
+View router_logits(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x) {
+  const bool wide = mixer.spec.wide_logits && context.dtype != DType::kF32;
+  const View logits = context.tensor(x.rows, mixer.spec.experts, wide ? DType::kF32 : context.dtype);
+  if (!wide) {
+    LinearSaved none;
+    linear_forward(context, mixer.router, batch, {.x = x, .y = logits}, none);
+    return logits;
+  }
+  const ArenaFrame frame(context.arena);
+  const auto widened = [&](const View& from) {
+    const View to = context.tensor(from.rows, from.columns, DType::kF32);
+    context.kernels.copy_rows({.from = from, .to = to}, context.stream);
+    return to;
+  };
+  const View wide_x = widened(x), weight = widened(mixer.router.weight.weight);
+  context.kernels.gemm({.a = wide_x, .b = weight, .out = logits, .transpose_b = true}, context.stream);
+  return logits;
+}
+
 void route(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x,
            const Experts::Saved& saved) {
   const ArenaFrame frame(context.arena);
-  const View logits = context.tensor(x.rows, mixer.spec.experts);
-  LinearSaved none;
-  linear_forward(context, mixer.router, batch, {.x = x, .y = logits}, none);
+  const View logits = router_logits(context, mixer, batch, x);
   context.kernels.route_tokens({.logits = logits,
                                 .probability = saved.probability.floats(),
                                 .routing = saved.routing,
@@ -140,7 +169,8 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
                                 .chosen = mixer.spec.chosen,
                                 .renormalise = mixer.spec.renormalise,
                                 .round = mixer.spec.round_weights,
-                                .pad = pads(context)},
+                                .pad = pads(context),
+                                .scores = scores_of(mixer)},
                                context.stream);
   if (batch.routers != nullptr)
     batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
@@ -241,7 +271,8 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
                                   .dlogits = dlogits,
                                   .tokens = batch.tokens,
                                   .chosen = spec.chosen,
-                                  .renormalise = spec.renormalise},
+                                  .renormalise = spec.renormalise,
+                                  .scores = scores_of(*this)},
                                  context.stream);
   if (batch.routers != nullptr)
     batch.routers->backward(context, {layer, batch.tokens, saved.probability, saved.routing}, dlogits);

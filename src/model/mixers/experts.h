@@ -24,13 +24,14 @@ struct Experts {
   };
   ExpertsSpec spec;
   int64_t layer = 0;
-  Linear router;  // [E, H]
+  Linear router;      // [E, H]
+  Buffer correction;  // [E], of sigmoid scores
   std::vector<Expert> experts;
 
   static constexpr bool kKeptWithAttention = false;
   struct Saved {
     Routing routing;
-    View probability;  // [T, E] fp32
+    View probability;  // [T, E] fp32; of sigmoid scores these
     View gate_up;      // [T k, 2I]; in backward its own gradient
   };
   Saved allocate(const Context& context, int64_t rows) const;
@@ -42,6 +43,7 @@ struct Experts {
   template <class Self, class Visitor>
   static void visit(Self& self, Visitor&& visitor) {
     visitor("experts.router", self.router);
+    if (self.spec.corrected()) visitor("experts.correction", self.correction);
     for (size_t e = 0; e < self.experts.size(); ++e) {
       visitor(expert_name(e, "gate_up").c_str(), self.experts[e].gate_up);
       visitor(expert_name(e, "down").c_str(), self.experts[e].down);

@@ -14,7 +14,7 @@
 //   the input's. `saved` is used up. `first`: the gradients are overwritten.
 //
 // - `static void visit(self, visitor)`: calls visitor(name, part) for each of its linear layers (Linear),
-//   norms (Norm) and prefixes (Prefix).
+//   norms (Norm), prefixes (Prefix) and buffers (Buffer).
 #pragma once
 
 #include <optional>

@@ -43,6 +43,7 @@ inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t layer) {
   return {.spec = spec,
           .layer = layer,
           .router = {},
+          .correction = {},
           .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
 }
 inline SharedExpert unbound_mixer(const SharedExpertSpec& spec, int64_t /*layer*/) {

@@ -53,8 +53,27 @@ ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assum
   return out;
 }
 
-void put_experts(const ExpertsSpec& experts, ModelSpec& spec) {
-  for (LayerSpec& layer : spec.layers) put(experts, layer);
+void read_sigmoid_scores(const ConfigReader& config, ExpertsSpec& experts) {
+  experts.scores = RouterScores::kSigmoid;
+  experts.weight_scale = config.positive("routed_scaling_factor", 1);
+  experts.groups = config.size("n_group", 1, kMostExperts);
+  experts.kept_groups = config.size("topk_group", 1, kMostExperts);
+  const int64_t each = experts.experts / experts.groups;
+  // A group is judged by its two best.
+  if (experts.experts % experts.groups != 0 || each < 2) {
+    config.fail("n_group", fmt::format("= {} does not make groups of one size, of 2 or more, of {} experts",
+                                       experts.groups, experts.experts));
+  }
+  if (experts.kept_groups > experts.groups || experts.kept_groups * each < experts.chosen) {
+    config.fail("topk_group",
+                fmt::format("= {} of {} groups of {} experts, of which {} are chosen: expected at least as "
+                            "many experts as are chosen, and no more groups than there are",
+                            experts.kept_groups, experts.groups, each, experts.chosen));
+  }
+}
+
+void put_experts(const ExpertsSpec& experts, ModelSpec& spec, int64_t first) {
+  for (int64_t i = first; i < spec.layer_count(); ++i) put(experts, spec.layers[static_cast<size_t>(i)]);
 }
 
 void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec) {
@@ -82,6 +101,17 @@ NameMap expert_names() {
                                              {"mlp.experts.*.up_proj", "experts.up"},
                                              {"mlp.experts.*.down_proj", "experts.down"}});
   return names;
+}
+
+NameMap mixtral_names() {
+  return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
+                                      {"self_attn.k_proj", "attn.k"},
+                                      {"self_attn.v_proj", "attn.v"},
+                                      {"self_attn.o_proj", "attn.o"},
+                                      {"block_sparse_moe.gate", "experts.router"},
+                                      {"block_sparse_moe.experts.*.w1", "experts.gate"},
+                                      {"block_sparse_moe.experts.*.w3", "experts.up"},
+                                      {"block_sparse_moe.experts.*.w2", "experts.down"}});
 }
 
 }  // namespace lm::families

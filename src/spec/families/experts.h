@@ -19,9 +19,12 @@ struct AssumedExperts {
 // it.
 ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, ModelSpec& spec);
 
-// Puts them in place of the MLP of all layers; or of those that mlp_only_layers does not name and whose
-// number, counted from 1, is a multiple of decoder_sparse_step.
-void put_experts(const ExpertsSpec& experts, ModelSpec& spec);
+// n_group, topk_group and routed_scaling_factor of a router with sigmoid scores (DeepSeek-V3's).
+void read_sigmoid_scores(const ConfigReader& config, ExpertsSpec& experts);
+
+// Puts them in place of the MLP of all layers from `first` on; or of those that mlp_only_layers does not name
+// and whose number, counted from 1, is a multiple of decoder_sparse_step.
+void put_experts(const ExpertsSpec& experts, ModelSpec& spec, int64_t first = 0);
 void put_some_experts(const ConfigReader& config, const ExpertsSpec& experts, ModelSpec& spec);
 
 // Puts it beside the experts of all layers that have some.
@@ -29,5 +32,7 @@ void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec);
 
 // Llama's names with the router and the experts of most families, beside those of layers without experts.
 NameMap expert_names();
+// The same as Mixtral's files have them.
+NameMap mixtral_names();
 
 }  // namespace lm::families

@@ -7,17 +7,6 @@ namespace {
 // The noise multiplies what experts and router read in training.
 constexpr const char* kZero[] = {"attention_dropout", "router_jitter_noise"};
 
-NameMap names() {
-  return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
-                                      {"self_attn.k_proj", "attn.k"},
-                                      {"self_attn.v_proj", "attn.v"},
-                                      {"self_attn.o_proj", "attn.o"},
-                                      {"block_sparse_moe.gate", "experts.router"},
-                                      {"block_sparse_moe.experts.*.w1", "experts.gate"},
-                                      {"block_sparse_moe.experts.*.w3", "experts.up"},
-                                      {"block_sparse_moe.experts.*.w2", "experts.down"}});
-}
-
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   refuse_if_set(config, spec, "attention_bias");
   refuse_if_set(config, spec, "mlp_bias");
@@ -38,7 +27,7 @@ const Family mixtral = {.model_type = "mixtral",
                         .norm_eps = 1e-5,
                         .rope_theta = 1e6,
                         .dropouts = kZero,
-                        .names = names,
+                        .names = mixtral_names,
                         .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -16,6 +16,7 @@ MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden) {
                           .columns = hidden,
                           .parts = {{"experts.router", spec.experts}},
                           .plain = true});
+  if (spec.corrected()) out.buffers.push_back({"experts.correction", spec.experts});
   for (int64_t e = 0; e < spec.experts; ++e) {
     const auto number = static_cast<size_t>(e);
     out.matrices.push_back({.name = expert_name(number, "gate_up"),

@@ -16,6 +16,15 @@
 
 namespace lm {
 
+// What a router makes of a token's logits.
+enum class RouterScores : uint8_t {
+  kSoftmax,  // over all experts; those with the largest logits are chosen
+  // Of each expert by itself. Chosen are the largest score + correction, a number of each expert that the
+  // files hold and nobody trains (DeepSeek-V3: it balances their load); the weights are made of the scores
+  // alone.
+  kSigmoid,
+};
+
 struct ExpertsSpec {
   static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
 
@@ -25,13 +34,21 @@ struct ExpertsSpec {
   int64_t ffn = 0;             // I, of each expert
   bool renormalise = false;    // the weights of the chosen are divided by their sum
   bool round_weights = false;  // to the model's type
+  RouterScores scores = RouterScores::kSoftmax;
+  // Of sigmoid scores: experts in `groups` of one size, of which those of the `kept_groups` best can be
+  // chosen, by the sum of a group's two best.
+  int64_t groups = 1, kept_groups = 1;
+  double weight_scale = 1;   // multiplies the weights
+  bool wide_logits = false;  // logits are fp32 products, whatever the model's type
+  bool corrected() const { return scores == RouterScores::kSigmoid; }
   bool operator==(const ExpertsSpec&) const = default;
 };
 
 // "experts.3.gate_up"
 std::string expert_name(size_t expert, const char* matrix);
 
-// experts.router [E, H]; of each expert e experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I].
+// experts.router [E, H]; of sigmoid scores the buffer experts.correction [E], fp32; of each expert e
+// experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I].
 MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden);
 
 }  // namespace lm

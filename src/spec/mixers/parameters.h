@@ -37,9 +37,16 @@ struct InnerNorm {
   int64_t own = 0;  // heads that have a part of the weight each, which the files hold as [own, width / own]
 };
 
+// A vector of fp32 inside a mixer that the files hold and nobody trains, 0 where a model is fresh.
+struct InnerBuffer {
+  const char* name = "";  // "experts.correction"
+  int64_t width = 0;
+};
+
 struct MixerParameters {
   std::vector<MatrixSpec> matrices;
   std::vector<InnerNorm> norms;
+  std::vector<InnerBuffer> buffers = {};
 };
 
 }  // namespace lm

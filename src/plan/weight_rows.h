@@ -1,0 +1,28 @@
+// The rows of weights in a plan's table of bytes. What experts have of them has rows of its own: it is most
+// of a mixture's memory, and little of its work.
+#pragma once
+
+#include <optional>
+
+#include "plan/class_table.h"
+
+namespace lm {
+
+// What experts have of a block.
+struct ExpertBytes {
+  int64_t trained = 0;  // elements of the flat array
+  int64_t frozen = 0;   // bytes
+};
+ExpertBytes expert_bytes(const BlockLayout& block);
+
+// Trained and frozen weights, and those of experts.
+void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table);
+
+// The part of the experts that `tokens` tokens meet, if each chooses evenly: 1 - (1 - k/E)^T.
+double expected_expert_share(const ExpertsSpec& spec, int64_t tokens);
+
+// What a pass of a micro-batch is expected to need of experts whose weights are off the device.
+// Nothing where none are.
+std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedPlan& plan);
+
+}  // namespace lm
