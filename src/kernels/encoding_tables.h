@@ -59,6 +59,14 @@ constexpr const FourBitTable& four_bit_table(EncodingKind kind) {
   return is_fp4(kind) ? kFp4Table : kNf4Table;
 }
 
+// Of MXFP4: floats of a sign, two exponent bits and one of the mantissa.
+inline constexpr float kMxValues[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
+                                        -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
+// 2^(exponent - 127); a subnormal number for 0, and infinite for 255.
+LM_HOST_DEVICE float mx_scale(uint8_t exponent) {
+  return float_of(exponent == 0 ? 0x00400000U : uint32_t{exponent} << 23);
+}
+
 // Values of the 8-bit codes of double scales: the signed "dynamic" map, as for quantized state.
 inline constexpr CodeTable kScaleCodes = make_code_table<CodeMap::kSigned8>();
 inline constexpr const float (&kDynamicMap)[256] = kScaleCodes.value;

@@ -63,6 +63,7 @@ class ModelBinding::Finder {
   Place place(const std::string& name) const { return find(layout_, prefix_ + name); }
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
   void operator()(const char* name, const Prefix& /*part*/) { out_.prefixes.push_back(place(name)); }
+  void operator()(const char* name, const Sinks& /*part*/) { out_.sinks = place(name); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
@@ -117,6 +118,7 @@ class ModelBinding::Binder {
   void operator()(const char* /*name*/, Prefix& part) {
     part.rows = bind(place_.prefixes[prefix_++], memory_, options_);
   }
+  void operator()(const char* /*name*/, Sinks& part) { part.logits = bind(place_.sinks, memory_, options_); }
 
  private:
   const ModelBinding& binding_;

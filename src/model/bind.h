@@ -87,6 +87,7 @@ class ModelBinding {
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
     std::vector<Place> prefixes;
+    Place sinks;
   };
   struct LayerPlace {
     std::vector<SublayerPlace> sublayers;

@@ -279,6 +279,7 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   refuse_bf16(in);
   refuse_shared_experts(in.spec, in.device);
+  refuse_cpu_kernels(in.spec, in.device);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
   if (in.trains() && scales_loss(in.config))
     choices.push_back(

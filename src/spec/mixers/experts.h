@@ -9,12 +9,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/activation.h"
 #include "spec/mixers/parameters.h"
 
 namespace lm {
+
+// (up + 1) g sigmoid(alpha g) of g = min(gate, limit) and of up, limited on both sides, in place of
+// activation(gate) up (gpt-oss). Rows 2i and 2i + 1 of gate_up are gate and up of column i, as its files have
+// them.
+struct ClampedGlu {
+  double alpha = 0, limit = 0;
+  bool operator==(const ClampedGlu&) const = default;
+};
 
 struct ExpertsSpec {
   static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
@@ -25,6 +34,9 @@ struct ExpertsSpec {
   int64_t ffn = 0;             // I, of each expert
   bool renormalise = false;    // the weights of the chosen are divided by their sum
   bool round_weights = false;  // to the model's type
+  bool bias = false;           // of the experts' matrices
+  bool router_bias = false;
+  std::optional<ClampedGlu> clamped = {};  // in place of `activation`
   bool operator==(const ExpertsSpec&) const = default;
 };
 

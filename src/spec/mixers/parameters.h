@@ -40,6 +40,7 @@ struct InnerNorm {
 struct MixerParameters {
   std::vector<MatrixSpec> matrices;
   std::vector<InnerNorm> norms;
+  int64_t sinks = 0;  // length of the vector "attn.sinks"; 0: there is none
 };
 
 }  // namespace lm
