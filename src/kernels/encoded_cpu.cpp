@@ -83,10 +83,10 @@ void microscaled(const Materialise& m, int64_t first_row, int64_t end_row) {
       const uint8_t* const code = codes + at / 2;
       float value[kMxBlock];
       for (int64_t i = 0; i < kMxBlock / 2; ++i) {
-        value[2 * i] = kMxValues[code[i] & 15];
-        value[2 * i + 1] = kMxValues[code[i] >> 4];
+        value[2 * i] = kMxTwice[code[i] & 15];
+        value[2 * i + 1] = kMxTwice[code[i] >> 4];
       }
-      const F32 scale(mx_scale(scales[at / kMxBlock]));
+      const F32 scale(mx_half_scale(scales[at / kMxBlock]));
       each_vector(kMxBlock, [&](int64_t i, auto count)
                                 LM_BODY { store(out + j + i, load(value + i, count) * scale, count); });
     }

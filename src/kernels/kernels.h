@@ -434,7 +434,7 @@ struct Scale {
 // rounded once: value of the code * scale of its block (a double scale: value of its code * scale of the
 // scales + their mean), or integer * scale of the row * fp32(1 / 127). MXFP4's is value of the code *
 // 2^(scale
-// - 127), of ranges and widths that are multiples of kMxBlock; 2^128 is infinite, as the reference has it.
+// - 127), of ranges and widths that are multiples of kMxBlock.
 struct Materialise {
   EncodingKind kind = EncodingKind::kNf4;
   std::array<const std::byte*, kMostPieces> pieces = {};

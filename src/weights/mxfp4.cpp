@@ -42,11 +42,11 @@ void read_blocks(const Mxfp4Tensors& tensors, int64_t first, int64_t count, Buff
   tensors.scales.file->read(*tensors.scales.entry, first, buffers.scales);
   float* to = buffers.values.data();
   for (int64_t block = 0; block < count; ++block) {
-    const float scale = mx_scale(static_cast<uint8_t>(buffers.scales[static_cast<size_t>(block)]));
+    const float scale = mx_half_scale(static_cast<uint8_t>(buffers.scales[static_cast<size_t>(block)]));
     for (int64_t i = 0; i < kBlockBytes; ++i) {
       const auto two = static_cast<uint8_t>(buffers.codes[static_cast<size_t>(block * kBlockBytes + i)]);
-      *to++ = kMxValues[two & 15] * scale;
-      *to++ = kMxValues[two >> 4] * scale;
+      *to++ = kMxTwice[two & 15] * scale;
+      *to++ = kMxTwice[two >> 4] * scale;
     }
   }
 }
