@@ -205,7 +205,8 @@ TEST(Mxfp4, ACodeIsASmallFloatTimesAPowerOfTwo) {
         ASSERT_EQ(got[1][row * kMxBlock + column - kMxBlock], want) << i;
       }
     }
-    EXPECT_THROW(materialised(kernels(DeviceType::kCpu), {DeviceType::kCpu, nullptr, 1}, 16, kMxBlock), Error);
+    EXPECT_THROW(materialised(kernels(DeviceType::kCpu), {DeviceType::kCpu, nullptr, 1}, 16, kMxBlock),
+                 Error);
   }
 }
 

@@ -38,19 +38,10 @@ MixerSpec mixer_of(const std::string& name, const LayerSpec& llama, bool biases)
   AttentionSpec attention = llama.attention();
   GatedMlpSpec mlp = llama.mlp();
   attention.qkv_bias = attention.out_bias = mlp.bias = biases;
-  attention.sinks = name == "sinks";
-  if (name == "attention" || name == "sinks") return attention;
+  if (name == "attention") return attention;
   if (name == "mlp") return mlp;
   if (name == "experts" || name == "raw experts")
     return ExpertsSpec{.experts = 5, .chosen = 2, .ffn = 12, .renormalise = name == "experts"};
-  if (name == "clamped experts")
-    return ExpertsSpec{.experts = 5,
-                       .chosen = 2,
-                       .ffn = 12,
-                       .renormalise = true,
-                       .bias = biases,
-                       .router_bias = biases,
-                       .clamped = ClampedGlu{.alpha = 1.702, .limit = 0.7}};
   if (name == "shared" || name == "gated shared")
     return SharedExpertSpec{.ffn = 28, .gated = name == "gated shared"};
   if (name == "input") return LayerInputSpec{.activation = Activation::kGeluTanh, .width = kWidth};
@@ -76,9 +67,8 @@ ModelSpec spec_of(const Shape& shape) {
   for (const char* name : {"input.gate", "input.out", "experts.router", "shared.gate", "shared.up",
                            "shared.down", "shared.weight"})
     spec.names.modules.push_back({name, name});
-  for (const char* name : {"experts.gate", "experts.up", "experts.down", "experts.gate_up"})
+  for (const char* name : {"experts.gate", "experts.up", "experts.down"})
     spec.names.modules.push_back({"experts.*.one", name});
-  spec.names.sinks = "sinks";
   return spec;
 }
 
@@ -232,24 +222,16 @@ class Reference {
   at::Tensor of(const LayerInputSpec&, const at::Tensor& x) {
     return product(at::gelu(product(x, "input.gate", false), "tanh") * layer_input, "input.out", false);
   }
-  // A clamped GLU has gate and up of a column beside each other.
-  static at::Tensor activated(const ExpertsSpec& spec, const at::Tensor& both) {
-    if (!spec.clamped) return at::silu(both.narrow(1, 0, spec.ffn)) * both.narrow(1, spec.ffn, spec.ffn);
-    const at::Tensor pairs = both.view({both.size(0), spec.ffn, 2});
-    const double limit = spec.clamped->limit;
-    const at::Tensor gate = pairs.select(2, 0).clamp_max(limit), up = pairs.select(2, 1).clamp(-limit, limit);
-    return (up + 1) * gate * (gate * spec.clamped->alpha).sigmoid();
-  }
   at::Tensor of(const ExpertsSpec& spec, const at::Tensor& x) {
-    const at::Tensor p = product(x, "experts.router", spec.router_bias).softmax(-1);
+    const at::Tensor p = product(x, "experts.router", false).softmax(-1);
     auto [weights, chosen] = p.topk(spec.chosen, -1);
     if (spec.renormalise) weights = weights / weights.sum(-1, true);
     at::Tensor out = at::zeros_like(x);
     for (int64_t e = 0; e < spec.experts; ++e) {
       const auto number = static_cast<size_t>(e);
-      const at::Tensor h = activated(spec, product(x, expert_name(number, "gate_up"), spec.bias));
-      out =
-          out + (weights * chosen.eq(e)).sum(-1, true) * product(h, expert_name(number, "down"), spec.bias);
+      const at::Tensor both = product(x, expert_name(number, "gate_up"), false),
+                       h = at::silu(both.narrow(1, 0, spec.ffn)) * both.narrow(1, spec.ffn, spec.ffn);
+      out = out + (weights * chosen.eq(e)).sum(-1, true) * product(h, expert_name(number, "down"), false);
     }
     return out;
   }
@@ -279,12 +261,8 @@ class Reference {
     const at::Tensor later = at::ones({kRows, kRows}, at::kBool).triu(1);
     const at::Tensor scores = (q.matmul(k.transpose(1, 2)) / std::sqrt(static_cast<double>(a.head_dim)))
                                   .masked_fill(later, -INFINITY);
-    at::Tensor p = scores.softmax(-1);
-    if (a.sinks) {
-      const at::Tensor sink = leaf("attn.sinks").view({a.heads, 1, 1}).expand({a.heads, kRows, 1});
-      p = at::cat({scores, sink}, 2).softmax(-1).narrow(2, 0, kRows);
-    }
-    return product(p.matmul(v).transpose(0, 1).reshape({kRows, a.q_rows()}), "attn.out", a.out_bias);
+    return product(scores.softmax(-1).matmul(v).transpose(0, 1).reshape({kRows, a.q_rows()}), "attn.out",
+                   a.out_bias);
   }
 
   const Fixture& f_;
@@ -386,26 +364,6 @@ TEST(Block, HasExperts) {
       {.sublayers = {"attention", "experts"}, .norm = false, .norm_after = true, .residual_scale = 0.25},
       {.sublayers = {"attention", "raw experts"}, .beside = true},
   });
-}
-
-TEST(Block, HasAttentionSinks) {
-  expect_as_autograd({
-      {{"sinks", "mlp"}},
-      {{"sinks"}},
-      {.sublayers = {"sinks", "mlp"}, .kind = NormKind::kRmsLate, .beside = true},
-      {.sublayers = {"sinks", "clamped experts"}, .kind = NormKind::kRmsLate},
-  });
-}
-
-TEST(Block, HasExpertsWithBiasesAndAClampedGlu) {
-  expect_as_autograd(
-      {
-          {{"attention", "clamped experts"}},
-          {.sublayers = {"clamped experts"}, .biases = true},
-          {.sublayers = {"sinks", "clamped experts"}, .kind = NormKind::kRmsLate, .biases = true},  // gpt-oss's
-          {.sublayers = {"sinks", "clamped experts"}, .residual_scale = 0.25, .biases = true, .beside = true},
-      },
-      kLargerBound);
 }
 
 TEST(Block, HasMixersBesideEachOther) {

@@ -117,7 +117,8 @@ TEST(ExpertsPlan, SinksClampedGlusAndBiasesOfExpertsAreTheCpusAlone) {
     return std::string();
   };
   EXPECT_EQ(refused(experts_spec()), "");
-  ModelSpec sinks = experts_spec(), clamped = experts_spec(), biases = experts_spec(), router = experts_spec();
+  ModelSpec sinks = experts_spec(), clamped = experts_spec(), biases = experts_spec(),
+            router = experts_spec();
   sinks.layers[0].attention().sinks = true;
   std::get<ExpertsSpec>(clamped.layers[0].sublayers[1].mixer).clamped = ClampedGlu{1, 7};
   std::get<ExpertsSpec>(biases.layers[0].sublayers[1].mixer).bias = true;

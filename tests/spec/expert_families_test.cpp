@@ -159,11 +159,10 @@ TEST(ExpertFamilies, GptOssHasBiasesSinksAndInterleavedMatricesThatLieTransposed
     std::string part;
     std::vector<int64_t> shape;
   };
-  for (const Wanted& want :
-       {Wanted{"gate_up", "gate_up_proj", "gate_up_proj.2.weight", {4, 64, 192}},
-        Wanted{"gate_up_bias", "gate_up_proj_bias", "gate_up_proj.2.bias", {4, 192}},
-        Wanted{"down", "down_proj", "down_proj.2.weight", {4, 96, 64}},
-        Wanted{"down_bias", "down_proj_bias", "down_proj.2.bias", {4, 64}}}) {
+  for (const Wanted& want : {Wanted{"gate_up", "gate_up_proj", "gate_up_proj.2.weight", {4, 64, 192}},
+                             Wanted{"gate_up_bias", "gate_up_proj_bias", "gate_up_proj.2.bias", {4, 192}},
+                             Wanted{"down", "down_proj", "down_proj.2.weight", {4, 96, 64}},
+                             Wanted{"down_bias", "down_proj_bias", "down_proj.2.bias", {4, 64}}}) {
     const Parameter& one = find(blocks[1], "layers.0.experts.2." + std::string(want.ours));
     ASSERT_EQ(one.parts.size(), 1U) << want.ours;
     EXPECT_EQ(one.parts.front().name, experts + want.part);

@@ -96,7 +96,8 @@ class Reference:
         return getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}attention_scaling")
 
     def neighbours(self):
-        turned = self.module.rotate_half(torch.arange(4.0))
+        quarter = lambda x: self.module._apply_rotary_emb(x, torch.zeros(2), torch.ones(2))
+        turned = getattr(self.module, "rotate_half", quarter)(torch.arange(4.0))
         return turned.tolist() == [-1, 0, -3, 2]
 
 
