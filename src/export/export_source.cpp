@@ -128,7 +128,9 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
   for (int64_t row = first; row < first + rows;) {
     const ParameterPart& part = part_of(parameter, row);
     const int64_t end = std::min(part.first + part.rows, first + rows);
-    if (const auto stored = find_stored(*files_, part.name, part.rows, parameter.columns)) {
+    const auto stored = find_stored(*files_, part, parameter.columns);
+    // Some rows of MXFP4 are read by themselves.
+    if (stored && stored->kind != EncodingKind::kMxfp4) {
       std::vector<float> values(static_cast<size_t>(part.rows * parameter.columns));
       decode_stored(*stored, part.rows, parameter.columns, values.data(), setup_.threads);
       std::memcpy(floats_.data() + (row - first) * parameter.columns * kFloat,
@@ -151,7 +153,7 @@ void FileSource::round_to_codes(const TensorPlace& place) {
   for (size_t p = 0; p < parameter.parts.size(); ++p) {
     const ParameterPart& part = parameter.parts[p];
     // Values of stored codes are already dequantized.
-    if (files_ != nullptr && find_stored(*files_, part.name, part.rows, parameter.columns)) continue;
+    if (files_ != nullptr && find_stored(*files_, part, parameter.columns)) continue;
     std::byte* const values = floats_.data() + part.first * parameter.columns * kFloat;
     write_encoded(place, p, pieces.data(), nullptr, [&](const EncodedMatrix& matrix) {
       const auto elements = [&](int64_t first, int64_t n, std::byte* to) {

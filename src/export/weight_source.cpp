@@ -101,26 +101,25 @@ void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) cons
   const Part& part = tensor.parts.front();
   if (part.part->slices > 0) return fill_slices(tensor, sink);
   if (!part.part->file.empty()) return fill_columns(tensor, sink);
-  if (part.part->transposed) return fill_transposed(tensor, sink);
-  fill_rows(part, tensor.dtype, sink);
+  fill_part(part, tensor.dtype, sink);
 }
 
-void OutgoingTensors::fill_rows(const Part& part, DType to, const TensorSink& sink) const {
+void OutgoingTensors::fill_part(const Part& part, DType to_type, const TensorSink& sink) const {
+  if (part.part->transposed) return fill_transposed(part, to_type, sink);
   const int64_t first = part.part->first, columns = part.place->parameter.columns;
   for_each_view(source_, part.block, *part.place, first, first + part.part->rows,
                 [&](int64_t, int64_t rows, const std::byte* from, DType dtype) {
-                  pass_on(from, dtype, to, rows * columns, sink);
+                  pass_on(from, dtype, to_type, rows * columns, sink);
                 });
 }
 
-void OutgoingTensors::fill_transposed(const Tensor& tensor, const TensorSink& sink) const {
-  const Part& part = tensor.parts.front();
+void OutgoingTensors::fill_transposed(const Part& part, DType to_type, const TensorSink& sink) const {
   const int64_t first = part.part->first, rows = part.part->rows, columns = part.place->parameter.columns;
-  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
+  const auto size = static_cast<int64_t>(dtype_size(to_type));
   const int64_t most = std::clamp<int64_t>(kTransposedElements / rows, 1, columns);
   std::vector<std::byte> memory(static_cast<size_t>(most * rows * size)), line;
   for (int64_t column = 0; column < columns; column += most) {
-    const Band band{memory.data(), tensor.dtype, column, std::min(most, columns - column), rows};
+    const Band band{memory.data(), to_type, column, std::min(most, columns - column), rows};
     for_each_view(source_, part.block, *part.place, first, first + rows,
                   [&](int64_t row, int64_t count, const std::byte* from, DType dtype) {
                     const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
@@ -136,7 +135,7 @@ void OutgoingTensors::fill_slices(const Tensor& tensor, const TensorSink& sink) 
   std::vector<Part> parts = tensor.parts;
   std::ranges::sort(parts, {}, [](const Part& part) { return part.part->slice; });
   LM_CHECK(std::ssize(parts) == parts.front().part->slices, parts.front().part->file);
-  for (const Part& part : parts) fill_rows(part, tensor.dtype, sink);
+  for (const Part& part : parts) fill_part(part, tensor.dtype, sink);
 }
 
 // Such tensors are an adapter's, and small.

@@ -54,8 +54,9 @@ class OutgoingTensors {
     DType dtype;
     std::vector<Part> parts = {};
   };
-  void fill_transposed(const Tensor& tensor, const TensorSink& sink) const;
-  void fill_rows(const Part& part, DType to, const TensorSink& sink) const;
+  // A part that lies in the file without gaps, rounded to `to_type`.
+  void fill_part(const Part& part, DType to_type, const TensorSink& sink) const;
+  void fill_transposed(const Part& part, DType to_type, const TensorSink& sink) const;
   void fill_slices(const Tensor& tensor, const TensorSink& sink) const;
   void fill_columns(const Tensor& tensor, const TensorSink& sink) const;
   WeightSource source_;

@@ -265,6 +265,18 @@ void count_routes(const CountRoutes& a, StreamView stream) {
 void balance_routes(const BalanceRoutes& a, StreamView stream) {
   pass(stream, 3 * product(a.tokens, a.dlogits.columns), DType::kF32);
 }
+void add_sinks(const AddSinks& a, StreamView stream) {
+  pass(stream, 2 * product(a.tokens, a.heads, a.head_dim), a.dtype);
+}
+void sinks_gradient(const SinksGradient& a, StreamView stream) {
+  pass(stream, 2 * product(a.tokens, a.heads, a.head_dim), a.dtype);
+}
+void clamped_glu_forward(const ClampedGluForward& a, StreamView stream) {
+  pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
+}
+void clamped_glu_backward(const ClampedGluBackward& a, StreamView stream) {
+  pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
+}
 // Products of sorted rows. Each tile of such a kernel reads its factors by itself, and what the library's
 // products reach it does not: all of these bytes cost time. (Not measured yet on a GPU.)
 void expert_products(const View& x, int64_t columns, int64_t experts, double written, StreamView stream) {

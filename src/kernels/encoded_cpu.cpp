@@ -71,6 +71,28 @@ void eight_bits(const Materialise& m, int64_t first_row, int64_t end_row) {
   }
 }
 
+template <class T>
+void microscaled(const Materialise& m, int64_t first_row, int64_t end_row) {
+  const auto* const codes = reinterpret_cast<const uint8_t*>(m.pieces[0]);
+  const auto* const scales = reinterpret_cast<const uint8_t*>(m.pieces[1]);
+  const int64_t columns = m.out.columns;
+  for (int64_t row = first_row; row < end_row; ++row) {
+    T* const out = static_cast<T*>(m.out.data) + row * columns;
+    for (int64_t j = 0; j < columns; j += kMxBlock) {
+      const int64_t at = m.first + row * m.width() + j;
+      const uint8_t* const code = codes + at / 2;
+      float value[kMxBlock];
+      for (int64_t i = 0; i < kMxBlock / 2; ++i) {
+        value[2 * i] = kMxTwice[code[i] & 15];
+        value[2 * i + 1] = kMxTwice[code[i] >> 4];
+      }
+      const F32 scale(mx_half_scale(scales[at / kMxBlock]));
+      each_vector(kMxBlock, [&](int64_t i, auto count)
+                                LM_BODY { store(out + j + i, load(value + i, count) * scale, count); });
+    }
+  }
+}
+
 // Of a vector that was divided by its scale, code after code into 8 bytes.
 template <bool reordered>
 LM_INLINE void store_codes(F32 x, const FourBitTable& table, uint8_t* to, int bytes) {
@@ -141,6 +163,13 @@ void materialise(const Materialise& m, StreamView stream) {
     if (m.kind == EncodingKind::kInt8) {
       return parallel_for(stream.threads, m.out.rows, row_grain(m.out.columns),
                           [&](int64_t begin, int64_t end) { eight_bits<T>(m, begin, end); });
+    }
+    if (m.kind == EncodingKind::kMxfp4) {
+      const bool blocks =
+          m.first % kMxBlock == 0 && m.out.columns % kMxBlock == 0 && m.width() % kMxBlock == 0;
+      if (!blocks) refuse_arguments("materialise", "a tile cuts blocks of MXFP4");
+      return parallel_for(stream.threads, m.out.rows, row_grain(m.out.columns),
+                          [&](int64_t begin, int64_t end) { microscaled<T>(m, begin, end); });
     }
     if (!is_four_bit(m.kind)) refuse_arguments("materialise", "the elements are used where they lie");
     if (!ScaleBlocks::can(m)) refuse_arguments("materialise", "a tile cuts blocks of 4-bit codes");

@@ -59,6 +59,14 @@ constexpr const FourBitTable& four_bit_table(EncodingKind kind) {
   return is_fp4(kind) ? kFp4Table : kNf4Table;
 }
 
+// Of MXFP4, floats of a sign, two exponent bits and one of the mantissa: twice the codes' values, for half of
+// the scale 2^(exponent - 127), whose largest one, 2^128, is no fp32 number.
+inline constexpr float kMxTwice[16] = {0.f,  1.f,  2.f,  3.f,  4.f,  6.f,  8.f,  12.f,
+                                       -0.f, -1.f, -2.f, -3.f, -4.f, -6.f, -8.f, -12.f};
+LM_HOST_DEVICE float mx_half_scale(uint8_t exponent) {
+  return float_of(exponent < 2 ? 0x00200000U << exponent : (uint32_t{exponent} - 1) << 23);
+}
+
 // Values of the 8-bit codes of double scales: the signed "dynamic" map, as for quantized state.
 inline constexpr CodeTable kScaleCodes = make_code_table<CodeMap::kSigned8>();
 inline constexpr const float (&kDynamicMap)[256] = kScaleCodes.value;

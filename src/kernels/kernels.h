@@ -19,10 +19,12 @@
 #include "base/encoding_kind.h"
 #include "base/view.h"
 #include "kernels/attention_arguments.h"
+#include "kernels/clamped_glu_arguments.h"
 #include "kernels/decision_arguments.h"
 #include "kernels/dora_arguments.h"
 #include "kernels/expert_arguments.h"
 #include "kernels/router_arguments.h"
+#include "kernels/sink_arguments.h"
 #include "optim/rules/rules.h"
 
 namespace lm {
@@ -430,7 +432,9 @@ struct Scale {
 // `out` is contiguous. With 4-bit codes a range of rows begins at a multiple of kScaleBlock elements, and for
 // a range of columns all widths and the first are multiples of it. Formulas are bitsandbytes' in fp32,
 // rounded once: value of the code * scale of its block (a double scale: value of its code * scale of the
-// scales + their mean), or integer * scale of the row * fp32(1 / 127).
+// scales + their mean), or integer * scale of the row * fp32(1 / 127). MXFP4's is value of the code *
+// 2^(scale
+// - 127), of ranges and widths that are multiples of kMxBlock.
 struct Materialise {
   EncodingKind kind = EncodingKind::kNf4;
   std::array<const std::byte*, kMostPieces> pieces = {};

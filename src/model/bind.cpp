@@ -64,6 +64,7 @@ class ModelBinding::Finder {
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
   void operator()(const char* name, const Prefix& /*part*/) { out_.prefixes.push_back(place(name)); }
   void operator()(const char* name, const Buffer& /*part*/) { out_.buffers.push_back(place(name)); }
+  void operator()(const char* name, const Sinks& /*part*/) { out_.sinks = place(name); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
@@ -121,6 +122,7 @@ class ModelBinding::Binder {
   void operator()(const char* /*name*/, Buffer& part) {
     part.values = bind(place_.buffers[buffer_++], memory_, options_).weight;
   }
+  void operator()(const char* /*name*/, Sinks& part) { part.logits = bind(place_.sinks, memory_, options_); }
 
  private:
   const ModelBinding& binding_;

@@ -88,6 +88,7 @@ class ModelBinding {
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
     std::vector<Place> prefixes, buffers = {};
+    Place sinks = {};
   };
   struct LayerPlace {
     std::vector<SublayerPlace> sublayers;

@@ -1,6 +1,7 @@
 #include "plan/adapter_limits.h"
 
 #include <fmt/format.h>
+#include <algorithm>
 #include <utility>
 
 #include "config/config_text.h"
@@ -42,6 +43,13 @@ Error lora_error(std::string what, std::string next) {
 
 void require_biases(const ModelSpec& model, const AdapterSpec& adapter) {
   if (adapter.bias == AdapterBias::kNone) return;
+  const auto of_experts = [](const LayerSpec& layer) {
+    const auto* const experts = layer.find<ExpertsSpec>();
+    return experts != nullptr && experts->bias;
+  };
+  if (adapter.bias == AdapterBias::kAll && std::ranges::any_of(model.layers, of_experts))
+    throw lora_error("lora.bias = \"all\": biases of experts are not trained beside adapters",
+                     "set lora.bias = \"lora_only\", or leave it out");
   for (const BlockParameters& block : list_parameters(model, &adapter)) {
     for (const Parameter& parameter : block.trainable)
       if (parameter.kind == ParameterKind::kBias) return;

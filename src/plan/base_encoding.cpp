@@ -18,6 +18,16 @@ Quantize type_of(EncodingKind kind) {
   throw setting_error(what, "model.path", next);
 }
 
+// Of experts in MXFP4, which are dequantized where they are trained.
+const Encoding* microscaled(const ModelConfig& model, bool adapter) {
+  if (!adapter) return nullptr;
+  if (model.quantize != Quantize::kNone)
+    refuse(
+        "the model's experts are quantized (\"mxfp4\"), and model.quantize = " + value_text(model.quantize),
+        "set train.method = \"lora\" and leave model.quantize out: the experts keep their 4 bits");
+  return &encoding_of(EncodingKind::kMxfp4);
+}
+
 }  // namespace
 
 const Encoding* base_encoding(const ModelConfig& model) {
@@ -36,6 +46,7 @@ const Encoding* base_encoding(const ModelConfig& model) {
 
 const Encoding* base_encoding(const ModelConfig& model, EncodingKind stored, bool adapter) {
   if (stored == EncodingKind::kPlain) return base_encoding(model);
+  if (stored == EncodingKind::kMxfp4) return microscaled(model, adapter);
   const Quantize type = type_of(stored);
   const std::string files = "the model's weights are quantized (" + value_text(type) + ")";
   if (!adapter)

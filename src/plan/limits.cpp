@@ -1,6 +1,7 @@
 #include "plan/limits.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -70,21 +71,33 @@ void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
                       "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router");
 }
 
-void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has_sigmoid_router)) return;
-  throw Error(Exit::kConfig,
-              {.area = "CONF-20",
-               .what = "a router with sigmoid scores (" + spec.model_type + ") is not supported on a GPU yet",
-               .place = "run.device",
-               .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router",
-               .kept = "nothing was started or written"});
-}
-
 void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {
   const auto has = [](const LayerSpec& layer) { return layer.find<SharedExpertSpec>() != nullptr; };
   if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
   throw setting_error("a shared expert (" + spec.model_type + ") is not supported on a GPU yet", "run.device",
                       "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one");
+}
+
+void refuse_cpu_kernels(const ModelSpec& spec, DeviceType device) {
+  if (device == DeviceType::kCpu) return;
+  std::vector<std::string> what;
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* const attention = layer.find<AttentionSpec>();
+    const auto* const experts = layer.find<ExpertsSpec>();
+    if (attention != nullptr && attention->sinks) what.emplace_back("attention sinks");
+    if (experts != nullptr && experts->clamped) what.emplace_back("experts with a clamped GLU");
+    if (experts != nullptr && (experts->bias || experts->router_bias))
+      what.emplace_back("experts with biases");
+    if (!what.empty()) break;
+  }
+  if (what.empty()) return;
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = fmt::format("{} ({}) are not supported on a GPU yet", fmt::join(what, ", "), spec.model_type),
+       .place = "run.device",
+       .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without them",
+       .kept = "nothing was started or written"});
 }
 
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {

@@ -287,6 +287,7 @@ ChosenNumerics choose_numerics(const PlanInput& in) {
   refuse_bf16(in);
   refuse_sigmoid_routers(in.spec, in.device);
   refuse_shared_experts(in.spec, in.device);
+  refuse_cpu_kernels(in.spec, in.device);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {

@@ -58,6 +58,7 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& 
   found.field("the bias of the attention's output" + of, a.out_bias, b.out_bias);
   found.field("the softmax's scale" + of, a.scale(), b.scale());
   found.field("attn_logit_softcapping" + of, a.softcap, b.softcap);
+  found.field("the use of attention sinks" + of, a.sinks, b.sinks);
   found.field("llama_4_scaling_beta" + of, a.position_slope, b.position_slope);
   found.field("the positions by which queries are scaled" + of, a.position_period, b.position_period);
 }
@@ -75,6 +76,12 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, 
   found.field("topk_group" + of, a.kept_groups, b.kept_groups);
   found.field("routed_scaling_factor" + of, a.weight_scale, b.weight_scale);
   found.field("the type of the router's logits" + of, a.wide_logits, b.wide_logits);
+  found.field("the bias of the router" + of, a.router_bias, b.router_bias);
+  found.field("the bias of the experts" + of, a.bias, b.bias);
+  found.field("the use of a clamped GLU" + of, a.clamped.has_value(), b.clamped.has_value());
+  const ClampedGlu ours = a.clamped.value_or(ClampedGlu()), theirs = b.clamped.value_or(ClampedGlu());
+  found.field("swiglu_alpha" + of, ours.alpha, theirs.alpha);
+  found.field("swiglu_limit" + of, ours.limit, theirs.limit);
   found.field("the activation" + of, a.activation, b.activation);
 }
 void compare(const SharedExpertSpec& a, const SharedExpertSpec& b, const std::string& of, Comparison& found) {

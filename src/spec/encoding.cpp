@@ -29,6 +29,10 @@ std::vector<int64_t> eight_bits(int64_t rows, int64_t columns) {
   return {rows * columns, rows * kFloat};
 }
 
+std::vector<int64_t> microscaled(int64_t rows, int64_t columns) {
+  return {rows * columns / 2, rows * columns / kMxBlock};
+}
+
 constexpr Encoding kPlain[] = {{dtype_name(DType::kF32), EncodingKind::kPlain, elements<DType::kF32>},
                                {dtype_name(DType::kBF16), EncodingKind::kPlain, elements<DType::kBF16>},
                                {dtype_name(DType::kF16), EncodingKind::kPlain, elements<DType::kF16>}};
@@ -37,7 +41,8 @@ constexpr Encoding kQuantized[] = {{"nf4", EncodingKind::kNf4, four_bits},
                                    {"fp4", EncodingKind::kFp4, four_bits},
                                    {"nf4, double", EncodingKind::kNf4Double, four_bits_double},
                                    {"fp4, double", EncodingKind::kFp4Double, four_bits_double},
-                                   {"int8", EncodingKind::kInt8, eight_bits}};
+                                   {"int8", EncodingKind::kInt8, eight_bits},
+                                   {"mxfp4", EncodingKind::kMxfp4, microscaled}};
 
 }  // namespace
 

@@ -16,7 +16,9 @@ struct Encoding {
   EncodingKind kind = EncodingKind::kPlain;
   // Bytes of each piece of a matrix: the elements, if it is plain and used where it lies; 4-bit codes, the
   // first of two in the high half of a byte, then scales; with double scales codes, codes of the scales, then
-  // as fp32 the scales' mean and the scales' scales; 8-bit codes, then scales.
+  // as fp32 the scales' mean and the scales' scales; 8-bit codes, then scales. Of MXFP4 codes, the first of
+  // two in the low half of a byte, then the scales' exponents, one byte each; columns are a multiple of
+  // kMxBlock.
   std::vector<int64_t> (*piece_bytes)(int64_t rows, int64_t columns) = nullptr;
   bool plain() const { return kind == EncodingKind::kPlain; }
 };

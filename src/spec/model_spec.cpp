@@ -51,14 +51,15 @@ void refuse_what_is_set(const ConfigReader& config, const Family& family) {
   }
 }
 
-// What bitsandbytes quantized is read as it is.
-EncodingKind read_quantization(const ConfigReader& config) {
+// What bitsandbytes quantized is read as it is, and so is MXFP4, of families that were published in it.
+EncodingKind read_quantization(const ConfigReader& config, const Family& family) {
   constexpr const char* kKey = "quantization_config";
   const Json* const table = config.find(kKey);
   if (table == nullptr) return EncodingKind::kPlain;
   const ConfigReader q = config.inside(kKey);
   const std::string method =
       table->contains("quant_method") ? (*table)["quant_method"].dump().substr(0, 100) : "an unnamed method";
+  if (family.mxfp4 && method == "\"mxfp4\"") return EncodingKind::kMxfp4;
   const bool four = q.boolean("load_in_4bit", false), eight = q.boolean("load_in_8bit", false);
   if (method != "\"bitsandbytes\"" || four == eight) {
     config.fail(kKey, "quantized weights (" + method +
@@ -239,7 +240,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   if (wrapped) spec.wrapper = family.wrapper;
   spec.names = family.names();
   refuse_what_is_set(config, family);
-  spec.stored = read_quantization(wrapped && !file.find("quantization_config") ? config : file);
+  spec.stored = read_quantization(wrapped && !file.find("quantization_config") ? config : file, family);
   read_sizes(config, family, wrapped ? family.sizes : ClassSizes{}, spec);
   // Older files of a model inside another one have the key in neither object, and mean the text's class.
   constexpr const char* kTied = "tie_word_embeddings";

@@ -10,11 +10,15 @@ namespace lm {
 // several neighbours if the family's files have them joined.
 struct ModuleName {
   // In its layer; of experts with a * for the expert's number. Behind the last point the * means that the
-  // files have one tensor for all experts, "<what stands before>.weight", [experts, rows, columns].
+  // files have one tensor for all experts, "<what stands before>.weight", [experts, rows, columns], and
+  // "<what stands before>.bias", [experts, rows], where these have biases.
   const char* path = "";
   const char* first = "";      // "attn.q"
   const char* last = nullptr;  // null: the first is the only one
   bool transposed = false;     // the files hold the matrix as [in, out]
+  // Of a tensor of all experts: what stands behind its path in place of ".weight" and ".bias".
+  const char* weight = ".weight";
+  const char* bias = ".bias";
 };
 
 // A norm of a layer; its weight and bias.
@@ -33,6 +37,7 @@ struct NameMap {
   std::vector<ModuleName> modules;  // every part once, in order
   const char* scalar = "";          // of a layer: the tensor's whole name in its layer
   const char* correction = "";      // of a router's choice, likewise
+  const char* sinks = "";           // of a layer's attention: likewise
   const char* input_table = "";     // of layers' inputs, as the next two
   const char* input_projection = "";
   const char* input_norm = "";

@@ -18,7 +18,7 @@ std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-// LinearModule::stack.
+// What LinearModule::stack begins with.
 std::string stack_of(std::string_view path) {
   return path.ends_with(".*") ? std::string(path.substr(0, path.size() - 2)) : "";
 }
@@ -80,7 +80,7 @@ Parameter join(const std::string& ours, ParameterKind kind, const std::string& l
     parameter.rows += module.rows;
     if (module.stack.empty()) continue;
     ParameterPart& part = parameter.parts.back();
-    part.file = layer + module.stack + ".weight";
+    part.file = layer + (bias ? module.bias_stack : module.stack);
     part.slice = module.slice;
     part.slices = module.slices;
   }
@@ -148,6 +148,11 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   for (size_t m = 0; m < matrices.size(); ++m)
     out.push_back(join(ours, ParameterKind::kMatrix, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_weight(norm, out);
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
+    const int64_t sinks = mixer_parameters(sublayer.mixer, spec.hidden).sinks;
+    if (sinks > 0)
+      out.push_back(single(ours + "attn.sinks", ParameterKind::kSinks, hf + spec.names.sinks, sinks));
+  }
   for (size_t m = 0; m < matrices.size(); ++m)
     if (matrices[m].bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_bias(norm, out);
@@ -247,7 +252,8 @@ std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
                        .columns = matrix.columns,
                        .transposed = name->transposed,
                        .adapts = adapts(spec.names, *name),
-                       .stack = stack,
+                       .stack = stack.empty() ? stack : stack + name->weight,
+                       .bias_stack = stack.empty() ? stack : stack + name->bias,
                        .slice = stack.empty() ? 0 : matrix.expert,
                        .slices = stack.empty() ? 0 : matrix.experts});
         last = name->last != nullptr ? name->last : name->first;

@@ -22,6 +22,7 @@ enum class ParameterKind : uint8_t {
   kEmbedding,  // of tokens, of positions, or of layers' inputs
   kMatrix,
   kBias,
+  kSinks,  // logits of an attention's heads
   kNorm,
   kBuffer,     // a vector of the files that nobody trains: frozen in every run, and written back
   kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows, or factors of its rows or columns
@@ -38,8 +39,8 @@ struct ParameterPart {
   // parts beside this one. `file`: its name, `name` being the part's own; "": the part is a whole tensor.
   std::string file = {};
   int64_t column = 0, file_columns = 0;
-  // Of `file`, the matrices [rows, columns] of `slices` experts one behind another, that of this one; 0: it
-  // has columns.
+  // Of `file`, the matrices (or vectors) of `slices` experts one behind another, that of this one; 0: it has
+  // columns.
   int64_t slice = 0, slices = 0;
   const std::string& tensor() const { return file.empty() ? name : file; }
 };
@@ -59,8 +60,8 @@ struct Parameter {
   bool fp32 = false;       // a buffer that is fp32, whatever the model's type
   int64_t elements() const { return rows * columns; }
   bool vector() const {
-    return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
-           kind == ParameterKind::kMagnitude;
+    return kind == ParameterKind::kBias || kind == ParameterKind::kSinks || kind == ParameterKind::kNorm ||
+           kind == ParameterKind::kBuffer || kind == ParameterKind::kMagnitude;
   }
   // Of that part, as the files have it.
   std::vector<int64_t> shape(const ParameterPart& part) const {
@@ -72,7 +73,11 @@ struct Parameter {
   }
   // Of the tensor of the files that has the part.
   std::vector<int64_t> file_shape(const ParameterPart& part) const {
-    if (part.slices > 0) return {part.slices, part.rows, columns};
+    if (part.slices > 0) {
+      std::vector<int64_t> all = shape(part);
+      all.insert(all.begin(), part.slices);
+      return all;
+    }
     return part.file.empty() ? shape(part) : std::vector{part.rows, part.file_columns};
   }
 };
@@ -143,8 +148,9 @@ struct LinearModule {
   int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
   bool transposed = false;                   // the files hold it as [columns, rows]
   bool adapts = true;                        // adapters may target it
-  // Path of the tensor of the files that holds it with those of the other experts; "": it has one of its own.
-  std::string stack = {};
+  // Names in the layer of the tensors of the files that hold its weight, and its bias, with those of the
+  // other experts; "": it has tensors of its own.
+  std::string stack = {}, bias_stack = {};
   int64_t slice = 0, slices = 0;  // as ParameterPart
   // Whether it is an MLP's last layer, whose input IA3 scales; it scales the output of the others.
   bool feedforward() const { return matrix == "mlp.down" || matrix == "shared.down"; }
@@ -176,9 +182,9 @@ struct BlockParameters {
 //                   their own inputs.table [V', L width], inputs.projection [L width, H] and inputs.norm
 //                   [width]
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
-//                   before and behind the mixers [H], of the norms inside them, of the matrices' biases
-//                   ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar [1] and the
-//                   mixers' buffers
+//                   before and behind the mixers [H], of the norms inside them, attn.sinks [n_h], of the
+//                   matrices' biases ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar
+//                   [1] and the mixers' buffers
 //   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the

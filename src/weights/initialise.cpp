@@ -93,6 +93,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
       return 0;
     case ParameterKind::kEmbedding:
     case ParameterKind::kMatrix:
+    case ParameterKind::kSinks:
       break;
   }
   return static_cast<float>(kStddev * normal(first, second, index));

@@ -103,16 +103,16 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
         LM_CHECK(!part.file.empty(), part.name);
         continue;
       }
+      if (item.parameter->kind == ParameterKind::kMatrix && !in_adapter(item.parameter->role)) {
+        if (const auto stored = find_stored(files, part, item.parameter->columns)) {
+          wanted.insert(stored->beside.begin(), stored->beside.end());
+          continue;
+        }
+      }
       const auto tensor = files.find(part.tensor());
       if (!tensor) {
         differences.add("missing: " + part.tensor());
         continue;
-      }
-      if (item.parameter->kind == ParameterKind::kMatrix && !in_adapter(item.parameter->role)) {
-        if (const auto stored = find_stored(files, part.name, part.rows, item.parameter->columns)) {
-          wanted.insert(stored->beside.begin(), stored->beside.end());
-          continue;
-        }
       }
       const std::vector<int64_t> shape = item.parameter->file_shape(part);
       if (tensor->entry->shape != shape) {
@@ -141,14 +141,16 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
     const int64_t end_row = item.target.rows > 0 ? first_row + item.target.rows : item.parameter->rows;
     for (const ParameterPart& part : item.parameter->parts) {
       const FilePart stored = file_part(files, *item.parameter, part);
-      if (!is_weight_type(stored.entry->dtype)) {
+      if (!stored.scales && !is_weight_type(stored.entry->dtype)) {
         throw Error(Exit::kInput,
                     {.area = "FILE-23",
                      .what = part.name + " is quantized, but must be unquantized here",
                      .place = stored.file->path(),
                      .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32"});
       }
-      const int64_t most = kChunkBytes / static_cast<int64_t>(dtype_size(stored.entry->dtype));
+      // Of codes as many as of the smallest elements.
+      const int64_t most =
+          kChunkBytes / (stored.scales ? 2 : static_cast<int64_t>(dtype_size(stored.entry->dtype)));
       // The requested elements of the part.
       const int64_t begin = (std::max(part.first, first_row) - part.first) * columns;
       const int64_t end = (std::min(part.first + part.rows, end_row) - part.first) * columns;
@@ -213,14 +215,22 @@ size_t read_piece(std::span<const Chunk> chunks, Staging& staging, int threads) 
 // Returns the bytes read.
 int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
   int64_t bytes = 0;
-  for (const Chunk& chunk : chunks)
-    bytes += chunk.elements * static_cast<int64_t>(dtype_size(chunk.part.entry->dtype));
+  for (const Chunk& chunk : chunks) bytes += chunk.part.stored_bytes(chunk.elements);
   if (options.staging == nullptr) {
     read_by_threads(chunks, options.threads);
   } else {
     while (!chunks.empty()) chunks = chunks.subspan(read_piece(chunks, *options.staging, options.threads));
   }
   return bytes;
+}
+
+// Nothing is quantized to MXFP4 here.
+void require_encodable(const LoadItem& item, const ParameterPart& part) {
+  if (item.target.encoded->encoding().kind != EncodingKind::kMxfp4) return;
+  throw Error(Exit::kInput, {.area = "FILE-23",
+                             .what = part.tensor() + " is not in MXFP4, and config.json says that it is",
+                             .place = "quantization_config",
+                             .next = "remove quantization_config from config.json if the weights are bf16"});
 }
 
 // Quantizes each matrix with a quantization format, one at a time. Returns the bytes read.
@@ -231,15 +241,17 @@ int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items
     if (!item.target.memory || item.target.encoded == nullptr) continue;
     const std::vector<ParameterPart>& parts = item.parameter->parts;
     for (size_t p = 0; p < parts.size(); ++p) {
-      // What bitsandbytes has quantized lies as the program has it, whichever way the file's others lie.
-      const auto stored = find_stored(files, parts[p].name, parts[p].rows, item.parameter->columns);
+      // What is quantized lies as the program has it, whichever way the file's others lie.
+      const auto stored = find_stored(files, parts[p], item.parameter->columns);
+      if (!stored) require_encodable(item, parts[p]);
       write_encoded(*item.target.encoded, p, item.target.memory, options.staging,
                     [&](const EncodedMatrix& matrix) {
                       if (stored) return read_stored(*stored, matrix);
                       encode(matrix, item.target.dtype,
                              elements_of(files, *item.parameter, p, item.target.dtype), options.threads);
                     });
-      bytes += files.find(parts[p].tensor())->entry->bytes() / std::max<int64_t>(parts[p].slices, 1);
+      bytes += stored ? stored->bytes()
+                      : files.find(parts[p].tensor())->entry->bytes() / std::max<int64_t>(parts[p].slices, 1);
     }
   }
   return bytes;

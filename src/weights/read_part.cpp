@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/host_device.h"
 #include "weights/convert.h"
+#include "weights/mxfp4.h"
 
 namespace lm {
 namespace {
@@ -52,7 +53,7 @@ void read_transposed(const FilePart& part, DType dtype, const Range& range) {
     const int64_t columns = std::min(together, part.columns - column);
     const int64_t n = (columns - 1) * part.rows + run;
     raw.resize(static_cast<size_t>(n * size));
-    part.file->read(*part.entry, (column * part.rows + begin) * size, raw);
+    part.file->read(*part.entry, (part.begin + column * part.rows + begin) * size, raw);
     converted.resize(static_cast<size_t>(n * out));
     convert_elements(raw.data(), stored, converted.data(), dtype, n);
     const Band band{converted.data(), column, columns, begin, run, part.rows};
@@ -79,6 +80,14 @@ void read_columns(const FilePart& part, DType dtype, const Range& range) {
 }  // namespace
 
 FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part) {
+  if (const auto codes = find_mxfp4(files, part, parameter.columns)) {
+    return {.entry = codes->codes.entry,
+            .file = codes->codes.file,
+            .rows = part.rows,
+            .columns = parameter.columns,
+            .begin = part.slice * part.rows * parameter.columns,
+            .scales = codes->scales};
+  }
   const auto tensor = files.find(part.tensor());
   LM_CHECK(tensor.has_value(), part.name);
   return {.entry = tensor->entry,
@@ -94,6 +103,8 @@ FilePart file_part(const ModelFiles& files, const Parameter& parameter, const Pa
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to) {
   static thread_local std::vector<std::byte> buffer;
   if (elements == 0) return;
+  if (part.scales)
+    return read_mxfp4({{part.entry, part.file}, *part.scales}, {part.begin + first, elements}, dtype, to);
   if (part.transposed) return read_transposed(part, dtype, {first, elements, to});
   if (part.file_columns > 0) return read_columns(part, dtype, {first, elements, to});
   const DType stored = part.entry->dtype;

@@ -2,6 +2,9 @@
 // (ParameterPart::transposed). The caller owns the memory; any thread.
 #pragma once
 
+#include <optional>
+
+#include "base/encoding_kind.h"
 #include "spec/parameter.h"
 #include "weights/model_files.h"
 
@@ -14,6 +17,14 @@ struct FilePart {
   bool transposed = false;               // the file has [columns, rows]
   int64_t column = 0, file_columns = 0;  // as ParameterPart; 0: the file has no other columns
   int64_t begin = 0;                     // elements of the file's tensor before it, of a stack
+  // Of MXFP4 (weights/mxfp4.h), whose codes are `entry`.
+  std::optional<ModelFiles::Tensor> scales = {};
+
+  // What so many elements are in the file.
+  int64_t stored_bytes(int64_t elements) const {
+    if (scales) return elements / 2 + elements / kMxBlock;
+    return elements * static_cast<int64_t>(dtype_size(entry->dtype));
+  }
 };
 
 // A part that the files have, unquantized.

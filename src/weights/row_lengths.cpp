@@ -28,7 +28,7 @@ MatrixRows rows_of_base(const TensorPlace& weight, size_t part, const ModelFiles
   const int64_t rows = of_files.rows, columns = weight.parameter.columns;
   const auto values = [&] { return std::vector<float>(static_cast<size_t>(rows * columns)); };
   if (weight.encoded() && files != nullptr) {
-    if (const auto stored = find_stored(*files, of_files.name, rows, columns)) {
+    if (const auto stored = find_stored(*files, of_files, columns)) {
       std::vector<float> out = values();
       decode_stored(*stored, rows, columns, out.data(), threads);
       return decoded_rows(std::move(out), columns);

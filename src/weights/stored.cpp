@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "kernels/encoding_tables.h"
+#include "weights/mxfp4.h"
 
 namespace lm {
 namespace {
@@ -151,9 +152,9 @@ StoredMatrix find_eight_bits(const ModelFiles& files, const ModelFiles::Tensor& 
   return out;
 }
 
-void read_piece(const ModelFiles::Tensor& tensor, std::byte* to, int64_t bytes) {
-  LM_CHECK(tensor.entry->bytes() == bytes, tensor.entry->name);
-  tensor.file->read(*tensor.entry, 0, {to, static_cast<size_t>(bytes)});
+void read_piece(const StoredMatrix& stored, const ModelFiles::Tensor& tensor, std::byte* to, int64_t bytes) {
+  LM_CHECK(tensor.entry->bytes() == bytes * stored.slices, tensor.entry->name);
+  tensor.file->read(*tensor.entry, bytes * stored.slice, {to, static_cast<size_t>(bytes)});
 }
 
 }  // namespace
@@ -167,17 +168,28 @@ std::optional<StoredMatrix> find_stored(const ModelFiles& files, const std::stri
   return std::nullopt;
 }
 
+std::optional<StoredMatrix> find_stored(const ModelFiles& files, const ParameterPart& part, int64_t columns) {
+  const auto codes = find_mxfp4(files, part, columns);
+  if (!codes) return find_stored(files, part.name, part.rows, columns);
+  return StoredMatrix{.kind = EncodingKind::kMxfp4,
+                      .slice = part.slice,
+                      .slices = part.slices,
+                      .codes = codes->codes,
+                      .scales = codes->scales,
+                      .beside = {codes->codes.name, codes->scales.name}};
+}
+
 void read_stored(const StoredMatrix& stored, const EncodedMatrix& to) {
   if (stored.kind != to.encoding->kind) {
     fail(stored.codes, std::string("is stored as ") + encoding_of(stored.kind).name + ", and this run has " +
                            to.encoding->name + " (config.json: quantization_config; model.quantize)");
   }
-  read_piece(stored.codes, to.pieces[0], to.bytes[0]);
-  read_piece(stored.scales, to.pieces[1], to.bytes[1]);
+  read_piece(stored, stored.codes, to.pieces[0], to.bytes[0]);
+  read_piece(stored, stored.scales, to.pieces[1], to.bytes[1]);
   if (!has_double_scales(stored.kind)) return;
   constexpr int64_t kFloat = sizeof stored.mean;
   std::memcpy(to.pieces[2], &stored.mean, kFloat);
-  read_piece(stored.nested, to.pieces[2] + kFloat, to.bytes[2] - kFloat);
+  read_piece(stored, stored.nested, to.pieces[2] + kFloat, to.bytes[2] - kFloat);
 }
 
 void decode_stored(const StoredMatrix& stored, int64_t rows, int64_t columns, float* out, int threads) {

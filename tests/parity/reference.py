@@ -41,7 +41,7 @@ def forward(model, documents):
 
 
 def is_decayed(name):
-    return not (name.endswith("bias") or "norm" in name or ".ln_" in name or "magnitude" in name or "ia3_l" in name)
+    return not (name.endswith(("bias", "sinks")) or "norm" in name or ".ln_" in name or "magnitude" in name or "ia3_l" in name)
 
 
 def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8, optimizer=None):

@@ -248,6 +248,7 @@ ADAPTERS = {
         ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
                                                              "mlp.shared_experts.down_proj"])),
     "attention_of_minimax_m2": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
+    "attention_of_gpt_oss": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "attention_of_granitemoe": ("granitemoe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
     "behind_norms_and_caps": ("gemma2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "down_proj", "up_proj"])),
     "beside": ("cohere2", dict(r=4, lora_alpha=8, target_modules=["o_proj", "gate_proj", "down_proj"])),

@@ -14,7 +14,8 @@ LENGTHS = [1, 2, 3, 7, 20, 33, 64, 150]  # of the prompts
 # What each reads at one position after another: windows of some layers, caps, scales by position, learned positions, a pair of sublayers
 # beside each other, values that are keys, pairs of neighbours, keys of another layer.
 FAMILIES = ["gemma2", "gemma3_text", "ministral3", "gpt2", "cohere2", "gemma4_text", "glm4", "olmo3_odd", "granite", "nemotron", "phi3", "exaone4",
-            "gemma4_text_inputs_and_borrowed_keys", "mixtral", "qwen3_moe_one_dense_layer"]
+            "gemma4_text_inputs_and_borrowed_keys", "mixtral", "qwen3_moe_one_dense_layer",
+            "gpt_oss_odd_without_biases", "olmoe", "gpt_oss"]
 
 
 def prompts(vocab, lengths=LENGTHS, seed=3):

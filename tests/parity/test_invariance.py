@@ -7,7 +7,7 @@ from counts import some_of
 from reference import relative, worst
 
 MODELS = ["llama_three_heads_per_key_tied_with_pad_token", "qwen3_tied_biases", "mistral_window_shorter_than_documents",
-          "qwen2_tied_last_layer_slides", "gemma4_text_inputs_and_borrowed_keys", "qwen3_moe_one_dense_layer",
+          "qwen2_tied_last_layer_slides", "gemma4_text_inputs_and_borrowed_keys", "qwen3_moe_one_dense_layer", "gpt_oss",
           *some_of("gemma2", "gemma4_text", "cohere2", "olmo3_odd", "starcoder2")]
 TRAIN = dict(steps=3, lr=1e-3, weight_decay=0.1)
 

@@ -53,6 +53,9 @@ HYBRID = dict(num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=8, **GRA
 INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=600, num_kv_shared_layers=2, use_double_wide_mlp=True)
 GEMMA4 = dict(global_head_dim=32, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=7)
 
+# Limits that some columns reach, and windows in every second layer.
+GPT_OSS = dict(sliding_window=7, swiglu_limit=0.6, rope_parameters=yarn(truncate=False, rope_theta=FAST))
+
 # A choice that a rounding changes is another model: what only fp32 can compare.
 EXPERTS = {"dtypes": ["fp32"]}
 
@@ -159,6 +162,10 @@ FAMILIES = {
         ("GraniteMoeConfig", odd(head_dim=8, num_local_experts=4, num_experts_per_tok=3, intermediate_size=28, tie_word_embeddings=True,
                                  **GRANITE), {**EXPERTS, "old_config": True}),
     "olmoe": ("OlmoeConfig", base(num_experts=6, num_experts_per_tok=2, intermediate_size=40), {**CALM, **EXPERTS}),
+    "gpt_oss": ("GptOssConfig", base(4, head_dim=16, num_local_experts=4, num_experts_per_tok=2, **GPT_OSS), EXPERTS),
+    "gpt_oss_odd_without_biases":
+        ("GptOssConfig", odd(num_local_experts=5, num_experts_per_tok=3, attention_bias=False, layer_types=slides(0, 1, 1), tie_word_embeddings=True,
+                             **{**GPT_OSS, "swiglu_alpha": 1.2, "rope_parameters": rope(100.0)}), {**EXPERTS, "old_config": True}),
     "mixtral": ("MixtralConfig", base(num_local_experts=4, num_experts_per_tok=2, intermediate_size=40, sliding_window=7), EXPERTS),
     "mixtral_odd": ("MixtralConfig", odd(num_local_experts=5, num_experts_per_tok=2, sliding_window=None), EXPERTS),
     "glm": ("GlmConfig", base(head_dim=16, rope_parameters=rope(FAST, partial_rotary_factor=0.5)), {"idle": unturned(16, 8)}),

@@ -93,7 +93,9 @@ def randomise(model, seed, norms):
             center, std = 0.0, 0.5
         elif is_norm(name):
             center, std = next((norms[word] for word in norms if word in name), 1.0) - offset, 0.2
-        elif name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight")):
+        elif name.endswith("sinks"):
+            center, std = 0.0, 1.0
+        elif name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight", "mlp.router.weight")):
             center, std = 0.0, 0.3  # of a router: chosen and left out are not near each other
         else:
             center, std = 0.0, embedding if name.split(".")[-2] in ("embed_tokens", "wte", "wpe") else MATRIX_STD

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "family_files.h"
+#include "spec/block_layout.h"
 #include "spec/parameter.h"
 
 namespace lm {
@@ -130,6 +131,72 @@ TEST(ExpertFamilies, FilesMayHaveOneTensorForAllExperts) {
   EXPECT_EQ(seen, 4);
   for (const char* wrong : {"input_linear", "block_sparse_moe.output_linear", "layer"})
     EXPECT_THROW(resolve_targets(spec.names, {wrong}, "x"), Error) << wrong;
+}
+
+const Parameter& find(const BlockParameters& block, const std::string& name) {
+  const auto found = std::ranges::find(block.trainable, name, &Parameter::name);
+  EXPECT_NE(found, block.trainable.end()) << name;
+  return *found;
+}
+
+TEST(ExpertFamilies, GptOssHasBiasesSinksAndInterleavedMatricesThatLieTransposed) {
+  const ModelSpec spec = parse(with(small("gpt_oss"), "num_local_experts", 4));
+  EXPECT_EQ(windows(spec), (std::vector<int64_t>{128, 0, 128, 0, 128, 0}));
+  EXPECT_EQ(spec.ropes.at(0).factor, 32);
+  EXPECT_FALSE(spec.ropes.at(0).truncate);
+  EXPECT_EQ(*spec.layer(0).find<ExpertsSpec>(), (ExpertsSpec{.experts = 4,
+                                                             .chosen = 4,
+                                                             .ffn = 96,
+                                                             .renormalise = true,
+                                                             .round_weights = true,
+                                                             .bias = true,
+                                                             .router_bias = true,
+                                                             .clamped = ClampedGlu{1.702, 7}}));
+  const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+  const std::string experts = "model.layers.0.mlp.experts.";
+  struct Wanted {
+    const char *ours, *file;
+    std::string part;
+    std::vector<int64_t> shape;
+  };
+  for (const Wanted& want : {Wanted{"gate_up", "gate_up_proj", "gate_up_proj.2.weight", {4, 64, 192}},
+                             Wanted{"gate_up_bias", "gate_up_proj_bias", "gate_up_proj.2.bias", {4, 192}},
+                             Wanted{"down", "down_proj", "down_proj.2.weight", {4, 96, 64}},
+                             Wanted{"down_bias", "down_proj_bias", "down_proj.2.bias", {4, 64}}}) {
+    const Parameter& one = find(blocks[1], "layers.0.experts.2." + std::string(want.ours));
+    ASSERT_EQ(one.parts.size(), 1U) << want.ours;
+    EXPECT_EQ(one.parts.front().name, experts + want.part);
+    EXPECT_EQ(one.parts.front().tensor(), experts + want.file);
+    EXPECT_EQ(one.parts.front().slice, 2);
+    EXPECT_EQ(one.file_shape(one.parts.front()), want.shape) << want.ours;
+  }
+  const Parameter& sinks = find(blocks[1], "layers.0.attn.sinks");
+  EXPECT_EQ(sinks.parts.front().name, "model.layers.0.self_attn.sinks");
+  EXPECT_EQ(sinks.rows, 4);
+  EXPECT_TRUE(sinks.vector()) << "it would be decayed";
+  EXPECT_EQ(resolve_targets(spec.names, {"all-linear"}, "x"),
+            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+}
+
+TEST(ExpertFamilies, Mxfp4IsOfGptOssExpertsAlone) {
+  json config = small("gpt_oss");
+  config["quantization_config"] = {{"quant_method", "mxfp4"}};
+  const ModelSpec spec = parse(config);
+  EXPECT_EQ(spec.stored, EncodingKind::kMxfp4);
+  const AdapterSpec adapter{.r = 1, .alpha = 1, .targets = {"q_proj"}};
+  const ModelLayout layout = make_layout(spec, &adapter, DType::kBF16, &encoding_of(spec.stored));
+  for (const TensorPlace& place : layout.blocks[1].tensors) {
+    const bool wanted = place.parameter.of_expert && place.parameter.kind == ParameterKind::kMatrix;
+    EXPECT_EQ(place.encoded(), wanted) << place.parameter.name;
+  }
+  const TensorPlace& down = *layout.blocks[1].find("layers.0.experts.0.down");
+  ASSERT_EQ(down.pieces.size(), 2U);
+  EXPECT_EQ(down.pieces[0].bytes, 64 * 96 / 2);
+  EXPECT_EQ(down.pieces[1].bytes, 64 * 96 / 32);
+  expect_refused(with(config, "intermediate_size", 100), "MXFP4");
+  json other = small("mixtral");
+  other["quantization_config"] = config["quantization_config"];
+  expect_refused(other, "mxfp4");
 }
 
 TEST(ExpertFamilies, TheirLoadsAreBalancedWhereTheFileSaysSo) {

@@ -96,7 +96,8 @@ class Reference:
         return getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}attention_scaling")
 
     def neighbours(self):
-        turned = self.module.rotate_half(torch.arange(4.0))
+        quarter = lambda x: self.module._apply_rotary_emb(x, torch.zeros(2), torch.ones(2))
+        turned = getattr(self.module, "rotate_half", quarter)(torch.arange(4.0))
         return turned.tolist() == [-1, 0, -3, 2]
 
 
@@ -135,6 +136,7 @@ def check_layer(spec, reference, i):
     assert ours["softcap"] == (cap or 0)
     assert ours["value_norm"] == (dict(kind=3, eps=reference.text.rms_norm_eps) if hasattr(attention, "v_norm") else None)
     assert ours["source"] == reference.source(i)
+    assert ours["sinks"] == hasattr(attention, "sinks")
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
     mlp = getattr(layer, "mlp", None) or getattr(layer, "shared_mlp", None) or layer.block_sparse_moe
     check_experts(ours, mlp, reference.text)
@@ -142,6 +144,10 @@ def check_layer(spec, reference, i):
     assert ours.get("shared") == (None if shared is None else {"ffn": shared.intermediate_size, "gated": hasattr(mlp, "shared_expert_gate")})
     shared = [] if shared is None else [True]
     mlp = getattr(mlp, "experts", mlp)
+    assert ours.get("clamped") == ([mlp.alpha, mlp.limit] if hasattr(mlp, "limit") else None)
+    if ours.get("clamped"):
+        assert ours["residual_scale"] == [1, 1] and ours["beside"] == [False, False]
+        return
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "activation", "act") if hasattr(mlp, name))
     x = torch.linspace(-4, 4, 97)
     torch.testing.assert_close(activation(x), ACTIVATIONS[ours["activation"]](x), rtol=1e-5, atol=1e-6)
@@ -160,6 +166,8 @@ def check_experts(ours, mlp, config):
     corrected = hasattr(router, "e_score_correction_bias") or hasattr(mlp, "e_score_correction_bias")
     router = copy.deepcopy(router).to_empty(device="cpu").to(torch.bfloat16)
     generator = torch.Generator().manual_seed(7)
+    if getattr(router, "bias", None) is not None:
+        router.bias.data.zero_()
     router.weight.data.copy_(0.01 * torch.randn(router.weight.shape, generator=generator))  # larger: one has all the weight
     correction = torch.zeros(router.num_experts)
     if hasattr(router, "e_score_correction_bias"):
@@ -283,6 +291,9 @@ REFUSED = {
     "num_experts ": least("qwen3_moe", num_experts=5000),
     "router_aux_loss_coef": least("qwen2_moe", router_aux_loss_coef=-0.1),
     "shared_expert_intermediate_size": least("qwen2_moe", shared_expert_intermediate_size=0),
+    "swiglu_limit": least("gpt_oss", swiglu_limit=0.0),
+    "hidden_size": least("gpt_oss", hidden_size=100, head_dim=16, quantization_config=dict(quant_method="mxfp4")),
+    "quantization_config": least("mixtral", quantization_config=dict(quant_method="mxfp4")),
     "clip_qkv": least("olmoe", clip_qkv=8.0),
     "router_jitter_noise": least("mixtral", router_jitter_noise=0.1),
     "n_group": least("glm4_moe", n_group=3),

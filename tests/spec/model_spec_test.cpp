@@ -233,7 +233,7 @@ TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
   const std::pair<const char*, json> kSets[] = {
       {"model_type", "deepseek_v3"},
       {"model_type", "phimoe"},
-      {"model_type", "gpt_oss"},
+      {"model_type", "granite_swa"},
       {"model_type", "never_heard_of"},
       {"model_type", nullptr},
       {"architectures", {"LlamaForTokenClassification"}},

@@ -58,6 +58,7 @@ json layer_json(const LayerSpec& layer) {
               {"source", attention.source},
               {"scale", attention.scale()},
               {"softcap", attention.softcap},
+              {"sinks", attention.sinks},
               {"position_slope", attention.position_slope},
               {"position_period", attention.position_period},
               {"scalar", layer.scalar}};
@@ -85,6 +86,7 @@ json layer_json(const LayerSpec& layer) {
                      {"groups", {experts->groups, experts->kept_groups}},
                      {"scale", experts->weight_scale},
                      {"wide_logits", experts->wide_logits}};
+    out["clamped"] = experts->clamped ? json{experts->clamped->alpha, experts->clamped->limit} : json();
   }
   if (const auto* const shared = layer.find<SharedExpertSpec>())
     out["shared"] = {{"ffn", shared->ffn}, {"gated", shared->gated}};
@@ -214,7 +216,7 @@ void write_all(const std::string& path, const std::vector<TensorInfo>& infos, co
 }
 
 const Encoding& encoding_named(const std::string& name) {
-  for (int kind = 1; kind <= static_cast<int>(EncodingKind::kInt8); ++kind) {
+  for (int kind = 1; kind <= static_cast<int>(EncodingKind::kMxfp4); ++kind) {
     const Encoding& one = encoding_of(static_cast<EncodingKind>(kind));
     if (one.name == name) return one;
   }

@@ -186,8 +186,9 @@ struct AttentionCall {
   Documents documents;
 };
 
-void attend(const Context& context, const AttentionSpec& spec, const AttentionCall& call) {
+void attend(const Context& context, const Attention& a, const AttentionCall& call) {
   const ArenaFrame frame(context.arena);
+  const AttentionSpec& spec = a.spec;
   const View& kv = call.kv;
   AttentionForward args{.q = call.q.data,
                         .k = kv.data,
@@ -207,6 +208,7 @@ void attend(const Context& context, const AttentionSpec& spec, const AttentionCa
                         .dtype = context.dtype};
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
+  if (spec.sinks) add_sinks(context, a.sinks, {call.out, call.lse, args.tokens, spec.head_dim});
 }
 
 // Every document continues a text of its own: its keys and values join those in the text's cache, and
@@ -226,7 +228,7 @@ void attend_to_texts(const Context& context, const Attention& a, const DeviceBat
     DocumentRun run;  // with the rows of this document alone
     if (!batch.runs.empty()) run = batch.runs[text];
     run.first = 0;
-    attend(context, spec,
+    attend(context, a,
            {.q = q_of(spec, own),
             .kv = kept,
             .out = saved.attention.row_range(first, rows),
@@ -240,7 +242,7 @@ void attend(const Context& context, const Attention& a, const DeviceBatch& batch
             const Attention::Saved& saved) {
   const AttentionSpec& spec = a.spec;
   if (batch.continues()) return attend_to_texts(context, a, batch, saved);
-  attend(context, spec,
+  attend(context, a,
          {.q = q_of(spec, saved.qkv).row_range(0, batch.tokens),
           .kv = spec.borrows() ? lent_by(batch, spec.source).rows : own_keys(spec, saved.qkv),
           .out = saved.attention,
@@ -341,6 +343,10 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
     const View dq = q_of(spec, dqkv),
                dkv = spec.borrows() ? context.tensor(batch.rows, 2 * spec.kv_rows()) : own_keys(spec, dqkv);
     attend_backward(context, *this, batch, saved, dattention, {dq, dkv});
+    if (spec.sinks) {
+      add_sinks_gradient(context, sinks, {saved.attention, saved.lse.floats(), batch.tokens, spec.head_dim},
+                         dattention, first);
+    }
     zero_surplus(context, dqkv, batch.tokens);
     if (spec.borrows()) {
       zero_surplus(context, dkv, batch.tokens);

@@ -1,9 +1,11 @@
 // Causal grouped-query attention over the documents of a micro-batch, on q, k, v as slices of one fused
 // projection (spec/mixers/attention.h has its sizes). T rows, Q = (n_h + 2 n_kv) d. In order: the projection,
-// the norm of v, the norms of q and k, RoPE, the scale of q by its position, attention, the last projection.
+// the norm of v, the norms of q and k, RoPE, the scale of q by its position, attention, its sinks, the last
+// projection.
 #pragma once
 
 #include "model/mixers/mixer.h"
+#include "model/mixers/sinks.h"
 #include "model/virtual_tokens.h"
 
 namespace lm {
@@ -16,6 +18,7 @@ struct Attention {
   Norm v_norm;          // has no weight
   Linear out;           // [H, n_h d]
   Prefix prefix = {};   // undefined without prefix tuning
+  Sinks sinks = {};     // unbound without them
 
   static constexpr bool kKeptWithAttention = true;
   struct Saved {
@@ -24,8 +27,8 @@ struct Attention {
     View qk_rstd;    // [T, n_h], then [T, n_kv], fp32; joint [T] and [T]; likewise
     View v;          // [T, n_kv d] before v's norm; undefined without it, and where qk has the same
     View v_rstd;     // [T, n_kv] fp32; undefined without v's norm
-    View attention;  // [T, n_h d]
-    View lse;        // [n_h, T] fp32
+    View attention;  // [T, n_h d], behind the sinks
+    View lse;        // [n_h, T] fp32, likewise
     LinearSaved qkv_adapters, out_adapters;
   };
   Saved allocate(const Context& context, int64_t rows) const;
@@ -41,6 +44,7 @@ struct Attention {
     visitor("attn.k_norm", self.k_norm);
     visitor("attn.out", self.out);
     visitor("attn.prefix", self.prefix);
+    if (self.spec.sinks) visitor("attn.sinks", self.sinks);
   }
 };
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "model/mixers/activated.h"
+#include "model/mixers/clamped_glu.h"
 #include "model/mixers/expert_products.h"
 #include "model/routers.h"
 
@@ -124,6 +124,8 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
     }
     if (first && linear.weight.gradient.defined())
       rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
+    if (first && linear.bias.gradient.defined())
+      rows.context.kernels.zero(linear.bias.gradient, rows.context.stream);
   });
 }
 
@@ -176,27 +178,56 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
     batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
 }
 
+// Of experts with biases: += <dout, bias>, what the slots' weights have through that of `down`; and dout
+// times the weights, of which the gradients of `down` are.
+void weigh_output_gradient(const Rows& rows, const View& dout, const View& dweight) {
+  const Context& context = rows.context;
+  const ArenaFrame frame(context.arena);
+  const View biases = rows.tensor(dout.columns), dot = context.tensor(rows.slots, 1, DType::kF32);
+  context.kernels.zero(biases, context.stream);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    if (count == 0) return;
+    context.kernels.add_bias({.x = biases.row_range(row, count).data,
+                              .bias = expert.down.bias.weight.data,
+                              .rows = count,
+                              .width = biases.columns,
+                              .stride = biases.stride,
+                              .dtype = context.dtype},
+                             context.stream);
+  });
+  context.kernels.weigh_rows({.x = dout, .other = biases, .dot = dot.floats(), .routing = rows.routing},
+                             context.stream);
+  context.kernels.accumulate({.to = dweight.data,
+                              .from = dot.data,
+                              .elements = rows.slots,
+                              .to_dtype = dweight.dtype,
+                              .from_dtype = dot.dtype},
+                             context.stream);
+}
+
 // From dy [T, H] to the gradients of `down` of all experts and of the slots' weights; `gate_up` becomes its
 // own gradient.
 void activation_backward(const Rows& rows, const View& gate_up, const View& dy, const View& dweight,
                          bool first) {
   const Context& context = rows.context;
-  const Activation activation = rows.mixer.spec.activation;
+  const ExpertsSpec& spec = rows.mixer.spec;
   const ArenaFrame frame(context.arena);
   const View dout = gather(rows, dy);
   const View dh = rows.tensor(rows.mixer.spec.ffn);
   multiply_input_gradient(rows, &Experts::Expert::down, dout, dh);
   const View h = rows.tensor(rows.mixer.spec.ffn);
-  gated_forward(context, activation, gate_up, h);
+  activate(context, spec, gate_up, h);
   context.kernels.weigh_rows({.x = dh, .other = h, .dot = dweight.floats(), .routing = rows.routing},
                              context.stream);
-  gated_backward(context, activation, gate_up, dh);  // h is in dh's place now
+  if (spec.bias) weigh_output_gradient(rows, dout, dweight);
+  activate_backward(context, spec, gate_up, dh);  // h is in dh's place now
   // train.only may choose some experts alone.
   if (std::ranges::none_of(rows.mixer.experts, [](const Experts::Expert& expert) {
+        if (expert.down.bias.gradient.defined()) return true;
         return expert.down.weight.gradient.defined();
       }))
     return;
-  context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);
+  if (!spec.bias) context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);
   multiply_backward(rows, &Experts::Expert::down, {.x = dh, .dy = dout}, first);
 }
 
@@ -244,7 +275,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
   multiply(rows, &Expert::gate_up, gathered, gate_up);
   if (output.kind == MixerOutput::Kind::kNone) return {};
   const View h = rows.tensor(spec.ffn);
-  gated_forward(context, spec.activation, gate_up, h);
+  activate(context, spec, gate_up, h);
   // What the experts have read is not needed any more, and what they write is of that size.
   multiply(rows, &Expert::down, h, gathered);
   context.kernels.combine_rows({.x = gathered,

@@ -9,6 +9,7 @@
 // Recomputation routes again, with the same bits: the same logits of the same kernels, in whatever number of
 // threads. Weights are applied to an expert's output in forward; in backward to the gradient of what `down`
 // reads, so that the gradient of a weight, <dout, down h> = <downᵀ dout, h>, needs no output of an expert.
+// Where experts have biases they are applied to dout instead, after downᵀ: the biases' gradients want that.
 #pragma once
 
 #include <vector>
@@ -32,7 +33,7 @@ struct Experts {
   struct Saved {
     Routing routing;
     View probability;  // [T, E] fp32; of sigmoid scores these
-    View gate_up;      // [T k, 2I]; in backward its own gradient
+    View gate_up;      // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
   };
   Saved allocate(const Context& context, int64_t rows) const;
   View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,

@@ -28,7 +28,8 @@ inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
           .k_norm = heads,
           .v_norm = values,
           .out = {},
-          .prefix = {}};
+          .prefix = {},
+          .sinks = {}};
 }
 inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
   return {.spec = spec, .gate_up = {}, .down = {}};

@@ -28,7 +28,6 @@ constexpr std::pair<const char*, const char*> kNotYet[] = {
     {"gemma3n", "several residual streams"},
     {"glm4_moe_lite", "latent attention and shared experts"},
     {"gpt_neox", "its layout of q, k and v"},
-    {"gpt_oss", "attention sinks and experts with biases"},
     {"granite_swa", "attention sinks"},
     {"granitemoe", "its files of experts"},
     {"hunyuan_v1_dense", "norms of q and k after RoPE"},

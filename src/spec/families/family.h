@@ -64,6 +64,7 @@ struct Family {
 
   NormKind norm = NormKind::kRms;  // of all norms of whole rows
   bool gated = true;               // the MLP
+  bool mxfp4 = false;              // its files may hold the experts' matrices as MXFP4
   const char* activation_key = "hidden_act";
   std::span<const ActivationWord> activations = kSilu;  // the first is the class's default
   bool neighbours = false;                              // RopeSpec::neighbours

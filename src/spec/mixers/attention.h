@@ -29,7 +29,9 @@ struct AttentionSpec {
   bool qkv_bias = false;
   bool out_bias = false;
   double softmax_scale = 0;  // multiplies q·k before the softmax; 0: 1 / sqrt(d)
-  double softcap = 0;        // c: scores become c tanh(score / c) before the mask; 0: none
+  // Each head has a trained logit that joins its softmax's sum and has no value (gpt-oss).
+  bool sinks = false;
+  double softcap = 0;  // c: scores become c tanh(score / c) before the mask; 0: none
   // q at position p is multiplied by 1 + slope * ln(1 + floor(p / period)), after RoPE; period 0: not at all.
   double position_slope = 0;
   int64_t position_period = 0;
@@ -53,7 +55,7 @@ struct AttentionSpec {
 };
 
 // attn.qkv [n_h d + 2 n_kv d, H], attn.out [H, n_h d]; with head norms attn.q_norm and attn.k_norm, [d] or,
-// joint and of each head's own, [n_h d] and [n_kv d].
+// joint and of each head's own, [n_h d] and [n_kv d]; with sinks attn.sinks [n_h].
 MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden);
 
 }  // namespace lm

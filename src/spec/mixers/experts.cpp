@@ -14,19 +14,24 @@ MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden) {
   out.matrices.push_back({.name = "experts.router",
                           .reads_norm = true,
                           .columns = hidden,
+                          .bias = spec.router_bias,
                           .parts = {{"experts.router", spec.experts}},
                           .plain = true});
   if (spec.corrected()) out.buffers.push_back({"experts.correction", spec.experts});
+  const std::vector<MatrixSpec::Part> apart = {{"experts.gate", spec.ffn}, {"experts.up", spec.ffn}},
+                                      interleaved = {{"experts.gate_up", 2 * spec.ffn}};
   for (int64_t e = 0; e < spec.experts; ++e) {
     const auto number = static_cast<size_t>(e);
     out.matrices.push_back({.name = expert_name(number, "gate_up"),
                             .reads_norm = true,
                             .columns = hidden,
-                            .parts = {{"experts.gate", spec.ffn}, {"experts.up", spec.ffn}},
+                            .bias = spec.bias,
+                            .parts = spec.clamped ? interleaved : apart,
                             .expert = e,
                             .experts = spec.experts});
     out.matrices.push_back({.name = expert_name(number, "down"),
                             .columns = spec.ffn,
+                            .bias = spec.bias,
                             .parts = {{"experts.down", hidden}},
                             .expert = e,
                             .experts = spec.experts});

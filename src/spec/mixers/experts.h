@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/activation.h"
@@ -23,6 +24,14 @@ enum class RouterScores : uint8_t {
   // files hold and nobody trains (DeepSeek-V3: it balances their load); the weights are made of the scores
   // alone.
   kSigmoid,
+};
+
+// (up + 1) g sigmoid(alpha g) of g = min(gate, limit) and of up, limited on both sides, in place of
+// activation(gate) up (gpt-oss). Rows 2i and 2i + 1 of gate_up are gate and up of column i, as its files have
+// them.
+struct ClampedGlu {
+  double alpha = 0, limit = 0;
+  bool operator==(const ClampedGlu&) const = default;
 };
 
 struct ExpertsSpec {
@@ -41,6 +50,9 @@ struct ExpertsSpec {
   double weight_scale = 1;   // multiplies the weights
   bool wide_logits = false;  // logits are fp32 products, whatever the model's type
   bool corrected() const { return scores == RouterScores::kSigmoid; }
+  bool bias = false;           // of the experts' matrices
+  bool router_bias = false;
+  std::optional<ClampedGlu> clamped = {};  // in place of `activation`
   bool operator==(const ExpertsSpec&) const = default;
 };
 

@@ -47,6 +47,7 @@ struct MixerParameters {
   std::vector<MatrixSpec> matrices;
   std::vector<InnerNorm> norms;
   std::vector<InnerBuffer> buffers = {};
+  int64_t sinks = 0;  // length of the vector "attn.sinks"; 0: there is none
 };
 
 }  // namespace lm
