@@ -40,6 +40,9 @@ struct ParameterPart {
   // Of `file`, the matrices [rows, columns] of `slices` experts one behind another, that of this one; 0: it
   // has columns.
   int64_t slice = 0, slices = 0;
+  bool flat = false;  // of slices: the file has [slices * rows, columns], and not [slices, rows, columns]
+  // Of columns: one of so many is the part's, from `column` on; those between are other parts'.
+  int64_t step = 1;
   const std::string& tensor() const { return file.empty() ? name : file; }
 };
 
@@ -55,6 +58,7 @@ struct Parameter {
   int64_t fan_in = 0;      // of an encoder's tensors: the inputs of their layer, which fresh values are of
   bool plain = false;      // a matrix that is never quantized
   bool of_expert = false;  // of one that only some tokens meet
+  std::string site = {};   // of a pair of low rank: the path that its rank and alpha are chosen by
   int64_t elements() const { return rows * columns; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kNorm || kind == ParameterKind::kBuffer ||
@@ -70,6 +74,7 @@ struct Parameter {
   }
   // Of the tensor of the files that has the part.
   std::vector<int64_t> file_shape(const ParameterPart& part) const {
+    if (part.slices > 0 && part.flat) return {part.slices * part.rows, columns};
     if (part.slices > 0) return {part.slices, part.rows, columns};
     return part.file.empty() ? shape(part) : std::vector{part.rows, part.file_columns};
   }
@@ -98,7 +103,8 @@ enum class AdapterBias : uint8_t {
 
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths
-// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
+// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these. Among them may be the
+// parameters of a layer's experts (spec/expert_adapters.h).
 struct AdapterSpec {
   int64_t r = 0;
   double alpha = 0;
@@ -187,7 +193,8 @@ struct BlockParameters {
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
-// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
+// being that module's rank; behind them those of experts, layers.i.experts.<e>.gate_up.lora_A and so on; with
+// DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these, and with PiSSA, frozen, layers.i.<module>.start_A [r, in] and .start_B [out, r]. With trained biases
 // layers.i.<module>.bias [out] and <norm>_bias_tuned follow.
 // IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned

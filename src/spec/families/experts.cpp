@@ -81,6 +81,7 @@ NameMap expert_names() {
                                              {"mlp.experts.*.gate_proj", "experts.gate"},
                                              {"mlp.experts.*.up_proj", "experts.up"},
                                              {"mlp.experts.*.down_proj", "experts.down"}});
+  names.experts = "mlp.experts";
   return names;
 }
 
