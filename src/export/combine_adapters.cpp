@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "spec/adapter_sites.h"
+#include "spec/expert_adapters.h"
 #include "weights/adapter_files.h"
 #include "weights/peft_modules.h"
 #include "weights/product_svd.h"
@@ -50,6 +51,12 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
     refuse(
         "this adapter has tensors of the model itself (modules_to_save or trainable_token_indices), which "
         "cannot be added to another adapter's",
+        adapter.directory,
+        "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
+            adapter.directory + " --merge -o DIR");
+  if (adapts_experts(base, spec))
+    refuse(
+        "this adapter has pairs of experts (target_parameters), which are not added to those of others",
         adapter.directory,
         "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
             adapter.directory + " --merge -o DIR");

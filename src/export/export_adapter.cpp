@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -84,10 +86,45 @@ std::string one_of(const Values& values, const Text& text) {
   return out + ")";
 }
 
+// The parameters of experts that have pairs, by their paths.
+class Stacks {
+ public:
+  explicit Stacks(const ModelLayout& layout) {
+    for (const BlockLayout& block : layout.blocks) {
+      for (const Trainable& entry : block.trainables) {
+        const Parameter& parameter = block.tensors[entry.tensor].parameter;
+        if (entry.role != TrainableRole::kLoraA || !parameter.parts.front().flat) continue;
+        if (paths_.empty() || paths_.back() != parameter.site) paths_.push_back(parameter.site);
+      }
+    }
+  }
+  // Whether a target is one of theirs.
+  bool names(const std::string& target) const {
+    return std::ranges::any_of(paths_, [&](const std::string& path) { return names_module(target, path); });
+  }
+  // PEFT's target_parameters. It looks for them in all layers: where some have none, whole paths.
+  Json target_parameters(const AdapterSpec& spec, bool wrapped) const {
+    if (paths_.empty()) return nullptr;
+    std::set<std::string> out;
+    for (const std::string& path : paths_) {
+      const bool everywhere = spec.layers.empty() && std::ranges::none_of(spec.targets, [&](const auto& target) {
+        return target == path;
+      });
+      const size_t module = path.rfind('.', path.rfind('.') - 1);  // before "experts.down_proj"
+      out.insert(everywhere ? path.substr(path.rfind('.', module - 1) + 1) : peft_name(path, wrapped));
+    }
+    return out;
+  }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
 // PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
 // have modules of these names, too; layers are part of it then.
-Json target_modules(const AdapterSpec& spec, const BaseModel& base) {
+Json target_modules(const AdapterSpec& spec, const BaseModel& base, const Stacks& stacks) {
   std::vector<std::string> targets = spec.targets;
+  std::erase_if(targets, [&](const std::string& target) { return stacks.names(target); });
   std::ranges::sort(targets);
   if (!base.wrapped) return targets;
   // The head is beside the text model, and the embedding no layer's.
@@ -145,26 +182,30 @@ class OneForm {
   bool changes(const TensorInfo& tensor) const { return changes_ && of_pair(tensor.name); }
   // The shape that a tensor is written with.
   void resize(TensorInfo& tensor) const {
-    if (changes_ && of_pair(tensor.name)) tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r;
+    if (!changes_ || !of_pair(tensor.name)) return;
+    tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r * pairs_.at(canonical_name(tensor.name).text).experts;
   }
   // The values of one that changes: `tensor` has the written shape, `values` the module's own.
   std::vector<float> filled(const TensorInfo& tensor, const std::vector<float>& values) const {
     std::vector<float> out(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
-    if (is_a(tensor.name)) {
-      std::copy(values.begin(), values.end(), out.begin());
+    const auto& [site, experts] = pairs_.at(canonical_name(tensor.name).text);
+    const auto count = static_cast<size_t>(experts);
+    if (is_a(tensor.name)) {  // of experts one behind another
+      const size_t own = values.size() / count, all = out.size() / count;
+      for (size_t e = 0; e < count; ++e)
+        std::copy_n(values.data() + e * own, own, out.data() + e * all);
       return out;
     }
-    const std::string name = canonical_name(tensor.name).text;
-    const size_t end = name.size() - (name.ends_with(kB) ? kB : kEmbeddingB).size();
-    const std::string module = name.substr(kPrefix.size(), end - kPrefix.size());
-    const auto rank = static_cast<size_t>(from_.rank_of(module)), all = static_cast<size_t>(to_.r);
-    const auto factor = static_cast<float>(to_.scale() == 0 ? 0 : from_.scale_of(module) / to_.scale());
+    // Of experts beside each other: what fills them up is at the end of a row all the same.
+    const size_t rank = static_cast<size_t>(from_.rank_of(site)) * count;
+    const size_t all = static_cast<size_t>(to_.r) * count;
+    const auto factor = static_cast<float>(to_.scale() == 0 ? 0 : from_.scale_of(site) / to_.scale());
     for (size_t i = 0; i < values.size(); ++i) out[i / rank * all + i % rank] = values[i] * factor;
     return out;
   }
 
  private:
-  static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight",
+  static constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight",
                                     kEmbeddingA = ".lora_embedding_A", kEmbeddingB = ".lora_embedding_B";
   static bool is_a(const std::string& name) { return name.ends_with(kA) || name.ends_with(kEmbeddingA); }
   // A magnitude, or what is trained whole, has no rank, and stays.
@@ -178,9 +219,12 @@ class OneForm {
     to_.r = 1;
     for (const BlockLayout& block : layout.blocks) {
       for (const Trainable& entry : block.trainables) {
+        const Parameter& parameter = block.tensors[entry.tensor].parameter;
+        const ParameterPart& part = parameter.parts.front();
+        const std::string& module = parameter.site;
+        if (entry.role == TrainableRole::kLoraA || entry.role == TrainableRole::kLoraB)
+          pairs_[part.tensor()] = {module, std::max(part.slices, part.step)};
         if (entry.role != TrainableRole::kLoraA) continue;
-        const TensorPlace& owner = block.tensors[entry.owner];
-        const std::string_view module = module_of(owner.parameter.parts[entry.part].name);
         to_.r = std::max(to_.r, from_.rank_of(module));
         if (std::abs(from_.scale_of(module)) > std::abs(scale)) scale = from_.scale_of(module);
       }
@@ -191,8 +235,13 @@ class OneForm {
     to_.alphas.clear();
   }
 
+  struct Pair {
+    std::string site;
+    int64_t experts = 1;
+  };
   const AdapterSpec& from_;
   AdapterSpec to_;
+  std::map<std::string, Pair, std::less<>> pairs_;  // by the tensor's name; where something changes
   bool changes_ = false;
 };
 
@@ -289,7 +338,8 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                const SavedModules& saved) {
   if (spec.virtual_tokens > 0) return config_of_virtual_tokens(spec, base);
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
-  const Json targets = target_modules(spec, base);
+  const Stacks stacks(layout);
+  const Json targets = target_modules(spec, base, stacks);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
   Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
@@ -304,6 +354,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                      {"r", spec.r},
                      {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
                      {"target_modules", targets},
+                     {"target_parameters", stacks.target_parameters(spec, base.wrapped)},
                      {"trainable_token_indices", spec.tokens.empty() ? Json(nullptr) : Json(spec.tokens)},
                      {"use_dora", spec.dora},
                      {"use_rslora", spec.rslora}});
@@ -313,6 +364,8 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
   } else {
     config["lora_alpha"] = spec.alpha;
   }
+  // Of the layout: earlier ones have A and B of experts' parameters turned.
+  if (!config["target_parameters"].is_null()) config["peft_version"] = "0.21.2";
   return config;
 }
 

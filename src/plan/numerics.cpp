@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "config/config_names.h"
+#include "plan/adapter_limits.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
@@ -279,6 +280,7 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   refuse_bf16(in);
   refuse_shared_experts(in.spec, in.device);
+  refuse_expert_adapters(in.spec, in.adapter, in.device);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
   if (in.trains() && scales_loss(in.config))
     choices.push_back(

@@ -71,6 +71,14 @@ std::vector<ExpertStack> expert_stacks(const ModelSpec& spec, int64_t i) {
   return {stack("gate_up", 2 * experts->ffn, spec.hidden), stack("down", spec.hidden, experts->ffn)};
 }
 
+bool adapts_experts(const ModelSpec& spec, const AdapterSpec& adapter) {
+  if (adapter.kind != AdapterKind::kLora) return false;
+  for (int64_t i = 0; i < spec.layer_count(); ++i)
+    for (const ExpertStack& stack : expert_stacks(spec, i))
+      if (adapter.adapts(i, stack.path)) return true;
+  return false;
+}
+
 std::vector<Parameter> expert_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<ExpertStack> stacks = expert_stacks(spec, i);
   std::erase_if(stacks, [&](const ExpertStack& stack) { return !adapter.adapts(i, stack.path); });

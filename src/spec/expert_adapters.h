@@ -25,6 +25,9 @@ struct ExpertStack {
 // of the family have no pairs.
 std::vector<ExpertStack> expert_stacks(const ModelSpec& spec, int64_t i);
 
+// Whether it has pairs of experts.
+bool adapts_experts(const ModelSpec& spec, const AdapterSpec& adapter);
+
 // The pairs of the stacks in layer `i` that are adapted, expert by expert: layers.i.experts.<e>.gate_up.lora_A
 // [r, in], .lora_B [out, r]. In the files, by the name of the stacks' module: where both are adapted the first
 // one's wrapper lies inside the second's, and has the names <module>.base_layer.lora_A.weight and .lora_B;
