@@ -55,11 +55,10 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
         "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
             adapter.directory + " --merge -o DIR");
   if (adapts_experts(base, spec))
-    refuse(
-        "this adapter has pairs of experts (target_parameters), which are not added to those of others",
-        adapter.directory,
-        "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
-            adapter.directory + " --merge -o DIR");
+    refuse("this adapter has pairs of experts (target_parameters), which are not added to those of others",
+           adapter.directory,
+           "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
+               adapter.directory + " --merge -o DIR");
   if (spec.bias != AdapterBias::kNone)
     refuse(
         "this adapter has trained biases, which cannot be added to those of others", adapter.directory,

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "base/json.h"
 #include "export/export_model.h"
+#include "export/target_parameters.h"
 #include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
 #include "weights/model_files.h"
@@ -86,45 +86,11 @@ std::string one_of(const Values& values, const Text& text) {
   return out + ")";
 }
 
-// The parameters of experts that have pairs, by their paths.
-class Stacks {
- public:
-  explicit Stacks(const ModelLayout& layout) {
-    for (const BlockLayout& block : layout.blocks) {
-      for (const Trainable& entry : block.trainables) {
-        const Parameter& parameter = block.tensors[entry.tensor].parameter;
-        if (entry.role != TrainableRole::kLoraA || !parameter.parts.front().flat) continue;
-        if (paths_.empty() || paths_.back() != parameter.site) paths_.push_back(parameter.site);
-      }
-    }
-  }
-  // Whether a target is one of theirs.
-  bool names(const std::string& target) const {
-    return std::ranges::any_of(paths_, [&](const std::string& path) { return names_module(target, path); });
-  }
-  // PEFT's target_parameters. It looks for them in all layers: where some have none, whole paths.
-  Json target_parameters(const AdapterSpec& spec, bool wrapped) const {
-    if (paths_.empty()) return nullptr;
-    std::set<std::string> out;
-    for (const std::string& path : paths_) {
-      const bool everywhere = spec.layers.empty() && std::ranges::none_of(spec.targets, [&](const auto& target) {
-        return target == path;
-      });
-      const size_t module = path.rfind('.', path.rfind('.') - 1);  // before "experts.down_proj"
-      out.insert(everywhere ? path.substr(path.rfind('.', module - 1) + 1) : peft_name(path, wrapped));
-    }
-    return out;
-  }
-
- private:
-  std::vector<std::string> paths_;
-};
-
 // PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
 // have modules of these names, too; layers are part of it then.
-Json target_modules(const AdapterSpec& spec, const BaseModel& base, const Stacks& stacks) {
+Json target_modules(const AdapterSpec& spec, const BaseModel& base, const TargetParameters& parameters) {
   std::vector<std::string> targets = spec.targets;
-  std::erase_if(targets, [&](const std::string& target) { return stacks.names(target); });
+  std::erase_if(targets, [&](const std::string& target) { return parameters.names(target); });
   std::ranges::sort(targets);
   if (!base.wrapped) return targets;
   // The head is beside the text model, and the embedding no layer's.
@@ -192,8 +158,7 @@ class OneForm {
     const auto count = static_cast<size_t>(experts);
     if (is_a(tensor.name)) {  // of experts one behind another
       const size_t own = values.size() / count, all = out.size() / count;
-      for (size_t e = 0; e < count; ++e)
-        std::copy_n(values.data() + e * own, own, out.data() + e * all);
+      for (size_t e = 0; e < count; ++e) std::copy_n(values.data() + e * own, own, out.data() + e * all);
       return out;
     }
     // Of experts beside each other: what fills them up is at the end of a row all the same.
@@ -338,8 +303,8 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                const SavedModules& saved) {
   if (spec.virtual_tokens > 0) return config_of_virtual_tokens(spec, base);
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
-  const Stacks stacks(layout);
-  const Json targets = target_modules(spec, base, stacks);
+  const TargetParameters parameters(layout);
+  const Json targets = target_modules(spec, base, parameters);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
   Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
@@ -354,7 +319,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                      {"r", spec.r},
                      {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
                      {"target_modules", targets},
-                     {"target_parameters", stacks.target_parameters(spec, base.wrapped)},
+                     {"target_parameters", parameters.names_for_peft(spec, base.wrapped)},
                      {"trainable_token_indices", spec.tokens.empty() ? Json(nullptr) : Json(spec.tokens)},
                      {"use_dora", spec.dora},
                      {"use_rslora", spec.rslora}});

@@ -73,8 +73,7 @@ class ModelBinding::Finder {
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
       const TensorPlace* const lora_a = layout_.beside(*weight, part, TrainableRole::kLoraA);
-      const Place a = place_of(lora_a),
-                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
+      const Place a = place_of(lora_a), b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
                   magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
                   start_a = place_of(layout_.beside(*weight, part, TrainableRole::kStartA)),
                   start_b = place_of(layout_.beside(*weight, part, TrainableRole::kStartB)),

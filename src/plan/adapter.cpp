@@ -79,7 +79,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
 std::vector<AdapterSite> chosen_sites(const ModelSpec& model, const LoraConfig& lora,
                                       const std::vector<AdapterModule>& modules) {
   if (lora.experts) require_experts(model);
-  if (lora.targets.empty() && !lora.experts) resolve_targets(model.names, {}, "lora.targets");
+  if (lora.targets.empty()) resolve_targets(model.names, {}, "lora.targets");
   const std::vector<bool> targets = matched("lora.targets", lora.targets, modules, model);
   const std::vector<bool> excluded = matched("lora.exclude", lora.exclude, modules, model);
   for (const int64_t layer : lora.layers) {

@@ -82,9 +82,9 @@ void require_experts(const ModelSpec& model) {
                          model.model_type + " has none",
                      "leave lora.experts out");
   if (*model.names.experts == '\0')
-    throw lora_error(
-        "lora.experts = true is not supported for model_type = " + model.model_type + " yet",
-        "leave lora.experts out: lora.targets then adapts the attention, and the expert that all tokens meet");
+    throw lora_error("lora.experts = true is not supported for model_type = " + model.model_type + " yet",
+                     "leave lora.experts out: lora.targets then adapts the attention, and the expert that "
+                     "all tokens meet");
 }
 
 void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, LoraStart start) {
@@ -94,8 +94,9 @@ void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, L
     throw lora_error("experts get adapters, and lora.dropout is set: peft's pairs of experts have none",
                      out + "set lora.dropout = 0");
   if (adapter.dora)
-    throw lora_error("experts get adapters, and lora.dora = true: the lengths of experts' rows are not trained",
-                     out + "lora.dora");
+    throw lora_error(
+        "experts get adapters, and lora.dora = true: the lengths of experts' rows are not trained",
+        out + "lora.dora");
   if (start != LoraStart::kZero || adapter.pissa)
     throw lora_error("experts get adapters, and lora.start = " + value_text(start) +
                          ": experts' pairs do not start from the base",

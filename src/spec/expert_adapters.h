@@ -28,11 +28,11 @@ std::vector<ExpertStack> expert_stacks(const ModelSpec& spec, int64_t i);
 // Whether it has pairs of experts.
 bool adapts_experts(const ModelSpec& spec, const AdapterSpec& adapter);
 
-// The pairs of the stacks in layer `i` that are adapted, expert by expert: layers.i.experts.<e>.gate_up.lora_A
-// [r, in], .lora_B [out, r]. In the files, by the name of the stacks' module: where both are adapted the first
-// one's wrapper lies inside the second's, and has the names <module>.base_layer.lora_A.weight and .lora_B;
-// what lies outside has <module>.lora_A.weight. A is [E r, in], expert by expert; B is [out, r E], whose column
-// j E + e is column j of expert e's.
+// The pairs of the stacks in layer `i` that are adapted, expert by expert:
+// layers.i.experts.<e>.gate_up.lora_A [r, in], .lora_B [out, r]. In the files, by the name of the stacks'
+// module: where both are adapted the first one's wrapper lies inside the second's, and has the names
+// <module>.base_layer.lora_A.weight and .lora_B; what lies outside has <module>.lora_A.weight. A is [E r,
+// in], expert by expert; B is [out, r E], whose column j E + e is column j of expert e's.
 std::vector<Parameter> expert_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i);
 
 }  // namespace lm

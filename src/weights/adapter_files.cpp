@@ -43,10 +43,9 @@ bool is_harmless(const std::string& key) {
       "revision",       "runtime_config",      "task_type",
       "use_dora",       "use_rslora"};
   // Read by PeftChoice.
-  static const std::set<std::string> kModules = {
-      "alpha_pattern",       "exclude_modules", "layers_pattern",
-      "layers_to_transform", "rank_pattern",    "target_modules",
-      "target_parameters"};
+  static const std::set<std::string> kModules = {"alpha_pattern",       "exclude_modules", "layers_pattern",
+                                                 "layers_to_transform", "rank_pattern",    "target_modules",
+                                                 "target_parameters"};
   if (kModules.contains(key)) return true;
   return kHarmless.contains(key);
 }
@@ -141,8 +140,9 @@ void require_layout_of_stacks(const Json& config, const std::string& place) {
   }
   if (parts >= std::array{0, 19, 1}) return;
   fail("target_parameters",
-       version.empty() ? "needs peft_version, which tells how the tensors lie"
-                       : "of peft " + version.substr(0, 20) + " has other tensors than those of 0.19.1 and later",
+       version.empty()
+           ? "needs peft_version, which tells how the tensors lie"
+           : "of peft " + version.substr(0, 20) + " has other tensors than those of 0.19.1 and later",
        place);
 }
 

@@ -255,8 +255,8 @@ void PeftChoice::require_known(const PeftModules& of, const NameMap& names) cons
     const std::string path = canonical_path(name);
     bool known = false;
     for (size_t m = 0; m < of.modules.size(); ++m)
-      known = known || (!of.modules[m].stacked && (names_module(name, of.paths[m]) ||
-                                                   names_module(path, of.modules[m].path)));
+      known = known || (!of.modules[m].stacked &&
+                        (names_module(name, of.paths[m]) || names_module(path, of.modules[m].path)));
     if (!known) resolve_targets(names, {path}, place_);
   }
 }

@@ -9,13 +9,13 @@ constexpr const char* kZero[] = {"attention_dropout", "router_jitter_noise"};
 
 NameMap names() {
   NameMap names = with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
-                                      {"self_attn.k_proj", "attn.k"},
-                                      {"self_attn.v_proj", "attn.v"},
-                                      {"self_attn.o_proj", "attn.o"},
-                                      {"block_sparse_moe.gate", "experts.router"},
-                                      {"block_sparse_moe.experts.*.w1", "experts.gate"},
-                                      {"block_sparse_moe.experts.*.w3", "experts.up"},
-                                      {"block_sparse_moe.experts.*.w2", "experts.down"}});
+                                               {"self_attn.k_proj", "attn.k"},
+                                               {"self_attn.v_proj", "attn.v"},
+                                               {"self_attn.o_proj", "attn.o"},
+                                               {"block_sparse_moe.gate", "experts.router"},
+                                               {"block_sparse_moe.experts.*.w1", "experts.gate"},
+                                               {"block_sparse_moe.experts.*.w3", "experts.up"},
+                                               {"block_sparse_moe.experts.*.w2", "experts.down"}});
   names.experts = "mlp.experts";
   return names;
 }
