@@ -185,10 +185,10 @@ class OneForm {
     for (const BlockLayout& block : layout.blocks) {
       for (const Trainable& entry : block.trainables) {
         const Parameter& parameter = block.tensors[entry.tensor].parameter;
-        const ParameterPart& part = parameter.parts.front();
         const std::string& module = parameter.site;
         if (entry.role == TrainableRole::kLoraA || entry.role == TrainableRole::kLoraB)
-          pairs_[part.tensor()] = {module, std::max(part.slices, part.step)};
+          for (const ParameterPart& part : parameter.parts)
+            pairs_[part.tensor()] = {module, std::max(part.slices, part.step)};
         if (entry.role != TrainableRole::kLoraA) continue;
         to_.r = std::max(to_.r, from_.rank_of(module));
         if (std::abs(from_.scale_of(module)) > std::abs(scale)) scale = from_.scale_of(module);

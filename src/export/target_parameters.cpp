@@ -26,7 +26,8 @@ Json TargetParameters::names_for_peft(const AdapterSpec& spec, bool wrapped) con
   if (paths_.empty()) return nullptr;
   std::set<std::string> out;
   for (const std::string& path : paths_) {
-    const bool everywhere = spec.layers.empty() && std::ranges::find(spec.targets, path) == spec.targets.end();
+    const bool everywhere =
+        spec.layers.empty() && std::ranges::find(spec.targets, path) == spec.targets.end();
     const size_t module = path.rfind('.', path.rfind('.') - 1);  // before "experts.down_proj"
     const std::string in_layer = path.substr(path.rfind('.', module - 1) + 1);
     out.insert(everywhere ? in_layer : wrapped ? wrapped_name(path) : path);

@@ -13,6 +13,7 @@ namespace lm {
 class TargetParameters {
  public:
   explicit TargetParameters(const ModelLayout& layout);
+  bool empty() const { return paths_.empty(); }
   // Whether a target of the adapter is one of these parameters, and not a module.
   bool names(const std::string& target) const;
   // null where there are none. peft looks for them in all layers: where only some have pairs, whole paths.

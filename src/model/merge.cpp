@@ -88,8 +88,8 @@ void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const A
     if (a == nullptr || b == nullptr) continue;
     const ParameterPart& part = parameter.parts[p];
     const auto scale = static_cast<float>(adapter.scale_of(a->parameter.site));
-    const int64_t rows =
-        b->parameter.rows;  // of an expert's pair all of the matrix's, from its first part on
+    // Of an expert's pair all of the matrix's, from its first part on.
+    const int64_t rows = b->parameter.rows;
     std::vector<float> delta(static_cast<size_t>(rows * parameter.columns));
     target.kernels.gemm({.a = matrix(*b),
                          .b = matrix(*a),

@@ -145,6 +145,15 @@ def test_ranks_that_differ_are_written_for_peft_in_both_forms(work):
         assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, "ranks")[-1], rel=1e-4), path
 
 
+def test_pairs_of_each_expert_are_pefts_too(work, plain):
+    lmlaunch("export", "runs/plain", "--each-expert", "-o", "each", cwd=work)
+    found = tensors(work / "each")
+    assert found["base_model.model.model.layers.2.mlp.experts.7.up_proj.lora_B.weight"].shape == (16, 4)
+    assert sum(".experts." in key for key in found) == 2 * 8 * 3 * 2
+    adapted = PeftModel.from_pretrained(read(work / "qwen3_moe"), work / "each")
+    assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, "plain")[-1], rel=1e-4)
+
+
 @pytest.mark.parametrize("changes", [
     dict(offload__optimizer="nvme", offload__gradients="nvme", offload__weights="nvme", offload__paths=["swap"], train__recompute="block"),
     dict(offload__optimizer="host", offload__weights="host", train__recompute="attention"),
@@ -189,6 +198,8 @@ def test_what_is_not_there_is_refused_by_name(work, plain):
     refused(work, (config(work, "pissa", **lora, lora__start="pissa"),), 10, 'lora.start = "pissa"')
     refused(work, (config(work, "ia3", **{**lora, "train__method": "ia3"}),), 10, "lora.experts is LoRA's")
     refused(work, ("plan", config(work, "gpu", **lora, run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10, "not supported on a GPU yet")
+    lmlaunch(config(work, "attention", **{**lora, "lora__experts": False, "train__steps": 1}), cwd=work)
+    refused(work, ("export", "runs/attention", "--each-expert", "-o", "none"), 11, "no pairs of experts")
     refused(work, ("merge", "runs/plain", "runs/plain", "-o", "both"), 11, "pairs of experts")
 
 

@@ -179,6 +179,17 @@ TEST(ExpertAdapters, OfASecondMicroBatchAreAdded) {
   }
 }
 
+TEST(ExpertAdapters, TakeMemoryThatDoesNotDependOnTheRouter) {
+  int64_t peaks[2] = {};
+  for (const bool uneven : {false, true}) {
+    Adapted layer;
+    if (uneven) layer.leave_two_out();  // two experts have all tokens
+    layer.run();
+    peaks[uneven ? 1 : 0] = layer.arena.high_water();
+  }
+  EXPECT_EQ(peaks[0], peaks[1]);
+}
+
 TEST(ExpertAdapters, AreOfAllRowsOfAMergedMatrix) {
   Adapted layer;
   for (const char* matrix : {"3.gate_up", "1.down"}) {

@@ -12,7 +12,8 @@ namespace lm {
 void expert_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass);
 // dx = dy (W + s B A).
-void expert_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx);
+void expert_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                           const View& dy, const View& dx);
 // The gradients of what is trained, and dx, which may be undefined, as linear_backward.
 void expert_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                      const LinearBackward& pass, bool first);

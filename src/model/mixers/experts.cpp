@@ -103,7 +103,8 @@ void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, cons
   if (multiplies_together(rows.context)) return together(rows, layer).input_gradient(dy, dx);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count > 0)
-      expert_input_gradient(rows.context, expert.*layer, dy.row_range(row, count), dx.row_range(row, count));
+      expert_input_gradient(rows.context, expert.*layer, rows.batch, dy.row_range(row, count),
+                            dx.row_range(row, count));
   });
 }
 
