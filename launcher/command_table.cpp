@@ -229,9 +229,11 @@ const std::vector<CommandRow>& commands() {
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
         {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
         {"--patterns", Takes::kNothing, "",
-         "with lora.ranks or lora.alphas: keep them, as PEFT's rank_pattern and alpha_pattern; without it "
-         "the "
-         "adapter is written with one rank and alpha, since servers ignore the patterns"},
+         "with lora.ranks or lora.alphas: keep them, as PEFT's rank_pattern and alpha_pattern; "
+         "without it the adapter is written with one rank and alpha, since servers ignore the patterns"},
+        {"--each-expert", Takes::kNothing, "",
+         "with lora.experts: the pairs by each expert's number and matrices (experts.3.gate_proj), as vLLM "
+         "names them"},
         {"--merge", Takes::kNothing, "",
          "merge the adapter into the weights that it was trained on; the result is read again and "
          "compared, unless --gguf"},

@@ -75,6 +75,10 @@ void check_request(const CommandLine& line, const PlannedModel& model) {
   if (line.has("--patterns") && (!lora || merge))
     throw usage_error("--patterns is a form of an adapter, and this writes a model",
                       lora ? "leave --merge or --patterns out" : "leave --patterns out");
+  if (line.has("--each-expert") && (!lora || merge || line.has("--patterns")))
+    throw usage_error(
+        "--each-expert is a form of an adapter with one rank and alpha",
+        lora ? "leave --merge and --patterns out, or --each-expert" : "leave --each-expert out");
   if (adapter && merge)
     throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
   if (model.virtual_tokens() > 0 && line.has("--gguf"))
@@ -198,7 +202,8 @@ Exit export_command(const CommandLine& line) {
                   .dtype = dtype,
                   .adapter = lora && !merge,
                   .replace = false,
-                  .patterns = line.has("--patterns")});
+                  .patterns = line.has("--patterns"),
+                  .each_expert = line.has("--each-expert")});
     if (!subject.run.empty()) write_model_card(*output, subject.run, lora && !merge);
   }
   report(line, subject, *output, *job, into, dtype);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "config/config_print.h"
 #include "export/computed_prompt.h"
+#include "export/each_expert.h"
 #include "export/export_adapter.h"
 #include "export/export_model.h"
 #include "export/export_source.h"
@@ -224,6 +225,10 @@ void write_export(const Job& job, const WeightSource& source, const ExportReques
     if (job.model.adapter->encoder > 0) {
       const ComputedPrompt prompt(job.model.spec, *job.model.adapter, job.model.layout, source);
       return write_adapter(request.output, prompt.spec(), base, prompt.layout(), prompt.source(), form);
+    }
+    if (request.each_expert) {
+      const EachExpert each = each_expert(*job.model.adapter, job.model.layout);
+      return write_adapter(request.output, each.spec, base, each.layout, source, form);
     }
     if (!job.model.adapter->pissa)
       return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, form);

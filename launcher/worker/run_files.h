@@ -80,7 +80,8 @@ struct ExportRequest {
   DType dtype = DType::kBF16;  // of a model; an adapter is always fp32
   bool adapter = false;        // a PEFT adapter, not a model
   bool replace = false;
-  bool patterns = false;  // AdapterForm's
+  bool patterns = false;     // AdapterForm's
+  bool each_expert = false;  // an adapter in the form of export/each_expert.h
 };
 // The same from any source.
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request);

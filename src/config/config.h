@@ -292,8 +292,11 @@ struct LoraConfig {
   std::vector<std::string> targets = {"all-linear"};
   std::vector<std::string> exclude;  // of these, by the same rules
   std::vector<int64_t> layers;       // in which targets without a whole path have adapters; empty: all
-  ModuleValues<int64_t> ranks;       // in place of r, by module
-  ModuleValues<double> alphas;       // in place of alpha, by module
+  // Of a mixture also each expert's matrices have pairs of rank r, gate and up together: E times the adapter
+  // of an MLP. Routers stay as they are.
+  bool experts = false;
+  ModuleValues<int64_t> ranks;  // in place of r, by module
+  ModuleValues<double> alphas;  // in place of alpha, by module
   bool rslora = false;
   // Modules of the model that are trained whole beside the adapters: embed_tokens (the token embedding),
   // lm_head, norms, or ends of such modules' paths. In model.dtype, with master weights as in full

@@ -302,6 +302,7 @@ class Checks {
     refuse("lora.dropout", lora.dropout != fresh.dropout);
     refuse("lora.exclude", !lora.exclude.empty());
     refuse("lora.layers", !lora.layers.empty());
+    refuse("lora.experts", lora.experts);
     refuse("lora.ranks", !lora.ranks.all.empty());
     refuse("lora.alphas", !lora.alphas.all.empty());
     refuse("lora.rslora", lora.rslora);

@@ -29,6 +29,10 @@ void visit_lora(LoraT& lora, V& v) {
         {kState, "layers of lora.targets that get no adapter; the same names"});
   v.key("lora", "layers", lora.layers,
         {kState, "numbers of the transformer layers that get adapters; []: all", {.low = 0, .high = 1e6}});
+  v.key("lora", "experts", lora.experts,
+        {kState,
+         "mixtures of experts: also adapt the matrices of all experts, gate_up_proj and down_proj, as peft's "
+         "target_parameters; lora.targets = [\"experts.down_proj\"] names one of the two"});
   v.key("lora", "ranks", lora.ranks,
         {kState,
          "ranks in place of lora.r, by names as in lora.targets; the first match decides",

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "spec/adapter_sites.h"
+#include "spec/expert_adapters.h"
 #include "weights/adapter_files.h"
 #include "weights/peft_modules.h"
 #include "weights/product_svd.h"
@@ -53,6 +54,11 @@ AdapterSpec read_spec(const ModelSpec& base, const WeightedAdapter& adapter) {
         adapter.directory,
         "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
             adapter.directory + " --merge -o DIR");
+  if (adapts_experts(base, spec))
+    refuse("this adapter has pairs of experts (target_parameters), which are not added to those of others",
+           adapter.directory,
+           "use it alone and with weight 1, or merge it into its base model: lmlaunch export " +
+               adapter.directory + " --merge -o DIR");
   if (spec.bias != AdapterBias::kNone)
     refuse(
         "this adapter has trained biases, which cannot be added to those of others", adapter.directory,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "base/json.h"
 #include "export/export_model.h"
+#include "export/target_parameters.h"
 #include "spec/adapter_sites.h"
 #include "weights/adapter_files.h"
 #include "weights/model_files.h"
@@ -74,8 +76,9 @@ std::string one_of(const Values& values, const Text& text) {
 
 // PEFT's target_modules: names, or for a wrapped base a regular expression of whole paths, since its towers
 // have modules of these names, too; layers are part of it then.
-Json target_modules(const AdapterSpec& spec, const BaseModel& base) {
+Json target_modules(const AdapterSpec& spec, const BaseModel& base, const TargetParameters& parameters) {
   std::vector<std::string> targets = spec.targets;
+  std::erase_if(targets, [&](const std::string& target) { return parameters.names(target); });
   std::ranges::sort(targets);
   if (!base.wrapped) return targets;
   // The head is beside the text model, and the embedding no layer's.
@@ -133,26 +136,29 @@ class OneForm {
   bool changes(const TensorInfo& tensor) const { return changes_ && of_pair(tensor.name); }
   // The shape that a tensor is written with.
   void resize(TensorInfo& tensor) const {
-    if (changes_ && of_pair(tensor.name)) tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r;
+    if (!changes_ || !of_pair(tensor.name)) return;
+    tensor.shape[is_a(tensor.name) ? 0 : 1] = to_.r * pairs_.at(canonical_name(tensor.name).text).experts;
   }
   // The values of one that changes: `tensor` has the written shape, `values` the module's own.
   std::vector<float> filled(const TensorInfo& tensor, const std::vector<float>& values) const {
     std::vector<float> out(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
-    if (is_a(tensor.name)) {
-      std::copy(values.begin(), values.end(), out.begin());
+    const auto& [site, experts] = pairs_.at(canonical_name(tensor.name).text);
+    const auto count = static_cast<size_t>(experts);
+    if (is_a(tensor.name)) {  // of experts one behind another
+      const size_t own = values.size() / count, all = out.size() / count;
+      for (size_t e = 0; e < count; ++e) std::copy_n(values.data() + e * own, own, out.data() + e * all);
       return out;
     }
-    const std::string name = canonical_name(tensor.name).text;
-    const size_t end = name.size() - (name.ends_with(kB) ? kB : kEmbeddingB).size();
-    const std::string module = name.substr(kPrefix.size(), end - kPrefix.size());
-    const auto rank = static_cast<size_t>(from_.rank_of(module)), all = static_cast<size_t>(to_.r);
-    const auto factor = static_cast<float>(to_.scale() == 0 ? 0 : from_.scale_of(module) / to_.scale());
+    // Of experts beside each other: what fills them up is at the end of a row all the same.
+    const size_t rank = static_cast<size_t>(from_.rank_of(site)) * count;
+    const size_t all = static_cast<size_t>(to_.r) * count;
+    const auto factor = static_cast<float>(to_.scale() == 0 ? 0 : from_.scale_of(site) / to_.scale());
     for (size_t i = 0; i < values.size(); ++i) out[i / rank * all + i % rank] = values[i] * factor;
     return out;
   }
 
  private:
-  static constexpr std::string_view kPrefix = kAdapterPrefix, kA = ".lora_A.weight", kB = ".lora_B.weight",
+  static constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight",
                                     kEmbeddingA = ".lora_embedding_A", kEmbeddingB = ".lora_embedding_B";
   static bool is_a(const std::string& name) { return name.ends_with(kA) || name.ends_with(kEmbeddingA); }
   // A magnitude, or what is trained whole, has no rank, and stays.
@@ -166,9 +172,12 @@ class OneForm {
     to_.r = 1;
     for (const BlockLayout& block : layout.blocks) {
       for (const Trainable& entry : block.trainables) {
+        const Parameter& parameter = block.tensors[entry.tensor].parameter;
+        const std::string& module = parameter.site;
+        if (entry.role == TrainableRole::kLoraA || entry.role == TrainableRole::kLoraB)
+          for (const ParameterPart& part : parameter.parts)
+            pairs_[part.tensor()] = {module, std::max(part.slices, part.step)};
         if (entry.role != TrainableRole::kLoraA) continue;
-        const TensorPlace& owner = block.tensors[entry.owner];
-        const std::string_view module = module_of(owner.parameter.parts[entry.part].name);
         to_.r = std::max(to_.r, from_.rank_of(module));
         if (std::abs(from_.scale_of(module)) > std::abs(scale)) scale = from_.scale_of(module);
       }
@@ -179,8 +188,13 @@ class OneForm {
     to_.alphas.clear();
   }
 
+  struct Pair {
+    std::string site;
+    int64_t experts = 1;
+  };
   const AdapterSpec& from_;
   AdapterSpec to_;
+  std::map<std::string, Pair, std::less<>> pairs_;  // by the tensor's name; where something changes
   bool changes_ = false;
 };
 
@@ -277,7 +291,8 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                const SavedModules& saved) {
   if (spec.virtual_tokens > 0) return config_of_virtual_tokens(spec, base);
   if (spec.kind != AdapterKind::kLora) return config_without_pairs(spec, base, layout);
-  const Json targets = target_modules(spec, base);
+  const TargetParameters parameters(layout);
+  const Json targets = target_modules(spec, base, parameters);
   const bool names_layers = !spec.layers.empty() && targets.is_array();
   Json config = common_config(base, saved);
   config.update(Json{{"alpha_pattern", pattern_of(spec.alphas, base.wrapped)},
@@ -292,6 +307,7 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
                      {"r", spec.r},
                      {"rank_pattern", pattern_of(spec.ranks, base.wrapped)},
                      {"target_modules", targets},
+                     {"target_parameters", parameters.names_for_peft(spec, base.wrapped)},
                      {"trainable_token_indices", spec.tokens.empty() ? Json(nullptr) : Json(spec.tokens)},
                      {"use_dora", spec.dora},
                      {"use_rslora", spec.rslora}});
@@ -301,6 +317,8 @@ Json config_of(const AdapterSpec& spec, const BaseModel& base, const ModelLayout
   } else {
     config["lora_alpha"] = spec.alpha;
   }
+  // Of the layout: earlier ones have A and B of experts' parameters turned.
+  if (!config["target_parameters"].is_null()) config["peft_version"] = "0.21.2";
   return config;
 }
 

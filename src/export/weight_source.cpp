@@ -53,6 +53,16 @@ void pass_on(const std::byte* from, DType from_type, DType to_type, int64_t elem
   }
 }
 
+// Elements of a row, each `step`-th of the file's.
+void put_columns(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t columns,
+                 int64_t step) {
+  if (step == 1) return convert_elements(from, from_type, to, to_type, columns);
+  const auto from_size = static_cast<int64_t>(dtype_size(from_type)),
+             to_size = static_cast<int64_t>(dtype_size(to_type));
+  for (int64_t c = 0; c < columns; ++c)
+    convert_elements(from + c * from_size, from_type, to + c * step * to_size, to_type, 1);
+}
+
 }  // namespace
 
 void for_each_view(const WeightSource& source, size_t block, const TensorPlace& place, int64_t first,
@@ -150,8 +160,8 @@ void OutgoingTensors::fill_columns(const Tensor& tensor, const TensorSink& sink)
                     const int64_t stride = columns * static_cast<int64_t>(dtype_size(dtype));
                     for (int64_t r = 0; r < rows; ++r) {
                       const int64_t at = (row - first + r) * any.file_columns + part.part->column;
-                      convert_elements(from + r * stride, dtype, memory.data() + at * size, tensor.dtype,
-                                       columns);
+                      put_columns(from + r * stride, dtype, memory.data() + at * size, tensor.dtype, columns,
+                                  part.part->step);
                     }
                   });
   }

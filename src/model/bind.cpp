@@ -74,8 +74,8 @@ class ModelBinding::Finder {
     size_t part = 0;  // modules are the matrix's parts, in their order
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
-      const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
-                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
+      const TensorPlace* const lora_a = layout_.beside(*weight, part, TrainableRole::kLoraA);
+      const Place a = place_of(lora_a), b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB)),
                   magnitude = place_of(layout_.beside(*weight, part, TrainableRole::kMagnitude)),
                   start_a = place_of(layout_.beside(*weight, part, TrainableRole::kStartA)),
                   start_b = place_of(layout_.beside(*weight, part, TrainableRole::kStartB)),
@@ -86,11 +86,12 @@ class ModelBinding::Finder {
       if (copy.rows > 0) linear.biases.push_back({module.first, module.rows, copy});
       if (output.rows > 0) linear.scales.push_back({module.first, module.rows, output});
       if (input.rows > 0) linear.input_scale = input;
-      const std::string_view path = module_of(weight->parameter.parts[part++].name);
+      ++part;
       if (a.rows == 0) continue;
-      linear.adapters.push_back({module.first, module.rows, a, b, magnitude, start_a, start_b,
+      // An expert's pair is beside its matrix's first part, and on all of its rows.
+      linear.adapters.push_back({module.first, b.rows, a, b, magnitude, start_a, start_b,
                                  dropout_place(layer_, module.part),
-                                 static_cast<float>(adapter_->scale_of(path))});
+                                 static_cast<float>(adapter_->scale_of(lora_a->parameter.site))});
     }
   }
 

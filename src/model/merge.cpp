@@ -87,16 +87,18 @@ void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const A
     const TensorPlace* const b = layout.beside(place, p, TrainableRole::kLoraB);
     if (a == nullptr || b == nullptr) continue;
     const ParameterPart& part = parameter.parts[p];
-    const auto scale = static_cast<float>(adapter.scale_of(module_of(part.name)));
-    std::vector<float> delta(static_cast<size_t>(part.rows * parameter.columns));
+    const auto scale = static_cast<float>(adapter.scale_of(a->parameter.site));
+    // Of an expert's pair all of the matrix's, from its first part on.
+    const int64_t rows = b->parameter.rows;
+    std::vector<float> delta(static_cast<size_t>(rows * parameter.columns));
     target.kernels.gemm({.a = matrix(*b),
                          .b = matrix(*a),
-                         .out = view_of(delta.data(), DType::kF32, part.rows, parameter.columns)},
+                         .out = view_of(delta.data(), DType::kF32, rows, parameter.columns)},
                         {DeviceType::kCpu, nullptr, target.threads});
     float* const weight = reinterpret_cast<float*>(target.weight) + part.first * parameter.columns;
     for (size_t i = 0; i < delta.size(); ++i) weight[i] += delta[i] * scale;
     const TensorPlace* const magnitude = layout.beside(place, p, TrainableRole::kMagnitude);
-    if (magnitude != nullptr) set_lengths(matrix(*magnitude).floats(), weight, part.rows, parameter.columns);
+    if (magnitude != nullptr) set_lengths(matrix(*magnitude).floats(), weight, rows, parameter.columns);
   }
 }
 

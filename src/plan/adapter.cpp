@@ -13,6 +13,7 @@
 #include "plan/adapter_limits.h"
 #include "plan/name_hint.h"
 #include "spec/adapter_sites.h"
+#include "spec/expert_adapters.h"
 #include "spec/whole_modules.h"
 
 namespace lm {
@@ -30,8 +31,9 @@ class ModulePattern {
   }
   bool matches(const AdapterModule& module) const {
     if (regex_) return regex_->matches(module.path);
-    // As peft has it, "all-linear" leaves the head out.
-    return (text_ == "all-linear" && module.layer != kNoLayer) || names_module(text_, module.path);
+    // As peft has it, "all-linear" leaves the head and the experts out.
+    return (text_ == "all-linear" && module.layer != kNoLayer && !module.stacked) ||
+           names_module(text_, module.path);
   }
   bool is_regex() const { return regex_.has_value(); }
 
@@ -58,7 +60,10 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
     const ModulePattern pattern(name);
     bool some = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      if (!pattern.matches(modules[m])) continue;
+      // As with peft, targets are modules: experts' parameters are adapted where they are asked for.
+      const bool meant = !modules[m].stacked || std::string_view(key) != "lora.targets" ||
+                         (!pattern.is_regex() && names_module(modules[m].name, name));
+      if (!meant || !pattern.matches(modules[m])) continue;
       out[m] = some = true;
     }
     if (some) continue;
@@ -73,6 +78,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
 // The modules that get an adapter, without ranks.
 std::vector<AdapterSite> chosen_sites(const ModelSpec& model, const LoraConfig& lora,
                                       const std::vector<AdapterModule>& modules) {
+  if (lora.experts) require_experts(model);
   if (lora.targets.empty()) resolve_targets(model.names, {}, "lora.targets");
   const std::vector<bool> targets = matched("lora.targets", lora.targets, modules, model);
   const std::vector<bool> excluded = matched("lora.exclude", lora.exclude, modules, model);
@@ -89,7 +95,8 @@ std::vector<AdapterSite> chosen_sites(const ModelSpec& model, const LoraConfig& 
   };
   std::vector<AdapterSite> out;
   for (size_t m = 0; m < modules.size(); ++m) {
-    if (targets[m] && !excluded[m] && in_layers(modules[m]))
+    const bool wanted = targets[m] || (lora.experts && modules[m].stacked);
+    if (wanted && !excluded[m] && in_layers(modules[m]))
       out.push_back({.module = m, .r = lora.r, .alpha = lora.alpha});
   }
   if (!out.empty()) return out;
@@ -167,6 +174,7 @@ LoraConfig asked_of(const ModelSpec& model, const LoraConfig& lora, const Adapte
   if (written(lora, "targets")) out.targets = lora.targets;
   if (written(lora, "exclude")) out.exclude = lora.exclude;
   if (written(lora, "layers")) out.layers = lora.layers;
+  if (written(lora, "experts") || written(lora, "targets")) out.experts = lora.experts;
   if (written(lora, "ranks")) out.ranks = lora.ranks;
   if (written(lora, "alphas")) out.alphas = lora.alphas;
   return out;
@@ -186,6 +194,19 @@ AdapterSpec scaled_alike(const std::vector<AdapterModule>& modules, const LoraCo
   for (AdapterSite& site : sites) site.alpha = given.scale_of(modules[site.module].path) * divisor(site.r);
   set_sites(modules, sites, out);
   return out;
+}
+
+// Of the layers that the adapter is in.
+bool adapts_all_experts(const ModelSpec& model, const AdapterSpec& adapter) {
+  bool some = false, all = true;
+  for (const AdapterModule& module : lora_modules(model)) {
+    const std::vector<int64_t>& layers = adapter.layers;
+    const bool here = layers.empty() || std::find(layers.begin(), layers.end(), module.layer) != layers.end();
+    if (!module.stacked || !here) continue;
+    some = true;
+    all = all && adapter.adapts(module.layer, module.path);
+  }
+  return some && all;
 }
 
 AdapterKind kind_of(Method method) {
@@ -289,6 +310,7 @@ AdapterSpec configured_adapter(const ModelSpec& model, const Config& config) {
   AdapterSpec out = configured_adapter(model, config.lora);
   require_type_of_model(model, config, out);
   require_plain_vocabulary(model, out);
+  require_plain_experts(model, out, config.lora.start);
   require_biases(model, out);
   return out;
 }
@@ -304,6 +326,7 @@ AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, cons
     require_type_of_model(model, config, given);
     AdapterSpec out = continued_adapter(model, config.lora, given, directory);
     require_plain_vocabulary(model, out);
+    require_plain_experts(model, out, config.lora.start);
     return out;
   }
   // One that an encoder has computed is refused as it is trained (launcher/planned_model.h).
@@ -383,6 +406,8 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
     differs("lora.alphas = " + value_text(lora.alphas),
             "alpha = " + value_text(out.alpha) + " and alphas " + value_text(values_of(out.alphas)));
   }
+  if (written(lora, "experts") && !lora.experts && adapts_experts(model, given) && !written(lora, "targets"))
+    differs("lora.experts = false", "pairs of experts");
   if (written(lora, "also") && chosen_whole(model, lora.also) != given.also)
     differs("lora.also = " + value_text(lora.also),
             given.also.empty() ? "no modules that are trained whole"
@@ -424,6 +449,7 @@ LoraConfig resolved_lora(const ModelSpec& model, const LoraConfig& lora, const A
   out.bias = adapter.bias;
   out.exclude.clear();
   out.layers = adapter.layers;
+  out.experts = adapts_all_experts(model, adapter);
   out.ranks = values_of(adapter.ranks);
   out.alphas = values_of(adapter.alphas);
   return out;

@@ -6,6 +6,7 @@
 
 #include "config/config_text.h"
 #include "spec/adapter_sites.h"
+#include "spec/expert_adapters.h"
 
 namespace lm {
 namespace {
@@ -75,6 +76,40 @@ void require_type_of_model(const ModelSpec& model, const Config& config, const A
 void require_plain_vocabulary(const ModelSpec& model, const AdapterSpec& adapter) {
   if (adapts_head(model, adapter)) require_plain("the head", model.names.head, adapter, adapter.dropout > 0);
   if (adapts_embedding(model, adapter)) require_plain("the embedding", model.names.embedding, adapter, false);
+}
+
+void require_experts(const ModelSpec& model) {
+  const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
+  if (!std::ranges::any_of(model.layers, has))
+    throw lora_error("lora.experts = true adapts a mixture's experts, and a model of type " +
+                         model.model_type + " has none",
+                     "leave lora.experts out");
+  if (*model.names.experts == '\0')
+    throw lora_error("lora.experts = true is not supported for model_type = " + model.model_type + " yet",
+                     "leave lora.experts out: lora.targets then adapts the attention, and the expert that "
+                     "all tokens meet");
+}
+
+void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, LoraStart start) {
+  if (!adapts_experts(model, adapter)) return;
+  const std::string out = "leave adapters of experts out (lora.experts, lora.targets), or ";
+  if (adapter.dropout > 0)
+    throw lora_error("experts get adapters, and lora.dropout is set: peft's pairs of experts have none",
+                     out + "set lora.dropout = 0");
+  if (adapter.dora)
+    throw lora_error(
+        "experts get adapters, and lora.dora = true: the lengths of experts' rows are not trained",
+        out + "lora.dora");
+  if (start != LoraStart::kZero || adapter.pissa)
+    throw lora_error("experts get adapters, and lora.start = " + value_text(start) +
+                         ": experts' pairs do not start from the base",
+                     out + "lora.start");
+}
+
+void refuse_expert_adapters(const ModelSpec& model, const AdapterSpec* adapter, DeviceType device) {
+  if (device == DeviceType::kCpu || adapter == nullptr || !adapts_experts(model, *adapter)) return;
+  throw lora_error("adapters of experts (lora.experts) are not supported on a GPU yet",
+                   "set --gpus 0 (run.device = \"cpu\") for the CPU, or leave lora.experts out");
 }
 
 }  // namespace lm

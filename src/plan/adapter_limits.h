@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/host_device.h"
 #include "config/config.h"
 #include "spec/model_spec.h"
 #include "spec/parameter.h"
@@ -20,5 +21,11 @@ void require_type_of_model(const ModelSpec& model, const Config& config, const A
 // An adapter of the head or the embedding has neither magnitudes nor a start from the base; the head's has no
 // dropout where others have it, and the embedding's none at all, as peft's.
 void require_plain_vocabulary(const ModelSpec& model, const AdapterSpec& adapter);
+// lora.experts = true, and the model has experts that pairs may be on.
+void require_experts(const ModelSpec& model);
+// Pairs of experts have no dropout, as peft's, no magnitudes and no start from the base.
+void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, LoraStart start);
+// Pairs of experts are the CPU's. `adapter` may be null.
+void refuse_expert_adapters(const ModelSpec& model, const AdapterSpec* adapter, DeviceType device);
 
 }  // namespace lm

@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "config/config_names.h"
+#include "plan/adapter_limits.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
@@ -288,6 +289,7 @@ ChosenNumerics choose_numerics(const PlanInput& in) {
   refuse_sigmoid_routers(in.spec, in.device);
   refuse_shared_experts(in.spec, in.device);
   refuse_cpu_kernels(in.spec, in.device);
+  refuse_expert_adapters(in.spec, in.adapter, in.device);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {

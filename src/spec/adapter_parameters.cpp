@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "spec/adapter_sites.h"
+#include "spec/expert_adapters.h"
 
 namespace lm {
 namespace {
@@ -30,6 +31,7 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
                               std::string(kAdapterPrefix) + hf + name + end, rows, columns);
       made.role = role;
       made.owner = hf + ".weight";
+      made.site = hf;
       return made;
     };
     if (starts) {
@@ -42,6 +44,7 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
     if (adapter.dora)
       magnitudes.push_back(make(TrainableRole::kMagnitude, ".lora_magnitude_vector", "", module.rows, 1));
   }
+  if (!starts) std::ranges::move(expert_adapters(spec, adapter, i), std::back_inserter(out));
   std::ranges::move(magnitudes, std::back_inserter(out));  // what has no decay comes last
   return out;
 }
@@ -58,7 +61,10 @@ std::vector<Parameter> head_adapters(const ModelSpec& spec, const AdapterSpec& a
              spec.vocab, rank)};
   out[0].role = TrainableRole::kLoraA;
   out[1].role = TrainableRole::kLoraB;
-  for (Parameter& one : out) one.owner = path + ".weight";
+  for (Parameter& one : out) {
+    one.owner = path + ".weight";
+    one.site = path;
+  }
   return out;
 }
 
@@ -76,6 +82,7 @@ std::vector<Parameter> table_adapters(const ModelSpec& spec, const AdapterSpec& 
   out[1].role = TrainableRole::kLoraB;
   for (Parameter& one : out) {
     one.owner = path + ".weight";
+    one.site = path;
     one.parts.front().transposed = true;
   }
   return out;

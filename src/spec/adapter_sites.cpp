@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "spec/expert_adapters.h"
 
 namespace lm {
 namespace {
@@ -161,6 +162,9 @@ std::vector<AdapterModule> lora_modules(const ModelSpec& spec) {
   };
   if (!spec.tied) add(spec.names.embedding);
   if (!spec.tied && !spec.scores()) add(spec.names.head);
+  for (int64_t i = 0; i < spec.layer_count(); ++i)
+    for (const ExpertStack& stack : expert_stacks(spec, i))
+      out.push_back({.layer = i, .name = stack.name, .path = stack.path, .stacked = true});
   return out;
 }
 

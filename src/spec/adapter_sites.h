@@ -20,10 +20,11 @@ struct AdapterModule {
   std::string name;          // LinearModule::name: "q_proj"
   std::string path;          // "model.layers.3.self_attn.q_proj"
   bool feedforward = false;  // as LinearModule has it
+  bool stacked = false;      // a matrix of each expert of the layer (spec/expert_adapters.h)
 };
 // Those that adapters may target, layer by layer, in the order of linear_modules.
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
-// Those that LoRA may adapt: these, and of an untied model the embedding and the head.
+// Those that LoRA may adapt: these, of an untied model the embedding and the head, and the experts' matrices.
 std::vector<AdapterModule> lora_modules(const ModelSpec& spec);
 // The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
 // name is the end of its path.

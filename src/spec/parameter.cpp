@@ -32,8 +32,9 @@ std::string module_name(const NameMap& names, const ModuleName& module) {
 }
 
 // LinearModule::adapts. Of a mixture of experts the attention and the expert that all tokens meet: routers
-// stay as they are, since one that learns alone may collapse; pairs of experts are not implemented; and a
-// dense MLP in place of experts has the names that PEFT takes for the experts'.
+// stay as they are, since one that learns alone may collapse; pairs of the others are on the matrices of all
+// (spec/expert_adapters.h); and a dense MLP in place of experts has the names that PEFT takes for the
+// experts'.
 bool adapts(const NameMap& names, const ModuleName& module) {
   const auto of_experts = [](const ModuleName& one) {
     return std::string_view(one.path).find('*') != std::string_view::npos;

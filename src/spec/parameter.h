@@ -42,6 +42,9 @@ struct ParameterPart {
   // Of `file`, the matrices (or vectors) of `slices` experts one behind another, that of this one; 0: it has
   // columns.
   int64_t slice = 0, slices = 0;
+  bool flat = false;  // of slices: the file has [slices * rows, columns], and not [slices, rows, columns]
+  // Of columns: one of so many is the part's, from `column` on; those between are other parts'.
+  int64_t step = 1;
   const std::string& tensor() const { return file.empty() ? name : file; }
 };
 
@@ -58,6 +61,7 @@ struct Parameter {
   bool plain = false;      // a matrix that is never quantized
   bool of_expert = false;  // of one that only some tokens meet
   bool fp32 = false;       // a buffer that is fp32, whatever the model's type
+  std::string site = {};   // of a pair of low rank: the path that its rank and alpha are chosen by
   int64_t elements() const { return rows * columns; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kSinks || kind == ParameterKind::kNorm ||
@@ -73,6 +77,7 @@ struct Parameter {
   }
   // Of the tensor of the files that has the part.
   std::vector<int64_t> file_shape(const ParameterPart& part) const {
+    if (part.slices > 0 && part.flat) return {part.slices * part.rows, columns};
     if (part.slices > 0) {
       std::vector<int64_t> all = shape(part);
       all.insert(all.begin(), part.slices);
@@ -98,7 +103,8 @@ inline constexpr std::string_view kEncoderPrefix = "prompt_encoder.";
 
 // An adapter as the parameter list needs it; without pairs r and what follows from it are unused. Modules are
 // named by LinearModule::name ("q_proj"), or by whole paths
-// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these.
+// ("model.layers.3.self_attn.q_proj"); spec/adapter_sites.h resolves patterns to these. Among them may be the
+// parameters of a layer's experts (spec/expert_adapters.h).
 struct AdapterSpec {
   int64_t r = 0;
   double alpha = 0;
@@ -189,7 +195,8 @@ struct BlockParameters {
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the
 // order of linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r], r
-// being that module's rank; with DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
+// being that module's rank; behind them those of experts, layers.i.experts.<e>.gate_up.lora_A and so on; with
+// DoRA layers.i.<module>.lora_magnitude_vector [out] of each behind all of
 // these, and with PiSSA, frozen, layers.i.<module>.start_A [r, in] and .start_B [out, r]. With trained biases
 // layers.i.<module>.bias [out] and <norm>_bias_tuned follow.
 // IA3 has layers.i.<module>.ia3_l, [in] of "mlp.down" and [out] of the others; LN tuning <norm>_tuned

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -42,7 +44,8 @@ bool is_harmless(const std::string& key) {
       "use_dora",       "use_rslora"};
   // Read by PeftChoice.
   static const std::set<std::string> kModules = {"alpha_pattern",       "exclude_modules", "layers_pattern",
-                                                 "layers_to_transform", "rank_pattern",    "target_modules"};
+                                                 "layers_to_transform", "rank_pattern",    "target_modules",
+                                                 "target_parameters"};
   if (kModules.contains(key)) return true;
   return kHarmless.contains(key);
 }
@@ -110,6 +113,10 @@ std::vector<AdapterSite> find_sites(const PeftChoice& choice, const PeftModules&
   for (size_t m = 0; m < of.modules.size(); ++m) {
     const std::string& path = of.modules[m].path;
     const std::optional<bool> chosen = choice.chooses(of, m);
+    if (of.modules[m].stacked) {
+      if (*chosen) out.push_back(choice.site(of, m, other));
+      continue;
+    }
     const bool there = choice.by_pattern() && files->find(name_in_file(of.modules[m], base)).has_value();
     if (choice.by_pattern() && chosen && *chosen != there)
       fail("target_modules",
@@ -119,6 +126,24 @@ std::vector<AdapterSite> find_sites(const PeftChoice& choice, const PeftModules&
     if (choice.by_pattern() ? there : *chosen) out.push_back(choice.site(of, m, other));
   }
   return out;
+}
+
+// Before peft 0.19.1 A and B of a parameter of experts were on the other one's dimension, and where the two
+// are equal nothing in the file tells.
+void require_layout_of_stacks(const Json& config, const std::string& place) {
+  const std::string version = text(config, "peft_version", "", place);
+  std::array<int, 3> parts = {};
+  std::istringstream in(version);
+  for (int& part : parts) {
+    in >> part;
+    in.ignore();
+  }
+  if (parts >= std::array{0, 19, 1}) return;
+  fail("target_parameters",
+       version.empty()
+           ? "needs peft_version, which tells how the tensors lie"
+           : "of peft " + version.substr(0, 20) + " has other tensors than those of 0.19.1 and later",
+       place);
 }
 
 void read_modules(const Json& config, const std::string& directory, const std::string& text,
@@ -138,8 +163,11 @@ void read_modules(const Json& config, const std::string& directory, const std::s
     message.next = "use the base model that the adapter was trained on";
     throw Error(Exit::kInput, message);
   }
+  choice.require_known_parameters(of);
   const std::vector<AdapterSite> sites = find_sites(choice, of, from, base, out);
   if (sites.empty()) fail("target_modules", "and the keys beside it choose no module of the model", place);
+  if (std::ranges::any_of(sites, [&](const AdapterSite& site) { return of.modules[site.module].stacked; }))
+    require_layout_of_stacks(config, place);
   set_sites(of.modules, sites, out);
 }
 

@@ -272,7 +272,7 @@ void initialise_from_base(const LoadSetup& setup, int64_t signed_seed, const Ada
           of_b(static_cast<size_t>(b.parameter.elements()));
       lm::initialise({a.parameter, seed, a.number, DType::kF32}, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
-      with.scale = adapter.scale_of(module_of(weight.parameter.parts[entry.part].name));
+      with.scale = adapter.scale_of(a.parameter.site);
       if (base.loftq)
         loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(unit, a));

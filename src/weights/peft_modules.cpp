@@ -113,7 +113,12 @@ PeftChoice::PeftChoice(const Json& config, const std::string& text, std::string 
     : place_(std::move(place)) {
   targets_ = read_names(config, "target_modules");
   targets_pattern_ = targets_.pattern || targets_.unreadable;
-  if (!targets_.all && !targets_pattern_ && targets_.names.empty())
+  const Names parameters = read_names(config, "target_parameters");
+  if (parameters.all || parameters.pattern || parameters.unreadable)
+    refuse_adapter("target_parameters", "must be a list of names", place_);
+  parameters_ = parameters.names;
+  // With parameters alone there need be no modules.
+  if (!targets_.all && !targets_pattern_ && targets_.names.empty() && parameters_.empty())
     refuse_adapter("target_modules", "must be a list of module names or a pattern", place_);
   exclude_ = read_names(config, "exclude_modules");
   if (exclude_.unreadable)
@@ -230,6 +235,11 @@ bool PeftChoice::in_layers(const std::string& path) const {
 }
 
 std::optional<bool> PeftChoice::chooses(const PeftModules& of, size_t m) const {
+  // Neither excluded nor chosen by layers: peft looks at these names alone.
+  if (of.modules[m].stacked)
+    return std::ranges::any_of(parameters_, [&](const std::string& name) {
+      return names_module(name, of.paths[m]) || names_module(canonical_path(name), of.modules[m].path);
+    });
   if (names(exclude_, of, m)) return false;
   if (targets_.unreadable) return std::nullopt;
   if (!names(targets_, of, m)) return false;
@@ -243,12 +253,23 @@ std::optional<bool> PeftChoice::chooses(const PeftModules& of, size_t m) const {
 void PeftChoice::require_known(const PeftModules& of, const NameMap& names) const {
   for (const std::string& name : targets_.names) {
     const std::string path = canonical_path(name);
-    const bool known = std::any_of(of.paths.begin(), of.paths.end(),
-                                   [&](const std::string& one) { return names_module(name, one); }) ||
-                       std::any_of(of.modules.begin(), of.modules.end(), [&](const AdapterModule& module) {
-                         return names_module(path, module.path);
-                       });
+    bool known = false;
+    for (size_t m = 0; m < of.modules.size(); ++m)
+      known = known || (!of.modules[m].stacked &&
+                        (names_module(name, of.paths[m]) || names_module(path, of.modules[m].path)));
     if (!known) resolve_targets(names, {path}, place_);
+  }
+}
+
+void PeftChoice::require_known_parameters(const PeftModules& of) const {
+  for (const std::string& name : parameters_) {
+    const bool known = std::ranges::any_of(of.modules, [&](const AdapterModule& module) {
+      return module.stacked && names_module(canonical_path(name), module.path);
+    });
+    if (!known)
+      refuse_adapter("target_parameters",
+                     "has " + shown(name) + ", which is no parameter of experts that adapters may be on here",
+                     place_);
   }
 }
 

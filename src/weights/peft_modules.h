@@ -1,5 +1,6 @@
 // How PEFT chooses the modules of an adapter, and each one's rank and alpha, from adapter_config.json:
-// target_modules, exclude_modules, layers_to_transform, layers_pattern, rank_pattern, alpha_pattern. Pure but
+// target_modules, target_parameters, exclude_modules, layers_to_transform, layers_pattern, rank_pattern,
+// alpha_pattern. Pure but
 // for the regular expressions' memory; the texts are untrusted.
 #pragma once
 
@@ -51,6 +52,8 @@ class PeftChoice {
   std::optional<bool> chooses(const PeftModules& of, size_t m) const;
   // Throws where one of the names in target_modules is that of no module.
   void require_known(const PeftModules& of, const NameMap& names) const;
+  // Throws where one of those in target_parameters is that of no experts' parameter.
+  void require_known_parameters(const PeftModules& of) const;
   AdapterSite site(const PeftModules& of, size_t m, const AdapterSpec& other) const;
 
  private:
@@ -75,6 +78,7 @@ class PeftChoice {
   bool in_layers(const std::string& path) const;
 
   std::string place_;
+  std::vector<std::string> parameters_;  // names: of whole paths, or of their ends
   bool targets_pattern_ = false;
   Names targets_, exclude_;
   std::optional<std::vector<int64_t>> layers_;

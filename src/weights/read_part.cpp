@@ -77,6 +77,28 @@ void read_columns(const FilePart& part, DType dtype, const Range& range) {
   }
 }
 
+// The columns between the part's are read with them: rows of the file at once, up to 1 MiB or one row.
+void read_spread_columns(const FilePart& part, DType dtype, const Range& range) {
+  FilePart whole = part;
+  whole.file_columns = 0;
+  const auto size = static_cast<int64_t>(dtype_size(dtype));
+  const int64_t most = std::max<int64_t>(kBandBytes / (part.file_columns * size), 1);
+  const int64_t end = ceil_div(range.first + range.elements, part.columns);
+  std::vector<std::byte> band;
+  for (int64_t row = range.first / part.columns; row < end; row += most) {
+    const int64_t rows = std::min(most, end - row);
+    band.resize(static_cast<size_t>(rows * part.file_columns * size));
+    read_part(whole, row * part.file_columns, rows * part.file_columns, dtype, band.data());
+    const int64_t first = std::max(range.first, row * part.columns);
+    const int64_t last = std::min(range.first + range.elements, (row + rows) * part.columns);
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t from =
+          (i / part.columns - row) * part.file_columns + part.column + i % part.columns * part.step;
+      std::memcpy(range.to + (i - range.first) * size, band.data() + from * size, static_cast<size_t>(size));
+    }
+  }
+}
+
 }  // namespace
 
 FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part) {
@@ -97,6 +119,7 @@ FilePart file_part(const ModelFiles& files, const Parameter& parameter, const Pa
           .transposed = part.transposed,
           .column = part.column,
           .file_columns = part.file_columns,
+          .step = part.step,
           .begin = part.slices > 0 ? part.slice * part.rows * parameter.columns : 0};
 }
 
@@ -106,6 +129,7 @@ void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtyp
   if (part.scales)
     return read_mxfp4({{part.entry, part.file}, *part.scales}, {part.begin + first, elements}, dtype, to);
   if (part.transposed) return read_transposed(part, dtype, {first, elements, to});
+  if (part.step > 1) return read_spread_columns(part, dtype, {first, elements, to});
   if (part.file_columns > 0) return read_columns(part, dtype, {first, elements, to});
   const DType stored = part.entry->dtype;
   const size_t bytes = static_cast<size_t>(elements) * dtype_size(stored);

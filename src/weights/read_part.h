@@ -16,6 +16,7 @@ struct FilePart {
   int64_t rows = 0, columns = 0;
   bool transposed = false;               // the file has [columns, rows]
   int64_t column = 0, file_columns = 0;  // as ParameterPart; 0: the file has no other columns
+  int64_t step = 1;
   int64_t begin = 0;                     // elements of the file's tensor before it, of a stack
   // Of MXFP4 (weights/mxfp4.h), whose codes are `entry`.
   std::optional<ModelFiles::Tensor> scales = {};
@@ -32,7 +33,7 @@ FilePart file_part(const ModelFiles& files, const Parameter& parameter, const Pa
 
 // Reads elements [first, first + elements), counted in the program's order, and converts them to `dtype`. Of
 // a transposed tensor, and of some columns, it reads a run of each row of the file, and holds at most 1 MiB
-// or one run.
+// or one run. Of columns with others between them it reads those, too.
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to);
 
 }  // namespace lm

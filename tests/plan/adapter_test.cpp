@@ -245,6 +245,43 @@ TEST(Adapters, TheEmbeddingOfAnUntiedModelIsATargetByItsNameAlone) {
   EXPECT_THROW(configured_adapter(tied, lora("targets = [\"embed_tokens\"]")), Error);
 }
 
+ModelSpec mixture() {
+  return parse_model_spec(
+      R"({"model_type": "qwen3_moe", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 3,
+          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 30, "num_experts": 4,
+          "num_experts_per_tok": 2, "moe_intermediate_size": 6, "mlp_only_layers": [1]})",
+      "mixture");
+}
+
+TEST(Adapters, ExpertsAreTargetsByTheirOwnKeyOrTheirOwnNames) {
+  const auto chosen_of = [](const std::string& keys) { return configured_adapter(mixture(), lora(keys)); };
+  using Names = std::vector<std::string>;
+  const Names attention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  Names all = attention;
+  all.insert(all.end(), {"experts.gate_up_proj", "experts.down_proj"});
+  EXPECT_EQ(chosen_of("").targets, attention);
+  EXPECT_EQ(chosen_of("experts = true").targets, all);
+  EXPECT_EQ(chosen_of("targets = [\"regex:proj\"]").targets, attention);
+  EXPECT_EQ(chosen_of("experts = true\nexclude = [\"down_proj\"]").targets,
+            Names(all.begin(), all.end() - 1));
+  EXPECT_EQ(chosen_of("targets = [\"q_proj\", \"experts.down_proj\"]").targets,
+            (Names{"q_proj", "experts.down_proj"}));
+  const AdapterSpec some =
+      chosen_of("experts = true\nlayers = [0, 1]\n[lora.ranks]\n\"regex:experts.down\" = 2\n");
+  EXPECT_EQ(some.layers, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(some.ranks, (Ranks{{"experts.down_proj", 2}}));
+  EXPECT_THROW(chosen_of("targets = [\"down_proj\"]"), Error);
+  EXPECT_NE(refused("experts = true").find("has none"), std::string::npos);
+  // What a run records chooses the same.
+  for (const char* const keys : {"experts = true", "experts = true\nexclude = [\"experts.down_proj\"]",
+                                 "experts = true\nlayers = [2]", "targets = [\"experts.down_proj\"]"}) {
+    const AdapterSpec adapter = chosen_of(keys);
+    const LoraConfig recorded = resolved_lora(mixture(), lora(keys), adapter);
+    EXPECT_EQ(configured_adapter(mixture(), recorded), adapter) << keys;
+    EXPECT_EQ(resolved_lora(mixture(), recorded, adapter).experts, recorded.experts) << keys;
+  }
+}
+
 TEST(Adapters, ModulesTrainedWholeHaveTheModelsType) {
   Config config = parse_config(
       "model.path = \"m\"\nmodel.dtype = \"bf16\"\n[data]\ntrain = [\"t\"]\n[train]\nmethod = "

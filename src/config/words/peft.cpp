@@ -31,7 +31,7 @@ constexpr Word kPeft[] = {
     to("trainable_token_indices", "lora.tokens", How::kTargets),
     to("bias", "lora.bias"),
     missing("lora_bias", "B has no bias of its own"),
-    missing("target_parameters", why::kExpertAdapters),
+    when_on("target_parameters", "lora.experts", "true", "both matrices of all experts"),
     missing("layer_replication", "blocks are not repeated"),
     missing("loftq_config*", "lora.start = \"loftq\" with model.quantize"),
     missing("alora_invocation_tokens", why::kLora),

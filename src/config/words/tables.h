@@ -41,7 +41,7 @@ inline constexpr std::string_view
     kQuantized = "model.quantize has nf4, fp4 and int8, made from the original",
     kFp8 = "training is in bf16 or fp32",
     kParallel = "ranks share data and state (zero.stage), not a layer's products",
-    kExperts = "experts are not trained in parallel parts", kExpertAdapters = "experts get no adapters",
+    kExperts = "experts are not trained in parallel parts",
     kFsdpDetail = "blocks are the sharding units; their transfers are planned",
     kLaunch = "set on the command line: --gpus N, mpirun or srun",
     kCloud = "the cluster's scheduler decides where a run starts",

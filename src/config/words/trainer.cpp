@@ -201,7 +201,7 @@ constexpr Word kWords[] = {
     to("lora_alpha", "lora.alpha"),
     to("lora_dropout", "lora.dropout"),
     to("lora_target_modules", "lora.targets", How::kTargets),
-    missing("lora_target_parameters", why::kExpertAdapters),
+    when_on("lora_target_parameters", "lora.experts", "true", "both matrices of all experts"),
     to("lora_modules_to_save", "lora.also", How::kTargets),
     unneeded("lora_task_type", "causal language models"),
     to("use_rslora", "lora.rslora"),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/mixers/clamped_glu.h"
+#include "model/mixers/expert_adapters.h"
 #include "model/mixers/expert_products.h"
 #include "model/routers.h"
 
@@ -91,19 +92,19 @@ GroupedProducts together(const Rows& rows, Layer layer) {
 void multiply(const Rows& rows, Layer layer, const View& x, const View& y) {
   if (multiplies_together(rows.context)) return together(rows, layer).forward(x, y);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    LinearSaved none;
     if (count > 0)
-      linear_forward(rows.context, expert.*layer, rows.batch,
-                     {.x = x.row_range(row, count), .y = y.row_range(row, count)}, none);
+      expert_forward(rows.context, expert.*layer, rows.batch,
+                     {.x = x.row_range(row, count), .y = y.row_range(row, count)});
   });
 }
 
-// linear_input_gradient of every expert's rows.
+// dx = dy W of every expert's rows, and their adapters' part.
 void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, const View& dx) {
   if (multiplies_together(rows.context)) return together(rows, layer).input_gradient(dy, dx);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count > 0)
-      linear_input_gradient(rows.context, expert.*layer, dy.row_range(row, count), dx.row_range(row, count));
+      expert_input_gradient(rows.context, expert.*layer, rows.batch, dy.row_range(row, count),
+                            dx.row_range(row, count));
   });
 }
 
@@ -120,12 +121,13 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
     if (count > 0) {
       LinearBackward part{.x = x.row_range(row, count), .dy = dy.row_range(row, count)};
       if (dx.defined()) part.dx = dx.row_range(row, count);
-      return linear_backward(rows.context, linear, rows.batch, part, {}, first);
+      return expert_backward(rows.context, linear, rows.batch, part, first);
     }
     if (first && linear.weight.gradient.defined())
       rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
     if (first && linear.bias.gradient.defined())
       rows.context.kernels.zero(linear.bias.gradient, rows.context.stream);
+    if (first) zero_pair_gradients(rows.context, linear);
   });
 }
 
@@ -224,7 +226,7 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
   // train.only may choose some experts alone.
   if (std::ranges::none_of(rows.mixer.experts, [](const Experts::Expert& expert) {
         if (expert.down.bias.gradient.defined()) return true;
-        return expert.down.weight.gradient.defined();
+        return expert.down.weight.gradient.defined() || expert.down.adapted();
       }))
     return;
   if (!spec.bias) context.kernels.weigh_rows({.x = dh, .routing = rows.routing}, context.stream);

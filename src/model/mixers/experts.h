@@ -4,7 +4,7 @@
 // Tokens are gathered into T k rows sorted by expert, so that each expert's are one range and its products
 // are the ordinary ones of a linear layer (plain or quantized weights). Memory for them does not depend on
 // the router. An expert without rows costs nothing; its gradient is exactly zero, and written: the optimizer
-// goes on with its state.
+// goes on with its state. Experts' adapters are in mixers/expert_adapters.h.
 //
 // Recomputation routes again, with the same bits: the same logits of the same kernels, in whatever number of
 // threads. Weights are applied to an expert's output in forward; in backward to the gradient of what `down`

@@ -100,18 +100,21 @@ NameMap expert_names() {
                                              {"mlp.experts.*.gate_proj", "experts.gate"},
                                              {"mlp.experts.*.up_proj", "experts.up"},
                                              {"mlp.experts.*.down_proj", "experts.down"}});
+  names.experts = "mlp.experts";
   return names;
 }
 
 NameMap mixtral_names() {
-  return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
-                                      {"self_attn.k_proj", "attn.k"},
-                                      {"self_attn.v_proj", "attn.v"},
-                                      {"self_attn.o_proj", "attn.o"},
-                                      {"block_sparse_moe.gate", "experts.router"},
-                                      {"block_sparse_moe.experts.*.w1", "experts.gate"},
-                                      {"block_sparse_moe.experts.*.w3", "experts.up"},
-                                      {"block_sparse_moe.experts.*.w2", "experts.down"}});
+  NameMap names = with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
+                                               {"self_attn.k_proj", "attn.k"},
+                                               {"self_attn.v_proj", "attn.v"},
+                                               {"self_attn.o_proj", "attn.o"},
+                                               {"block_sparse_moe.gate", "experts.router"},
+                                               {"block_sparse_moe.experts.*.w1", "experts.gate"},
+                                               {"block_sparse_moe.experts.*.w3", "experts.up"},
+                                               {"block_sparse_moe.experts.*.w2", "experts.down"}});
+  names.experts = "mlp.experts";
+  return names;
 }
 
 }  // namespace lm::families

@@ -8,13 +8,16 @@ namespace {
 
 // One tensor for the first matrices of all experts, and one for the last ones.
 NameMap names() {
-  return with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
-                                      {"self_attn.k_proj", "attn.k"},
-                                      {"self_attn.v_proj", "attn.v"},
-                                      {"self_attn.o_proj", "attn.o"},
-                                      {"block_sparse_moe.router.layer", "experts.router"},
-                                      {"block_sparse_moe.input_linear.*", "experts.gate", "experts.up"},
-                                      {"block_sparse_moe.output_linear.*", "experts.down"}});
+  NameMap names =
+      with_modules(llama_names(), {{"self_attn.q_proj", "attn.q"},
+                                   {"self_attn.k_proj", "attn.k"},
+                                   {"self_attn.v_proj", "attn.v"},
+                                   {"self_attn.o_proj", "attn.o"},
+                                   {"block_sparse_moe.router.layer", "experts.router"},
+                                   {"block_sparse_moe.input_linear.*", "experts.gate", "experts.up"},
+                                   {"block_sparse_moe.output_linear.*", "experts.down"}});
+  names.experts = "block_sparse_moe.experts";
+  return names;
 }
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {

@@ -1,0 +1,23 @@
+// A matrix of an expert with its rows, of which there is at least one: y = x Wᵀ, with a pair of low rank
+// y = x (W + s B A)ᵀ, and the gradients. What the pair reduces, A x, is not kept from forward to backward,
+// which makes it again: r of the matrix's rows' worth of work, and no memory that lasts. The product with the
+// whole B A, which peft adds to all experts' matrices in every pass, is never made. On the CPU: on a GPU the
+// host does not know how many rows an expert has (expert_products.h).
+#pragma once
+
+#include "model/linear.h"
+
+namespace lm {
+
+void expert_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const LinearForward& pass);
+// dx = dy (W + s B A).
+void expert_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                           const View& dy, const View& dx);
+// The gradients of what is trained, and dx, which may be undefined, as linear_backward.
+void expert_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const LinearBackward& pass, bool first);
+// Of an expert without rows.
+void zero_pair_gradients(const Context& context, const Linear& linear);
+
+}  // namespace lm
