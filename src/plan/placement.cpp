@@ -392,9 +392,10 @@ std::optional<SizedPlan> share_updates(const PlanInput& in, const PlacedPlan& st
   if (!shared.fits || shared.placement.pool(Pool::kOptimizer).slots == 0) return std::nullopt;
   const double both = estimate(in, shared).step_seconds;
   if (both >= kWorthwhile * seconds) return std::nullopt;
-  shared.choices.push_back({"update of state off the GPU", "both",
-                            fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %",
-                                        both, seconds, 100 * share)});
+  shared.choices.push_back(
+      {"update of state off the GPU", "both",
+       fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %", both,
+                   seconds, 100 * share)});
   return shared;
 }
 

@@ -17,7 +17,7 @@ struct FilePart {
   bool transposed = false;               // the file has [columns, rows]
   int64_t column = 0, file_columns = 0;  // as ParameterPart; 0: the file has no other columns
   int64_t step = 1;
-  int64_t begin = 0;                     // elements of the file's tensor before it, of a stack
+  int64_t begin = 0;  // elements of the file's tensor before it, of a stack
   // Of MXFP4 (weights/mxfp4.h), whose codes are `entry`.
   std::optional<ModelFiles::Tensor> scales = {};
 

@@ -50,7 +50,7 @@ struct ExpertsSpec {
   double weight_scale = 1;   // multiplies the weights
   bool wide_logits = false;  // logits are fp32 products, whatever the model's type
   bool corrected() const { return scores == RouterScores::kSigmoid; }
-  bool bias = false;           // of the experts' matrices
+  bool bias = false;  // of the experts' matrices
   bool router_bias = false;
   std::optional<ClampedGlu> clamped = {};  // in place of `activation`
   bool operator==(const ExpertsSpec&) const = default;
