@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -378,8 +377,8 @@ std::optional<SizedPlan> share_updates(const PlanInput& in, const PlacedPlan& st
                                        double seconds) {
   constexpr double kWorthwhile = 0.95, kLeastShare = 0.1;
   const PlacementPlan& p = alone.placement;
-  const bool near = p.pool(Pool::kWeights).slots == 0 && p.pool(Pool::kGradients).slots == 0;
-  if (in.update_on_host || in.world.ranks > 1 || !near) return std::nullopt;
+  if (p.pool(Pool::kWeights).slots > 0 || p.pool(Pool::kGradients).slots > 0) return std::nullopt;
+  if (in.update_on_host || in.world.ranks > 1) return std::nullopt;
   if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return std::nullopt;
   const double share = balanced_share(in, alone);
   if (share < kLeastShare || share > 1 - kLeastShare) return std::nullopt;
@@ -424,9 +423,8 @@ SizedPlan choose_update_site(const PlanInput& in, const PlacedPlan& start, const
   const bool host = in.update_on_host.value_or(cpu < gpu);
   if (auto shared = share_updates(in, start, tier_choice, host ? on_host : plan, std::min(gpu, cpu)))
     return *std::move(shared);
-  char reason[96];
-  std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it", host ? cpu : gpu,
-                host ? gpu : cpu, host ? "GPU" : "CPU");
+  const std::string reason = fmt::format("{:.3g} s per step, {:.3g} s if the {} did it", host ? cpu : gpu,
+                                         host ? gpu : cpu, host ? "GPU" : "CPU");
   SizedPlan& chosen = host ? on_host : plan;
   chosen.choices.push_back({key, host ? "cpu" : "gpu", reason});
   return std::move(chosen);
