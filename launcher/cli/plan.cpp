@@ -26,6 +26,7 @@
 #include "launcher/recorded.h"
 #include "plan/alternatives.h"
 #include "plan/scaling.h"
+#include "plan/upgrades.h"
 
 namespace lm {
 namespace {
@@ -185,6 +186,8 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
 
 struct Planned {
   Plan plan;
+  std::vector<std::string> assumed;
+  std::vector<Upgrade> upgrades;
   std::optional<Scaling> scaling;  // with several ranks
   Object gpu;                      // null on the CPU
   std::optional<Error> refusal;    // why it does not fit, and what would
@@ -209,9 +212,20 @@ Planned plan_of(const CommandLine& line) {
   const StreamedFiles files = streamed_files(question->config, read_environment());
   const std::string streamed = describe_streamed(question->config, files);
   const Object data = data_object(question->config, files);
-  const auto scaling = [&]() -> std::optional<Scaling> {
-    if (world.ranks == 1) return std::nullopt;
-    return estimate_scaling(inputs, machine, world);
+  const auto with_plan = [&](Plan plan, std::optional<Error> refusal) {
+    Planned out{.plan = std::move(plan),
+                .assumed = question->assumed,
+                .upgrades = {},
+                .scaling = {},
+                .gpu = question->gpu,
+                .refusal = std::move(refusal),
+                .streamed = streamed,
+                .data = data};
+    for (std::string& sentence : plan_assumptions(inputs, question->share(), out.plan))
+      out.assumed.push_back(std::move(sentence));
+    out.upgrades = estimate_upgrades(inputs, question->share(), out.plan);
+    if (world.ranks > 1) out.scaling = estimate_scaling(inputs, machine, world);
+    return out;
   };
   try {
     Plan plan = make_plan(inputs, question->share(), world);
@@ -219,11 +233,17 @@ Planned plan_of(const CommandLine& line) {
       machine.disks = survey_disks(question->config, question->cache_dir, DiskRates::kMeasured);
       plan = make_plan(inputs, question->share(), world);
     }
-    return {std::move(plan), scaling(), question->gpu, std::nullopt, streamed, data};
+    return with_plan(std::move(plan), std::nullopt);
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(inputs, question->share(), world), scaling(), question->gpu, error, streamed, data};
+    return with_plan(draft_plan(inputs, question->share(), world), error);
   }
+}
+
+std::string print_assumptions(const std::vector<std::string>& assumed) {
+  std::string out = "assumed\n";
+  for (const std::string& sentence : assumed) out += "  " + escape_controls(sentence) + "\n";
+  return out;
 }
 
 void print_gpu(const Object& gpu) {
@@ -275,6 +295,8 @@ Exit plan_command(const CommandLine& line) {
       if (planned.refusal) throw *planned.refusal;
       print_gpu(planned.gpu);
       std::fputs((planned.streamed + print_plan(planned.plan)).c_str(), stdout);
+      std::fputs(print_upgrades(planned.plan, planned.upgrades).c_str(), stdout);
+      std::fputs(print_assumptions(planned.assumed).c_str(), stdout);
       if (planned.scaling) std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       return Exit::kDone;
     }
@@ -283,6 +305,8 @@ Exit plan_command(const CommandLine& line) {
     Object object = planned.refusal ? refusal_object(*planned.refusal) : Object::object();
     object.update(Object::parse(plan_json(planned.plan)));
     if (planned.refusal) object["fits"] = false;  // a refusal may have other reasons than bytes
+    object["assumptions"] = planned.assumed;
+    object["upgrades"] = Object::parse(upgrades_json(planned.upgrades));
     if (!planned.gpu.is_null()) object["gpu"] = planned.gpu;
     if (!planned.data.is_null()) object["data"] = planned.data;
     if (planned.scaling) object["scaling"] = Object::parse(scaling_json(*planned.scaling));

@@ -304,7 +304,7 @@ void explain_tiers(const PlanInput& in, Plan& plan) {
                             "long enough for a disk's rate, short beside the state"});
   if (p.group > 1)
     plan.choices.push_back({"group", std::to_string(p.group),
-                            "what is off the device crosses its link once per pass and group"});
+                            "what passes through slots does so once per pass and group"});
   if (!p.on_disk()) return;
   if (!in.config.io.block)
     plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
