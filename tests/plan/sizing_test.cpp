@@ -92,8 +92,8 @@ struct Published {
 };
 
 // Runs of PyTorch's FSDP on A100s of 80 GB, gradients summed in bf16. Those on H100s in the same tables are 1.2
-// to 1.7 times slower than the plan, which has the rates of our products on an H200: they reach 34 to 37 % of
-// the card there, and 51 to 58 % on A100s.
+// to 1.7 times slower than the plan, which has the rates of our products on an H200: they reach 32 to 37 % of
+// the card there by their own account, and 47 to 58 % on A100s.
 // [1] https://pytorch.org/blog/maximizing-training/, table 1: 128 GPUs, 400 Gbit/s between machines, 4096
 //     tokens, batch 2.
 // [2] https://github.com/pytorch/torchtitan/blob/main/docs/performance.md (2024): 64 GPUs, 8192 tokens, batch
