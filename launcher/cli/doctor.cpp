@@ -366,7 +366,8 @@ std::vector<Disk> disks_to_offload_to(const std::vector<MeasuredDisk>& measured)
     struct stat status {};
     if (!measured[i].probe || stat(measured[i].path.c_str(), &status) != 0) continue;
     const DiskProbe& p = *measured[i].probe;
-    out.push_back({measured[i].path, p.free_bytes, p.read_bytes_per_s, p.write_bytes_per_s, p.both_bytes_per_s});
+    out.push_back(
+        {measured[i].path, p.free_bytes, p.read_bytes_per_s, p.write_bytes_per_s, p.both_bytes_per_s});
     devices.push_back(status.st_dev);
   }
   for (size_t i = 0; i < out.size(); ++i) out[i].all_gather_among(std::ranges::count(devices, devices[i]));

@@ -111,7 +111,7 @@ struct Question {
   std::optional<NumericsPlan> recorded;
   DataShape data;  // row lengths, if an earlier start has tokenized the data
   std::string cache_dir;
-  bool imagined = false;  // for another machine than this one
+  bool imagined = false;             // for another machine than this one
   std::vector<std::string> assumed;  // of the machine
 
   PlanInputs inputs() const {

@@ -28,8 +28,8 @@ World world_of(const CommandLine& line, const PlannedMachine& planned) {
   // --gpus 0 selects the device of the ranks, not their number.
   const int64_t asked = processes.value_or(gpus.value_or(0));
   const int64_t ranks = asked > 0 ? asked : job.ranks;
-  const int64_t nodes = line.integer("--nodes").value_or(ranks == job.ranks ? job.machines
-                                                                            : default_nodes(planned, line, ranks));
+  const int64_t nodes = line.integer("--nodes").value_or(
+      ranks == job.ranks ? job.machines : default_nodes(planned, line, ranks));
   if (processes && gpus.value_or(0) > 0)
     throw usage_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
   if (ranks > kMostPlanned)
@@ -69,7 +69,8 @@ void imagine_links(const CommandLine& line, Machine& machine) {
       line.bytes("--node-link").value_or(static_cast<int64_t>(machine.network_bandwidth)));
 }
 
-// As it is when nothing else runs on it: what was free when the file was made says nothing of a job's machines.
+// As it is when nothing else runs on it: what was free when the file was made says nothing of a job's
+// machines.
 Machine idle(Machine machine) {
   machine.host_available = machine.host_capacity();
   for (Gpu& gpu : machine.gpus) gpu.free_bytes = 0;
@@ -89,8 +90,7 @@ PlannedMachine planned_machine(const CommandLine& line, const SurveyedGpus& foun
   // Before an imagined GPU takes the place of all that are there.
   out.world = world_of(line, out);
   refuse_more_gpus(line, out);
-  out.machine =
-      with_imagined(std::move(out.machine), {imagined_gpu(line), line.bytes("--host-memory")});
+  out.machine = with_imagined(std::move(out.machine), {imagined_gpu(line), line.bytes("--host-memory")});
   imagine_links(line, out.machine);
   out.imagined = !out.file.empty() || imagines_gpus(line) || line.has("--host-memory") || out.world.nodes > 1;
   return out;

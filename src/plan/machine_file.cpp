@@ -1,5 +1,5 @@
-// A machine as text, and back: one rank measures it, and all plan for the same; `doctor --json` prints it, and
-// `plan --machine` reads it. Its keys are the members' names, and each must be there.
+// A machine as text, and back: one rank measures it, and all plan for the same; `doctor --json` prints it,
+// and `plan --machine` reads it. Its keys are the members' names, and each must be there.
 #include <fmt/format.h>
 #include <optional>
 #include <stdexcept>

@@ -303,8 +303,8 @@ void explain_tiers(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
                             "long enough for a disk's rate, short beside the state"});
   if (p.group > 1)
-    plan.choices.push_back({"group", std::to_string(p.group),
-                            "what passes through slots does so once per pass and group"});
+    plan.choices.push_back(
+        {"group", std::to_string(p.group), "what passes through slots does so once per pass and group"});
   if (!p.on_disk()) return;
   if (!in.config.io.block)
     plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});

@@ -201,11 +201,11 @@ std::string step_line(const Plan& plan) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  std::string out = offloads(plan) ? "plan: offloaded state is streamed through slots, computed on the " +
-                                         std::string(cpu ? "CPU\n" : "GPU\n")
-                                   : std::string("plan: all state stays in ") +
-                                         (cpu ? "host memory, computed on the CPU\n"
-                                              : "GPU memory, computed there\n");
+  std::string out = offloads(plan)
+                        ? "plan: offloaded state is streamed through slots, computed on the " +
+                              std::string(cpu ? "CPU\n" : "GPU\n")
+                        : std::string("plan: all state stays in ") +
+                              (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
   for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
   out += step_lines(plan);
   for (const Choice& choice : plan.choices) {

@@ -69,10 +69,9 @@ std::string gpu_assumption(const Machine& share, const ComputeRates& rates) {
   const std::string measured = gpu.bf16_flops > 0 && gpu.bandwidth > 0
                                    ? "of its nominal"
                                    : "of a GPU of which only the memory is known,";
-  return fmt::format(
-      "{}: products at {:.0f} TFLOP/s {} {:.0f}, attention at {:.0f}, memory at {:.0f} GB/s", name,
-      rates.gemm_flops / 1e12, measured, rates.peak_flops / 1e12, rates.attention_flops / 1e12,
-      rates.bandwidth / 1e9);
+  return fmt::format("{}: products at {:.0f} TFLOP/s {} {:.0f}, attention at {:.0f}, memory at {:.0f} GB/s",
+                     name, rates.gemm_flops / 1e12, measured, rates.peak_flops / 1e12,
+                     rates.attention_flops / 1e12, rates.bandwidth / 1e9);
 }
 
 void assume_links(const PlanInputs& inputs, const Machine& share, const Plan& plan,
@@ -91,8 +90,9 @@ void assume_links(const PlanInputs& inputs, const Machine& share, const Plan& pl
     out.push_back(fmt::format("from host memory to each GPU {:.0f} GB/s each way{}", rates.link / 1e9,
                               share.gpus.front().link_bandwidth > 0 ? "" : ", not measured"));
   if (plan.placement.on_disk())
-    out.push_back(fmt::format("disks read {:.2f} and write {:.2f} GB/s for each rank{}", rates.disk_read / 1e9,
-                              rates.disk_write / 1e9, rates.assumed ? ", not measured" : ""));
+    out.push_back(fmt::format("disks read {:.2f} and write {:.2f} GB/s for each rank{}",
+                              rates.disk_read / 1e9, rates.disk_write / 1e9,
+                              rates.assumed ? ", not measured" : ""));
 }
 
 }  // namespace
@@ -153,8 +153,7 @@ std::string upgrades_json(const std::vector<Upgrade>& upgrades) {
 
 std::vector<std::string> plan_assumptions(const PlanInputs& inputs, const Machine& share, const Plan& plan) {
   std::vector<std::string> out;
-  const ComputeRates rates =
-      compute_rates(share, inputs.device, plan.numerics.dtype, plan.numerics.products);
+  const ComputeRates rates = compute_rates(share, inputs.device, plan.numerics.dtype, plan.numerics.products);
   if (inputs.device == DeviceType::kCuda) {
     out.push_back(gpu_assumption(share, rates));
   } else {
@@ -163,11 +162,10 @@ std::vector<std::string> plan_assumptions(const PlanInputs& inputs, const Machin
                               rates.assumed ? ", not measured" : ""));
   }
   assume_links(inputs, share, plan, out);
-  out.push_back(plan.sequence_tokens > 0
-                    ? fmt::format("sequences of {:.0f} tokens on average, as the data's are",
-                                  plan.sequence_tokens)
-                    : fmt::format("sequences of data.max_length = {} tokens each",
-                                  inputs.config.data.max_length));
+  out.push_back(
+      plan.sequence_tokens > 0
+          ? fmt::format("sequences of {:.0f} tokens on average, as the data's are", plan.sequence_tokens)
+          : fmt::format("sequences of data.max_length = {} tokens each", inputs.config.data.max_length));
   return out;
 }
 

@@ -1,16 +1,13 @@
-"""The manifests of configs/kubernetes and the scripts of configs/slurm: what the cluster's schemas ask for, and that they say what
-lmlaunch does (exit codes, keys, ports, GPUs). Kubernetes' own types are those of its Python client; scripts run with stand-ins for
-srun, squeue and scontrol. No cluster is needed."""
+"""The manifests of configs/kubernetes and the scripts of configs/slurm say what lmlaunch does (exit codes, keys, ports, GPUs); scripts run
+with stand-ins for srun, squeue and scontrol. No cluster is needed. (The types of manifests: test_manifest_types.py.)"""
 
 import os
 import re
 import subprocess
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
-from kubernetes import client
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs" / "kubernetes").glob("*.yaml"))}
@@ -91,80 +88,6 @@ def test_an_mpijob_has_as_many_ranks_as_gpus():
     # mpirun's own second after TERM is too short for a save.
     grace = pods(MANIFESTS["mpijob"])["Launcher"]["spec"]["terminationGracePeriodSeconds"]
     assert int(command[command.index("odls_base_sigkill_timeout") + 1]) <= grace
-
-
-def check_type(kind, value, place):
-    """Every key is one of the API's, every value has its type, and no required one is missing."""
-    if kind.lower().startswith("list["):
-        assert isinstance(value, list), place
-        for i, item in enumerate(value):
-            check_type(kind[5:-1], item, f"{place}[{i}]")
-    elif kind.lower().startswith(("dict(", "dict[")):
-        inner = kind[5:-1].split(",")[1].strip()
-        assert isinstance(value, dict), place
-        for key, item in value.items():
-            if inner == "str" and "esources" in place:  # a quantity: 8, "400Gi"
-                assert re.fullmatch(r"\d+(\.\d+)?([KMGT]i?)?", str(item)), place
-            else:
-                check_type(inner, item, f"{place}.{key}")
-    elif hasattr(client, kind):
-        model = getattr(client, kind)
-        names = {public: name for name, public in model.attribute_map.items()}
-        assert isinstance(value, dict) and value.keys() <= names.keys(), f"{place}: {sorted(value.keys() - names.keys())}"
-        model(**{names[key]: item for key, item in value.items()})  # raises where a required one is missing
-        for key, item in value.items():
-            check_type(model.openapi_types[names[key]], item, f"{place}.{key}")
-    else:
-        types = {"str": str, "int": int, "bool": bool, "object": object}
-        assert isinstance(value, types[kind]) and (kind != "int" or not isinstance(value, bool)), f"{place}: {value!r} is no {kind}"
-
-
-def closed(required=(), **properties):
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-
-
-TEXT, COUNT, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {}
-# The parts of JobSet's (v1alpha2) and MPIJob's (v2beta1) types that are not Kubernetes' own.
-JOBSET = closed(["replicatedJobs"], replicatedJobs={"type": "array", "items": closed(["name", "template"], name=TEXT, replicas=COUNT, template=ANY)},
-                failurePolicy=closed(maxRestarts=COUNT, restartStrategy={"enum": ["Recreate", "BlockingRecreate"]}, rules={"type": "array", "items": closed(
-                    ["action"], name=TEXT, action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]}, targetReplicatedJobs={"type": "array", "items": TEXT},
-                    onJobFailureReasons={"type": "array", "items": {"enum": ["BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"]}})}))
-MPIJOB = closed(["mpiReplicaSpecs"], slotsPerWorker=COUNT, mpiImplementation={"enum": ["OpenMPI", "Intel", "MPICH"]}, launcherCreationPolicy={"enum": ["AtStartup", "WaitForWorkersReady"]},
-                runPolicy=closed(cleanPodPolicy={"enum": ["None", "Running", "All"]}, backoffLimit=COUNT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=COUNT, suspend={"type": "boolean"}),
-                mpiReplicaSpecs=closed(["Launcher"], **{name: closed(["template"], replicas=COUNT, template=ANY, restartPolicy={"enum": ["Never", "OnFailure"]}) for name in ("Launcher", "Worker")}))
-
-
-def check_manifest(manifest):
-    kind, spec = manifest["kind"], manifest["spec"]
-    assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    check_type("V1ObjectMeta", manifest["metadata"], "metadata")
-    if kind == "Job":
-        check_type("V1JobSpec", spec, "spec")
-    elif kind == "JobSet":
-        jsonschema.validate(spec, JOBSET)
-        for job in spec["replicatedJobs"]:
-            check_type("V1JobTemplateSpec", job["template"], job["name"])
-    else:
-        jsonschema.validate(spec, MPIJOB)
-        for name, replica in spec["mpiReplicaSpecs"].items():
-            check_type("V1PodTemplateSpec", replica["template"], name)
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_each_has_the_types_of_its_api(name):
-    check_manifest(MANIFESTS[name])
-
-
-@pytest.mark.parametrize("name, old, new", [
-    ("job", "backoffLimit: 5", "backofLimit: 5"), ("job", "restartPolicy: Never", "restartPolicy: 1"), ("job", "operator: In", "operators: In"),
-    ("job", "containerPort: 9400", "containerPort: http"), ("job", "memory: 400Gi", "memory: 400GB"), ("job", "- name: lmlaunch\n", "- nam: lmlaunch\n"),
-    ("jobset", "action: FailJobSet", "action: Fail"), ("jobset", "maxRestarts: 3", "restarts: 3"), ("mpijob", "slotsPerWorker: 8", "slotsPerWorker: many"),
-    ("mpijob", "terminationGracePeriodSeconds: 600", "gracePeriod: 600")])
-def test_a_manifest_with_a_mistake_is_found(name, old, new):
-    text = (ROOT / "configs" / "kubernetes" / f"{name}.yaml").read_text()
-    assert old in text
-    with pytest.raises((AssertionError, ValueError, TypeError, jsonschema.ValidationError)):
-        check_manifest(yaml.safe_load(text.replace(old, new)))
 
 
 # --- Slurm

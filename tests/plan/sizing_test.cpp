@@ -57,8 +57,8 @@ Case sharded(ModelSpec spec, const Shape& shape) {
 // Seconds of a token of a 70B model that recomputes its blocks, by rates that were measured on a GPU of
 // Hopper's generation with as many multiprocessors (an H200, 132; matrix products do not read faster memory
 // often): products of these sizes at 700 TFLOP/s; FlashAttention 2 forward at 330 TFLOP/s and backward,
-// deterministic, at 272 TFLOP/s of a GPU whose multiprocessors are all busy, each with one key block's pair of
-// sequence and head. Passes over arrays: 24 units of an array (tokens, hidden) forward, 67 backward and 24
+// deterministic, at 272 TFLOP/s of a GPU whose multiprocessors are all busy, each with one key block's pair
+// of sequence and head. Passes over arrays: 24 units of an array (tokens, hidden) forward, 67 backward and 24
 // once more at 3.7/4.8 of the memory's rate, an H100's being 3.35 TB/s.
 double seconds_of_token(int64_t length, int64_t sequences) {
   constexpr double kLayers = 80, kHidden = 8192, kMlp = 28672, kKeys = 1024, kVocabulary = 128256;
@@ -91,10 +91,10 @@ struct Published {
   double tokens_per_second;  // of a GPU
 };
 
-// Runs of PyTorch's FSDP on A100s of 80 GB, gradients summed in bf16. Those on H100s in the same tables are 1.2
-// to 1.7 times slower than the plan, which has the rates of our products on an H200: they reach 32 to 37 % of
-// the card there by their own account, and 47 to 58 % on A100s.
-// [1] https://pytorch.org/blog/maximizing-training/, table 1: 128 GPUs, 400 Gbit/s between machines, 4096
+// Runs of PyTorch's FSDP on A100s of 80 GB, gradients summed in bf16. Those on H100s in the same tables
+// are 1.2 to 1.7 times slower than the plan, which has the rates of our products on an H200: they reach 32 to
+// 37 % of the card there by their own account, and 47 to 58 % on A100s. [1]
+// https://pytorch.org/blog/maximizing-training/, table 1: 128 GPUs, 400 Gbit/s between machines, 4096
 //     tokens, batch 2.
 // [2] https://github.com/pytorch/torchtitan/blob/main/docs/performance.md (2024): 64 GPUs, 8192 tokens, batch
 //     1; selective recomputation there keeps attention and every second product.
