@@ -232,7 +232,7 @@ TEST(Sizing, WhatNobodyHasMeasuredIsNamed) {
     return out;
   };
   EXPECT_EQ(said(c),
-            "H100: products at 693 TFLOP/s of its nominal 989, attention at 396, memory at 2680 GB/s\n"
+            "H100: products at 693 TFLOP/s of its nominal 989, attention at 297, memory at 2680 GB/s\n"
             "from GPU to GPU 360 GB/s each way\n"
             "from machine to machine 45 GB/s each way, all ranks of one together, not measured\n"
             "sequences of data.max_length = 2048 tokens each\n");
