@@ -48,7 +48,8 @@ std::vector<Change> changes(const PlanInputs& inputs, const Machine& share, cons
     const double between = rank_links(share, inputs.device).between;
     out.push_back({"a second network adapter", [=](Machine& m) { m.network_bandwidth = 2 * between; }});
   }
-  if (!inputs.config.offload.paths.empty()) out.push_back({"one more disk", add_disk});
+  const bool disks = !inputs.config.offload.paths.empty() && (plan.placement.on_disk() || !plan.fits);
+  if (disks) out.push_back({"one more disk", add_disk});
   if (inputs.device == DeviceType::kCuda) out.push_back({"twice the GPU memory", double_gpu_memory});
   if (share.host_capacity() > 0) out.push_back({"twice the host memory", double_host_memory});
   return out;

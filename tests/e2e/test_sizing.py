@@ -157,7 +157,7 @@ def test_its_disks_are_those_of_the_paths(written):
     both = plan(FULL, "--machine", written(host_memory=64 << 30, host_limit=0, gpus=[GPU], disks=[disk, {**disk, "path": "/two"}]),
                 settings[0], 'offload.paths=["/nvme", "/two"]')
     assert more["tokens_per_s"] == pytest.approx(both["tokens_per_s"], rel=0.01) and more["speedup"] > 1.5
-    few = called("plan", FULL, "--machine", file, settings[0], 'offload.paths=["/a", "/b"]')
+    few = called("plan", FULL, "--machine", written(gpus=[GPU], disks=[disk]), settings[0], 'offload.paths=["/a", "/b"]')
     assert few.returncode == 2 and "names 2 directories" in few.stderr and "--path" in few.stderr
 
 
