@@ -88,7 +88,7 @@ AdapterSpec all_linear(const Config& config) {
 }  // namespace
 
 Machine roomy_machine(int threads) {
-  Machine machine = survey_machine({}, {.gpu = {}, .host_bytes = int64_t{1} << 40});
+  Machine machine = with_imagined(survey_machine({}), {.gpu = {}, .host_bytes = int64_t{1} << 40});
   machine.cores = threads;
   return machine;
 }

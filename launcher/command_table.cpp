@@ -111,6 +111,8 @@ CommandRow planning() {
           1,
           true,
           {kJson,
+           {"--machine", Takes::kText, "FILE",
+            "plan for a machine that `lmlaunch doctor --json` has described, idle, not for this one"},
            {"--gpu", Takes::kText, "NAME", "plan for a card of this name, e.g. RTX-4090, T4 or H100"},
            {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
            {"--gpu-flops", Takes::kNumber, "N", "of that GPU: TFLOP/s of dense bf16 products"},

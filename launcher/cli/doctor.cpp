@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include "launcher/environment.h"
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/probe.h"
+#include "launcher/machine/rates.h"
 #include "launcher/machine/survey.h"
 #include "offload/disk_probe.h"
 
@@ -351,20 +353,56 @@ Check check_hub(const Environment& environment) {
           ""};
 }
 
-std::vector<Check> all_checks(const std::vector<std::string>& paths) {
+struct Diagnosis {
+  std::vector<Check> checks;
+  Machine machine;  // what `plan --machine` reads
+};
+
+// Those that --path names, else the one of this directory. Paths on one device share its space and its rates.
+std::vector<Disk> disks_to_offload_to(const std::vector<MeasuredDisk>& measured) {
+  std::vector<Disk> out;
+  std::vector<dev_t> devices;
+  for (size_t i = measured.size() > 1 ? 1 : 0; i < measured.size(); ++i) {
+    struct stat status {};
+    if (!measured[i].probe || stat(measured[i].path.c_str(), &status) != 0) continue;
+    const DiskProbe& p = *measured[i].probe;
+    out.push_back(
+        {measured[i].path, p.free_bytes, p.read_bytes_per_s, p.write_bytes_per_s, p.both_bytes_per_s});
+    devices.push_back(status.st_dev);
+  }
+  for (size_t i = 0; i < out.size(); ++i) out[i].all_gather_among(std::ranges::count(devices, devices[i]));
+  return out;
+}
+
+// With what was measured now, and what earlier runs have measured of the CPU.
+Machine describe_machine(const SurveyedGpus& gpus, const std::vector<Check>& copies,
+                         const std::vector<MeasuredDisk>& disks, const std::string& cache_dir) {
+  Machine machine = survey_machine(gpus.visible.gpus);
+  for (size_t i = 0; i < std::min(copies.size(), machine.gpus.size()); ++i)
+    machine.gpus[i].link_bandwidth = copies[i].numbers.value("both_bytes_per_s", 0.0) / 2;
+  machine.disks = disks_to_offload_to(disks);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    take_cached_rates({DeviceType::kCpu, dtype, machine.cores}, cache_dir, machine);
+  return machine;
+}
+
+Diagnosis diagnose(const std::vector<std::string>& paths) {
   const HostFacts host = survey_host();
   const Environment environment = read_environment();
   utsname system{};
   uname(&system);
-  std::vector<Check> out = {{"kernel", true, std::string(system.sysname) + " " + system.release, ""},
-                            check_cpu(host.cpu),
-                            check_memory(host),
-                            check_limit(host.limit)};
+  Diagnosis found;
+  std::vector<Check>& out = found.checks;
+  out = {{"kernel", true, std::string(system.sysname) + " " + system.release, ""},
+         check_cpu(host.cpu),
+         check_memory(host),
+         check_limit(host.limit)};
   const SurveyedGpus gpus = survey_visible_gpus();
   for (Check& check : check_gpus(gpus)) out.push_back(std::move(check));
   out.push_back(check_executable("lmlaunch-cpu", true));
   out.push_back(check_executable("lmlaunch-cuda", !gpus.survey.cards.empty()));
-  for (Check& check : check_copies(gpus)) out.push_back(std::move(check));
+  const std::vector<Check> copies = check_copies(gpus);
+  out.insert(out.end(), copies.begin(), copies.end());
   out.push_back(check_io_uring());
   std::error_code error;
   std::vector<MeasuredDisk> disks = {measure_disk(std::filesystem::current_path(error).string())};
@@ -380,13 +418,14 @@ std::vector<Check> all_checks(const std::vector<std::string>& paths) {
   out.push_back(check_shared_memory(static_cast<int>(gpus.visible.gpus.size())));
   out.push_back(check_python(environment));
   out.push_back(check_hub(environment));
-  return out;
+  found.machine = describe_machine(gpus, copies, disks, environment.cache_dir);
+  return found;
 }
 
 }  // namespace
 
 Exit doctor_command(const CommandLine& line) {
-  const std::vector<Check> checks = all_checks(line.list("--path"));
+  const auto [checks, machine] = diagnose(line.list("--path"));
   if (line.has("--json")) {
     Json list = Json::array();
     for (const Check& check : checks) {
@@ -394,7 +433,8 @@ Exit doctor_command(const CommandLine& line) {
       row.update(check.numbers);
       list.push_back(std::move(row));
     }
-    std::printf("%s\n", Json{{"checks", list}}.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    const Json out = {{"checks", list}, {"machine", Json::parse(machine_json(machine))}};
+    std::printf("%s\n", out.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     return Exit::kDone;
   }
   for (const Check& check : checks) {

@@ -16,6 +16,7 @@
 #include "launcher/cli/device_choice.h"
 #include "launcher/cli/fetch.h"
 #include "launcher/cli/imagined_gpu.h"
+#include "launcher/cli/planned_machine.h"
 #include "launcher/cli/run_directory.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
@@ -25,23 +26,24 @@
 #include "launcher/recorded.h"
 #include "plan/alternatives.h"
 #include "plan/scaling.h"
+#include "plan/upgrades.h"
 
 namespace lm {
 namespace {
 
 using Object = nlohmann::ordered_json;
 
-// A plan for several GPUs assumes GPUs that this machine need not have.
-bool imagines_gpus(const CommandLine& line) {
-  return imagined_gpu(line) || line.integer("--gpus").value_or(1) > 1;
-}
-
-bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found) {
+bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found,
+                  const PlannedMachine& planned) {
   DeviceFacts facts{.gpus = static_cast<int>(found.survey.cards.size()),
                     .visible = static_cast<int>(found.visible.gpus.size()),
                     .hidden_by = found.cuda.visible_devices.value_or(""),
                     .cuda_program = true};
   // An imagined GPU counts as present.
+  if (!planned.file.empty()) {
+    facts = {.gpus = static_cast<int>(planned.machine.gpus.size()), .cuda_program = true};
+    facts.visible = facts.gpus;
+  }
   if (imagines_gpus(line)) facts.gpus = facts.visible = 1;
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
@@ -68,7 +70,8 @@ void require_gpu_memory(const Gpu& gpu, const SurveyedGpus& found) {
 }
 
 // The GPU that the plan is for, with its name; an imagined one may have only a size.
-Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& found) {
+Object gpu_object(const CommandLine& line, const PlannedMachine& planned, const SurveyedGpus& found) {
+  const Gpu& gpu = planned.machine.gpus.front();
   Object out = {{"memory_bytes", gpu.memory_bytes}};
   if (const auto imagined = imagined_gpu(line)) {
     if (!imagined->name.empty()) out["name"] = gpu.name;
@@ -76,6 +79,10 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
     return out;
   }
   out["name"] = gpu.name;
+  if (!planned.file.empty()) {
+    if (gpu.capability.known()) out["compute_capability"] = gpu.capability.text();
+    return out;
+  }
   if (found.visible.gpus.empty()) {  // several GPUs are planned, and none is here
     out["uuid"] = "";
     return out;
@@ -104,7 +111,8 @@ struct Question {
   std::optional<NumericsPlan> recorded;
   DataShape data;  // row lengths, if an earlier start has tokenized the data
   std::string cache_dir;
-  bool imagined = false;  // for another machine than this one
+  bool imagined = false;             // for another machine than this one
+  std::vector<std::string> assumed;  // of the machine
 
   PlanInputs inputs() const {
     PlanInputs out = model.inputs(config, device);
@@ -122,39 +130,6 @@ const Preset* planned_preset(const CommandLine& line) {
   return std::filesystem::exists(path, ignored) ? nullptr : find_preset(path);
 }
 
-constexpr int64_t kMostPlanned = 1 << 16;  // ranks
-
-World world_of(const CommandLine& line) {
-  const auto gpus = line.integer("--gpus"), processes = line.integer("--ranks");
-  const LauncherJob job = read_launcher_job();
-  // --gpus 0 selects the device of the ranks, not their number.
-  const int64_t asked = processes.value_or(gpus.value_or(0));
-  const int64_t ranks = asked > 0 ? asked : job.ranks;
-  const int64_t nodes = line.integer("--nodes").value_or(ranks == job.ranks ? job.machines : 1);
-  if (processes && gpus.value_or(0) > 0)
-    throw usage_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
-  if (ranks > kMostPlanned)
-    throw usage_error(fmt::format("{} ranks: more than {}", ranks, kMostPlanned), "plan for fewer");
-  if (nodes < 1 || ranks % nodes != 0) {
-    throw usage_error(
-        fmt::format("--nodes {}: {} ranks cannot be on so many machines, equally many on each", nodes, ranks),
-        "give --gpus or --ranks N and --nodes M so that M divides N");
-  }
-  return {static_cast<int>(ranks), static_cast<int>(nodes)};
-}
-
-// Sets the links between ranks from the command line; and a GPU, if several are planned and none is here.
-void imagine_machine(const CommandLine& line, Machine& machine) {
-  if (line.integer("--gpus").value_or(1) > 1 && machine.gpus.empty()) {
-    machine.gpus.push_back(built_in_gpu("H100"));
-    log_note("DEV-34", "no GPU is here: planning for H100s of 80 GB; --gpu-memory SIZE plans for others");
-  }
-  for (Gpu& gpu : machine.gpus)
-    gpu.peer_bandwidth =
-        static_cast<double>(line.bytes("--gpu-link").value_or(static_cast<int64_t>(gpu.peer_bandwidth)));
-  machine.network_bandwidth = static_cast<double>(line.bytes("--node-link").value_or(0));
-}
-
 // `elsewhere`: the configuration is not meant for this machine.
 std::unique_ptr<Question> question_about(const Config& config, const std::string& config_path, bool elsewhere,
                                          const CommandLine& line) {
@@ -169,18 +144,22 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   warn_of_length(config, out->model.spec);
   note_dropouts(out->model);
   const SurveyedGpus found = survey_visible_gpus();
-  out->machine = survey_machine(found.visible.gpus, {imagined_gpu(line), line.bytes("--host-memory")});
-  out->world = world_of(line);
-  imagine_machine(line, out->machine);
+  PlannedMachine planned = planned_machine(line, found);
+  out->world = planned.world;
   // An imagined machine may have the disks of this one, or none that is here.
-  out->imagined = imagines_gpus(line) || line.has("--host-memory") || out->world.nodes > 1 || elsewhere;
+  out->imagined = planned.imagined || elsewhere;
   if (!out->imagined) check_disks(config, PlanPurpose::kTrain);
-  out->machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kCached);
-  const bool gpu = plan_for_gpu(line, config.run.device, found);
-  if (gpu && !imagines_gpus(line)) require_gpu_code(out->machine.gpus.front());
-  if (gpu) require_gpu_memory(out->machine.gpus.front(), found);
-  if (gpu) out->gpu = gpu_object(line, out->machine.gpus.front(), found);
+  planned.machine.disks = planned.file.empty()
+                              ? survey_disks(config, environment.cache_dir, DiskRates::kCached)
+                              : disks_of_file(planned, config);
+  const bool gpu = plan_for_gpu(line, config.run.device, found, planned);
+  const bool here = planned.file.empty() && !imagines_gpus(line);
+  if (gpu && here) require_gpu_code(planned.machine.gpus.front());
+  if (gpu) require_gpu_memory(planned.machine.gpus.front(), found);
+  if (gpu) out->gpu = gpu_object(line, planned, found);
   out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  out->assumed = machine_assumptions(planned);
+  out->machine = std::move(planned.machine);
   const std::string run = elsewhere ? "" : run_directory(config, config_path);
   if (!elsewhere) out->data = cached_data_shape(config, out->model, environment, run).value_or(DataShape{});
   if (out->imagined) return out;
@@ -207,6 +186,8 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
 
 struct Planned {
   Plan plan;
+  std::vector<std::string> assumed;
+  std::vector<Upgrade> upgrades;
   std::optional<Scaling> scaling;  // with several ranks
   Object gpu;                      // null on the CPU
   std::optional<Error> refusal;    // why it does not fit, and what would
@@ -231,9 +212,20 @@ Planned plan_of(const CommandLine& line) {
   const StreamedFiles files = streamed_files(question->config, read_environment());
   const std::string streamed = describe_streamed(question->config, files);
   const Object data = data_object(question->config, files);
-  const auto scaling = [&]() -> std::optional<Scaling> {
-    if (world.ranks == 1) return std::nullopt;
-    return estimate_scaling(inputs, machine, world);
+  const auto with_plan = [&](Plan plan, std::optional<Error> refusal) {
+    Planned out{.plan = std::move(plan),
+                .assumed = question->assumed,
+                .upgrades = {},
+                .scaling = {},
+                .gpu = question->gpu,
+                .refusal = std::move(refusal),
+                .streamed = streamed,
+                .data = data};
+    for (std::string& sentence : plan_assumptions(inputs, question->share(), out.plan))
+      out.assumed.push_back(std::move(sentence));
+    out.upgrades = estimate_upgrades(inputs, question->share(), out.plan);
+    if (world.ranks > 1) out.scaling = estimate_scaling(inputs, machine, world);
+    return out;
   };
   try {
     Plan plan = make_plan(inputs, question->share(), world);
@@ -241,11 +233,17 @@ Planned plan_of(const CommandLine& line) {
       machine.disks = survey_disks(question->config, question->cache_dir, DiskRates::kMeasured);
       plan = make_plan(inputs, question->share(), world);
     }
-    return {std::move(plan), scaling(), question->gpu, std::nullopt, streamed, data};
+    return with_plan(std::move(plan), std::nullopt);
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(inputs, question->share(), world), scaling(), question->gpu, error, streamed, data};
+    return with_plan(draft_plan(inputs, question->share(), world), error);
   }
+}
+
+std::string print_assumptions(const std::vector<std::string>& assumed) {
+  std::string out = "assumed\n";
+  for (const std::string& sentence : assumed) out += "  " + escape_controls(sentence) + "\n";
+  return out;
 }
 
 void print_gpu(const Object& gpu) {
@@ -297,6 +295,8 @@ Exit plan_command(const CommandLine& line) {
       if (planned.refusal) throw *planned.refusal;
       print_gpu(planned.gpu);
       std::fputs((planned.streamed + print_plan(planned.plan)).c_str(), stdout);
+      std::fputs(print_upgrades(planned.plan, planned.upgrades).c_str(), stdout);
+      std::fputs(print_assumptions(planned.assumed).c_str(), stdout);
       if (planned.scaling) std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       return Exit::kDone;
     }
@@ -305,6 +305,8 @@ Exit plan_command(const CommandLine& line) {
     Object object = planned.refusal ? refusal_object(*planned.refusal) : Object::object();
     object.update(Object::parse(plan_json(planned.plan)));
     if (planned.refusal) object["fits"] = false;  // a refusal may have other reasons than bytes
+    object["assumptions"] = planned.assumed;
+    object["upgrades"] = Object::parse(upgrades_json(planned.upgrades));
     if (!planned.gpu.is_null()) object["gpu"] = planned.gpu;
     if (!planned.data.is_null()) object["data"] = planned.data;
     if (planned.scaling) object["scaling"] = Object::parse(scaling_json(*planned.scaling));

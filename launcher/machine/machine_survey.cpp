@@ -12,7 +12,7 @@ SurveyedGpus survey_visible_gpus() {
   return out;
 }
 
-Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagined) {
+Machine survey_machine(const std::vector<GpuFacts>& gpus) {
   const HostFacts host = survey_host();
   Machine machine;
   machine.cores = host.cpu.cores;
@@ -28,6 +28,10 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagin
     gpu.free_bytes = found.free_memory;
     machine.gpus.push_back(gpu);
   }
+  return machine;
+}
+
+Machine with_imagined(Machine machine, const Imagined& imagined) {
   if (imagined.host_bytes) {
     machine.host_memory = machine.host_available = *imagined.host_bytes;
     machine.host_limit = 0;

@@ -15,7 +15,7 @@
 
 namespace lm {
 
-// The machine that `lmlaunch plan` imagines instead of this one.
+// What `lmlaunch plan` imagines of a machine.
 struct Imagined {
   std::optional<Gpu> gpu;  // its memory and, if not zero, its name and rates
   std::optional<int64_t> host_bytes;
@@ -30,7 +30,9 @@ struct SurveyedGpus {
 SurveyedGpus survey_visible_gpus();
 
 // `gpus`: those that a run may use, the one that computes first.
-Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagined = {});
+Machine survey_machine(const std::vector<GpuFacts>& gpus);
+// The same machine with what is imagined.
+Machine with_imagined(Machine machine, const Imagined& imagined);
 
 // The GPU that computes, `device` to CUDA, as the plan's input: NVML's figures for the card of the same UUID
 // (the CLI's plan has them, too), or CUDA's own if NVML has none; `note` then says why.

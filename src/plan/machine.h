@@ -78,6 +78,9 @@ Machine share_of_machine(const Machine& machine, int ranks);
 // As text, and back; every number survives.
 std::string machine_json(const Machine& machine);
 Machine parse_machine(const std::string& text);
+// What `lmlaunch doctor --json` has printed on a machine. Throws Error(11) where a key is missing or has no
+// possible value.
+Machine read_machine_file(const std::string& path);
 
 // What computes, as far as it decides bits: "cpu avx512_bf16", "cuda NVIDIA H200".
 std::string kernel_set(const Machine& machine, DeviceType device);

@@ -328,8 +328,8 @@ std::vector<Choice> explain_tiers(const PlanInput& in, const SizedPlan& plan) {
     out.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
                    "long enough for a disk's rate, short beside the state"});
   if (p.group > 1)
-    out.push_back({"group", std::to_string(p.group),
-                   "what is off the device crosses its link once per pass and group"});
+    out.push_back(
+        {"group", std::to_string(p.group), "what passes through slots does so once per pass and group"});
   if (!p.on_disk()) return out;
   if (!in.config.io.block)
     out.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});

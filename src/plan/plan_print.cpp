@@ -108,6 +108,15 @@ std::string step_lines(const Plan& plan) {
                                600 / terabytes));
 }
 
+// Where a pool's arrays come from: shards have their own pool, unless they are in the device's memory.
+TierId pool_tier(const PlacementPlan& placement, Pool which) {
+  const PoolPlan& pool = placement.pool(which);
+  if (pool.shards == 1) return pool.tier_id;
+  const std::optional<Pool> shards = shards_of(which);
+  if (shards && placement.pool(*shards).off_device_bytes() > 0) return placement.pool(*shards).tier_id;
+  return placement.device == DeviceType::kCuda ? TierId::kDevice : TierId::kHost;
+}
+
 Json placement_json(const PlacementPlan& placement) {
   Json tier_names = Json::object();
   for (int i = 0; i < kStateClasses; ++i) {
@@ -118,7 +127,8 @@ Json placement_json(const PlacementPlan& placement) {
     const PoolPlan& pool = placement.pools[static_cast<size_t>(i)];
     if (pool.slots == 0) continue;
     pools[pool_name(static_cast<Pool>(i))] = {
-        {"home", tier_row(pool.tier_id).name},
+        {"home", tier_row(pool_tier(placement, static_cast<Pool>(i))).name},
+        {"shards", pool.shards},
         {"arrays", pool.bytes.size()},
         {"off_device", std::count(pool.off_device.begin(), pool.off_device.end(), 1)},
         {"off_device_bytes", pool.off_device_bytes()},
@@ -171,6 +181,18 @@ Json timeline_json(const std::vector<StepLane>& lanes) {
   return out;
 }
 
+// Slots alone do not tell: shards that a rank has in its own memory are gathered through them, too.
+bool offloads(const Plan& plan) {
+  const PlacementPlan& p = plan.placement;
+  const auto leaves = [&](const PoolPlan& pool) {
+    const auto in_tier = [&](const Tier& tier) {
+      return is_off_device(tier.tier_id, p.device) && pool.off_device_bytes(tier.tier_id) > 0;
+    };
+    return pool.shards == 1 && std::ranges::any_of(plan.tiers, in_tier);
+  };
+  return p.embedding_in_host > 0 || std::ranges::any_of(p.pools, leaves);
+}
+
 }  // namespace
 
 std::string step_line(const Plan& plan) {
@@ -180,8 +202,7 @@ std::string step_line(const Plan& plan) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  const bool transfers = plan.step.uses_slots();
-  std::string out = transfers
+  std::string out = offloads(plan)
                         ? "plan: offloaded state is streamed through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")
                         : std::string("plan: all state stays in ") +

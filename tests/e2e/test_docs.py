@@ -20,6 +20,7 @@ RUN_AS = {
     "lmlaunch plan": "lmlaunch plan my.toml",
     "lmlaunch plan --compare": "lmlaunch plan --compare my.toml",
     "lmlaunch doctor": "lmlaunch doctor",
+    "lmlaunch doctor --json": "lmlaunch doctor --json",
     "lmlaunch plan llama-3.1-8b-full-24gib --gpu-memory 24GiB --host-memory 64GiB":
         "lmlaunch plan llama-3.1-8b-full-24gib --gpu-memory 24GiB --host-memory 64GiB",
     "lmlaunch presets NAME": "lmlaunch presets smollm2-135m-lora",
@@ -44,6 +45,8 @@ ELSEWHERE = {
     "mpirun -n 4 lmlaunch config.toml": "tests/e2e/test_mpi.py",
     "srun --mpi=pmix -n 4 lmlaunch config.toml": "tests/faults/test_slurm_ranks.py",
     "sbatch configs/slurm/train.sbatch config.toml": "tests/faults/test_slurm_ranks.py",
+    "sbatch configs/slurm/gpus.sbatch config.toml": "tests/e2e/test_manifests.py",
+    "sbatch configs/slurm/sweep.sbatch config.toml": "tests/e2e/test_manifests.py",
     "lmlaunch diff RUN RUN": "tests/e2e/test_diff.py",
     "lmlaunch diff runs/a runs/b": "tests/e2e/test_diff.py",  # they differ: exit code 1
     "tensorboard --logdir runs": "tests/e2e/test_see_it.py",
