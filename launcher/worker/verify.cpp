@@ -94,7 +94,8 @@ VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& 
     result.tensors = std::ssize(reader.manifest().tensors);
     result.bytes = reader.manifest().bytes();
     result.weights_hash = hash_with_base(directory, line);
-    if (result.weights_hash.empty()) result.weights_hash = hash_of_adapter(directory, reader.manifest(), line);
+    if (result.weights_hash.empty())
+      result.weights_hash = hash_of_adapter(directory, reader.manifest(), line);
     if (result.weights_hash.empty()) result.weights_hash = trained_hash(reader);
     result.ok = true;
   } catch (const Error& error) {
