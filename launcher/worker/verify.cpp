@@ -57,21 +57,30 @@ std::string hash_with_base(const std::string& directory, const CommandLine& line
   return export_hash(job->model.directory, job->model.layout, weights.source(), options);
 }
 
-// Of an adapter with new tokens, whose export has copies of the base's matrices, if its base is here: the
-// hash of that export. "": there are no copies.
-std::string hash_with_copies(const std::string& directory, const CommandLine& line) {
+// Whether experts have adapters: those of all experts are one tensor in the export.
+bool adapts_experts(const Manifest& manifest) {
+  return std::ranges::any_of(manifest.tensors, [](const SavedTensor& tensor) {
+    const auto has = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
+    return tensor.name.starts_with(kAdapterPrefix) && has(".experts.") && has(".lora_");
+  });
+}
+
+// Of an adapter of experts, or one with new tokens, whose export has copies of the base's matrices, if its
+// base is here: the hash of that export. "": the export has the tensors of the checkpoint.
+std::string hash_of_adapter(const std::string& directory, const Manifest& manifest, const CommandLine& line) {
   if (run_of(directory).empty()) return "";
   Subject subject = open_subject(directory);
   Config& config = subject.config;
   const std::string& init = config.lora.init;
-  if (!trains_adapter(config) || (config.model.add_tokens.empty() && init.empty())) return "";
+  const bool experts = adapts_experts(manifest);
+  if (!trains_adapter(config) || (config.model.add_tokens.empty() && init.empty() && !experts)) return "";
   if (!model_is_here(config.model.path, read_environment()) || (!init.empty() && !holds_adapter(init)))
     return "";
   const DType dtype = storage_type(config.model.dtype);
   config.model.dtype = ModelDType::kF32;
   const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kExport);
   const BaseModel base = base_of_adapter(*job);
-  if (!base.grown || job->model.adapter->pissa) return "";
+  if (!experts && (!base.grown || job->model.adapter->pissa)) return "";
   CheckpointWeights weights(*job, directory, dtype);
   return adapter_hash(*job->model.adapter, base, job->model.layout, weights.source());
 }
@@ -85,7 +94,8 @@ VerifyResult verify_checkpoint(const std::string& directory, const CommandLine& 
     result.tensors = std::ssize(reader.manifest().tensors);
     result.bytes = reader.manifest().bytes();
     result.weights_hash = hash_with_base(directory, line);
-    if (result.weights_hash.empty()) result.weights_hash = hash_with_copies(directory, line);
+    if (result.weights_hash.empty())
+      result.weights_hash = hash_of_adapter(directory, reader.manifest(), line);
     if (result.weights_hash.empty()) result.weights_hash = trained_hash(reader);
     result.ok = true;
   } catch (const Error& error) {

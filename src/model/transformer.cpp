@@ -132,6 +132,9 @@ bool trained(const Linear& linear) {
 bool trained(const Prefix& prefix) {
   return prefix.rows.gradient.defined();
 }
+bool trained(const Sinks& sinks) {
+  return sinks.logits.gradient.defined();
+}
 bool trained(const Buffer& /*buffer*/) {
   return false;
 }

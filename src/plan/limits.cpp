@@ -91,13 +91,9 @@ void refuse_cpu_kernels(const ModelSpec& spec, DeviceType device) {
     if (!what.empty()) break;
   }
   if (what.empty()) return;
-  throw Error(
-      Exit::kConfig,
-      {.area = "CONF-20",
-       .what = fmt::format("{} ({}) are not supported on a GPU yet", fmt::join(what, ", "), spec.model_type),
-       .place = "run.device",
-       .next = "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without them",
-       .kept = "nothing was started or written"});
+  throw setting_error(
+      fmt::format("{} ({}) are not supported on a GPU yet", fmt::join(what, ", "), spec.model_type),
+      "run.device", "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without them");
 }
 
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -87,18 +90,19 @@ void find_turns(ModelLayout& model) {
   (longest_tensor(embedding) < longest_tensor(head) ? embedding : head).turn = 1;
 }
 
-// Owners are looked up by name here, once all tensors are placed.
+// Owners are looked up by name here, once all tensors are placed. With pairs of experts there are thousands.
 void find_owners(std::vector<Trainable>& entries, const BlockLayout& layout) {
+  std::unordered_map<std::string_view, std::pair<size_t, size_t>> tensors;  // and parts, by name
+  for (size_t t = 0; t < layout.tensors.size(); ++t) {
+    const std::vector<ParameterPart>& parts = layout.tensors[t].parameter.parts;
+    for (size_t p = 0; p < parts.size(); ++p) tensors[parts[p].name] = {t, p};
+  }
   for (Trainable& entry : entries) {
     const std::string& owner = layout.tensors[entry.tensor].parameter.owner;
-    for (size_t t = 0; !owner.empty() && t < layout.tensors.size(); ++t) {
-      const std::vector<ParameterPart>& parts = layout.tensors[t].parameter.parts;
-      const auto part = std::ranges::find(parts, owner, &ParameterPart::name);
-      if (part == parts.end()) continue;
-      entry.owner = t;
-      entry.part = static_cast<size_t>(part - parts.begin());
-    }
-    LM_CHECK(owner.empty() || entry.owner != entry.tensor, owner);
+    if (owner.empty()) continue;
+    const auto found = tensors.find(owner);
+    LM_CHECK(found != tensors.end() && found->second.first != entry.tensor, owner);
+    std::tie(entry.owner, entry.part) = found->second;
   }
 }
 

@@ -344,11 +344,13 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
         !target.empty() &&
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||
          target == names.positions || target == last_name(names.positions));
-    const char* why = "\" is not a linear layer of the model";
-    if (experts)
+    std::string why = "\" is not a linear layer of the model";
+    if (experts) {
       why =
           "\" is not supported: of a mixture of experts only the attention, and the expert that all tokens "
           "meet, have adapters";
+      if (*names.experts != '\0') why += "; lora.experts = true adds those of the other experts";
+    }
     if (vocabulary)
       why =
           "\" is not supported: an embedding and a head that is tied to it get no adapter, since the two are "

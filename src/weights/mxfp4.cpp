@@ -54,7 +54,7 @@ void read_blocks(const Mxfp4Tensors& tensors, int64_t first, int64_t count, Buff
 }  // namespace
 
 std::optional<Mxfp4Tensors> find_mxfp4(const ModelFiles& files, const ParameterPart& part, int64_t columns) {
-  if (part.slices == 0) return std::nullopt;
+  if (part.slices == 0 || columns % kMxBlock != 0) return std::nullopt;
   const auto codes = files.find(part.file + "_blocks"), scales = files.find(part.file + "_scales");
   if (!codes || !scales || files.find(part.file)) return std::nullopt;
   require(*codes, {part.slices, part.rows, columns / kMxBlock, kBlockBytes});

@@ -1,7 +1,6 @@
 // How PEFT chooses the modules of an adapter, and each one's rank and alpha, from adapter_config.json:
 // target_modules, target_parameters, exclude_modules, layers_to_transform, layers_pattern, rank_pattern,
-// alpha_pattern. Pure but
-// for the regular expressions' memory; the texts are untrusted.
+// alpha_pattern. Pure but for the regular expressions' memory; the texts are untrusted.
 #pragma once
 
 #include <optional>

@@ -81,6 +81,7 @@ void read_columns(const FilePart& part, DType dtype, const Range& range) {
 void read_spread_columns(const FilePart& part, DType dtype, const Range& range) {
   FilePart whole = part;
   whole.file_columns = 0;
+  whole.step = 1;
   const auto size = static_cast<int64_t>(dtype_size(dtype));
   const int64_t most = std::max<int64_t>(kBandBytes / (part.file_columns * size), 1);
   const int64_t end = ceil_div(range.first + range.elements, part.columns);

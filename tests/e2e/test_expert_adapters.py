@@ -9,14 +9,27 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_experts import MODELS, read
+from test_experts import MODELS as PLAIN_MODELS
+from test_experts import hash_of, read, sizes
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
+
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
 from expert_files import all_in_files  # noqa: E402
 
 COUNT, STEPS, LR = 4, 5, 1e-3
-NAMES = {"qwen3_moe": "mlp.experts", "mixtral": "mlp.experts", "granitemoe": "block_sparse_moe.experts"}
+NAMES = {"qwen3_moe": "mlp.experts", "mixtral": "mlp.experts", "granitemoe": "block_sparse_moe.experts", "glm4_moe": "mlp.experts",
+         "minimax_m2": "mlp.experts"}
+# Sigmoid routers: GLM's chooses among groups and scales its weights, beside a dense layer and shared experts.
+MODELS = {
+    **PLAIN_MODELS,
+    "glm4_moe": lambda vocab: Glm4MoeForCausalLM(Glm4MoeConfig(
+        **sizes(vocab), head_dim=8, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16,
+        routed_scaling_factor=2.5, first_k_dense_replace=1)),
+    "minimax_m2": lambda vocab: MiniMaxM2ForCausalLM(MiniMaxM2Config(
+        **{**sizes(vocab), "intermediate_size": 16}, head_dim=8, num_local_experts=6, num_experts_per_tok=2)),
+}
 STACKS = "gate_up_proj", "down_proj"
 EXPERTS = dict(train__method="lora", lora__experts=True, lora__r=4, lora__alpha=8, optimizer__lr=3e-2)
 
@@ -30,6 +43,9 @@ def work(tmp_path_factory):
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight")) else 0.1)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.3)
         model.save_pretrained(work / name)
     lines = (work / "train.jsonl").read_text().splitlines()
     (work / "few.jsonl").write_text("\n".join(lines[:COUNT]) + "\n")
@@ -73,8 +89,7 @@ def stepped(model, work):
     return found, norms[0]
 
 
-@pytest.mark.parametrize("name, stacks", [("qwen3_moe", STACKS), ("mixtral", STACKS), ("granitemoe", STACKS), ("qwen3_moe", ("down_proj",))],
-                         ids=["qwen3_moe", "mixtral", "granitemoe", "down_alone"])
+@pytest.mark.parametrize("name, stacks", [*((name, STACKS) for name in NAMES), ("qwen3_moe", ("down_proj",))], ids=[*NAMES, "down_alone"])
 def test_pefts_adapter_is_trained_further_as_peft_does(work, name, stacks):
     run = f"peft_{name}_{len(stacks)}"
     model = peft_adapter(work, name, work / run, stacks)
@@ -143,6 +158,37 @@ def test_ranks_that_differ_are_written_for_peft_in_both_forms(work):
     for path in "runs/ranks/model", "one_rank":
         adapted = PeftModel.from_pretrained(read(work / "qwen3_moe"), work / path)
         assert loss_by_transformers(adapted, work) == pytest.approx(eval_losses(work, "ranks")[-1], rel=1e-4), path
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "minimax_m2"])
+def test_beside_a_sigmoid_router_experts_learn_and_merge_alone(work, name):
+    """The router, its correction and GLM's dense and shared experts have names that end as the experts' do, and stay."""
+    run = f"sigmoid_{name}"
+    lmlaunch(config(work, run, model__path=name, train__recompute="block", **EXPERTS), cwd=work)
+    before, after = eval_losses(work, run)
+    assert after < before
+    adapted = PeftModel.from_pretrained(read(work / name), work / "runs" / run / "model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-4)
+    if name == "minimax_m2":
+        lmlaunch("export", f"runs/{run}", "--each-expert", "-o", f"{run}_each", cwd=work)
+        each = PeftModel.from_pretrained(read(work / name), work / f"{run}_each")
+        assert loss_by_transformers(each, work) == pytest.approx(after, rel=1e-4)
+    lmlaunch("export", f"runs/{run}", "--merge", "-o", f"{run}_merged", cwd=work)
+    base, merged = (load_file(work / path / "model.safetensors") for path in (name, f"{run}_merged"))
+    assert base.keys() == merged.keys()
+    changed = {key for key in base if not torch.equal(base[key], merged[key])}
+    layers = {key.split(".")[2] for key in base if ".experts." in key}
+    assert {key.split(".")[2] for key in changed if ".experts." in key} == layers
+    assert not any(key.endswith(("gate.weight", "e_score_correction_bias")) for key in changed)
+    assert not any(key.startswith("model.layers.0.mlp.") for key in changed)  # dense, of GLM
+    assert loss_by_transformers(read(work / f"{run}_merged"), work) == pytest.approx(after, rel=1e-4)
+
+
+def test_a_checkpoint_has_the_hash_of_the_adapter_that_is_exported(work):
+    """Those of all experts are one tensor in the export, and tensors of their own in the checkpoint."""
+    lmlaunch(config(work, "hashed", model__path="qwen3_moe", train__steps=2, checkpoint__every=2, **EXPERTS), cwd=work)
+    (checkpoint,) = (work / "runs/hashed/checkpoints").iterdir()
+    assert hash_of(work, checkpoint) == hash_of(work, "runs/hashed/model")
 
 
 def test_pairs_of_each_expert_are_pefts_too(work, plain):

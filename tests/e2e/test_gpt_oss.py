@@ -168,6 +168,7 @@ def test_what_is_not_there_yet_is_refused_by_name(work, trained):
             ((config(work, "qlora", model__path="codes", train__method="qlora"),), 10, ["mxfp4", "leave model.quantize out"]),
             ((config(work, "bias", **lora, lora__bias="all"),), 10, ["biases of experts", "lora_only"]),
             ((config(work, "experts", **lora, lora__targets=["gate_up_proj"]),), 10, ["gate_up_proj"]),
+            ((config(work, "pairs", **lora, lora__experts=True),), 10, ["lora.experts = true", "gpt_oss"]),
             (("export", "runs/whole", "--gguf", "f16", "-o", "whole.gguf"), 11, ["is not written as GGUF yet"])]:
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == code and all(text in done.stderr for text in texts), (arguments, done.stderr)

@@ -199,12 +199,7 @@ void weigh_output_gradient(const Rows& rows, const View& dout, const View& dweig
   });
   context.kernels.weigh_rows({.x = dout, .other = biases, .dot = dot.floats(), .routing = rows.routing},
                              context.stream);
-  context.kernels.accumulate({.to = dweight.data,
-                              .from = dot.data,
-                              .elements = rows.slots,
-                              .to_dtype = dweight.dtype,
-                              .from_dtype = dot.dtype},
-                             context.stream);
+  accumulate(context, dweight, dot);
 }
 
 // From dy [T, H] to the gradients of `down` of all experts and of the slots' weights; `gate_up` becomes its
