@@ -71,6 +71,34 @@ TEST(ShardsPlan, WholeMatricesAreShared) {
   }
 }
 
+// Slots are as long as any rank's longest matrix, and the first rank's last blocks have short ones: what stays
+// on the device leaves room for these slots.
+TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
+  int partly = 0;
+  for (int64_t half_gib = 16; half_gib < 64; ++half_gib) {
+    Case c{.spec = llama_8b(), .device = DeviceType::kCuda};
+    c.machine = gpu_machine("H100");
+    c.machine.gpus.front().memory_bytes = half_gib * 512 * kMiB;
+    c.world = {8, 1};
+    c.config.optimizer.name = Rules::id<Muon>();
+    c.config.zero.stage = 3;
+    c.config.train.global_batch = 8;
+    c.config.train.micro_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = 1024;
+    stay_near(c.config);
+    c.config.offload.optimizer = OffloadTier::kHost;
+    if (!c.draft().fits) continue;
+    c.config.offload.optimizer = OffloadTier::kAuto;
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits) << half_gib / 2.0 << " GiB\n" << print_plan(plan);
+    const std::vector<char>& off = plan.placement.pool(Pool::kOptimizer).off_device;
+    const auto count = std::ranges::count(off, 1);
+    partly += count > 0 && count < std::ssize(off) ? 1 : 0;
+  }
+  EXPECT_GT(partly, 0);
+}
+
 // Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
 TEST(ShardsPlan, TheDiskMovesShardsAlone) {
   for (const int ranks : {1, 2, 4}) {
