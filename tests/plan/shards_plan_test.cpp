@@ -71,8 +71,8 @@ TEST(ShardsPlan, WholeMatricesAreShared) {
   }
 }
 
-// Slots are as long as any rank's longest matrix, and the first rank's last blocks have short ones: what stays
-// on the device leaves room for these slots.
+// Slots are as long as any rank's longest matrix, and the first rank's last blocks have short ones: what
+// stays on the device leaves room for these slots.
 TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
   int partly = 0;
   for (int64_t half_gib = 16; half_gib < 64; ++half_gib) {
