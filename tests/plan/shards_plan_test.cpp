@@ -71,6 +71,24 @@ TEST(ShardsPlan, WholeMatricesAreShared) {
   }
 }
 
+// Ranks wait for the one with the longest shard: of Adafactor's embedding, a fifth of the model, one has all,
+// and of each block one of eight has a matrix, more than a quarter.
+TEST(ShardsPlan, AnUpdateTakesAsLongAsThatOfTheLongestShard) {
+  const auto seconds = [](RuleId rule, int64_t stage) {
+    Case c{.spec = llama_1b(), .machine = cpu_machine(256)};
+    stay_near(c.config);
+    c.config.optimizer.name = rule;
+    c.config.zero.stage = stage;
+    c.config.train.global_batch = 64, c.config.train.micro_batch = 8;
+    c.world.ranks = 8;
+    return c.draft().estimate.by_kind[static_cast<size_t>(OperationKind::kUpdate)];
+  };
+  const double whole = seconds(Rules::id<Adafactor>(), 1) / seconds(Rules::id<Adafactor>(), 0);
+  EXPECT_GT(whole, 0.4);
+  EXPECT_LT(whole, 0.5);
+  EXPECT_NEAR(seconds(Rules::id<AdamW>(), 1) / seconds(Rules::id<AdamW>(), 0), 1.0 / 8, 1e-6);
+}
+
 // Slots are as long as any rank's longest matrix, and the first rank's last blocks have short ones: what
 // stays on the device leaves room for these slots.
 TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
