@@ -65,9 +65,12 @@ Save::Save(const SaveSetup& setup)
     const std::string name = part ? fmt::format("{}.{}", array.name, array.first) : array.name;
     tensors.push_back({name, array.dtype, {array.elements}});
   }
+  // Ranks have unequal parts: of whole matrices the first one may have an embedding that no other shares.
+  int64_t bytes = 0;
+  for (const int64_t of_rank : group_.gather("a checkpoint's size", checkpoint_bytes(setup.catalogue)))
+    bytes += of_rank;
   together(group_, "a checkpoint's directory", [&] {
-    if (group_.rank() == 0)
-      make_directory(setup.directory, checkpoint_bytes(setup.catalogue) * group_.ranks());
+    if (group_.rank() == 0) make_directory(setup.directory, bytes);
   });
   temporary_ = gather_texts(group_, "a checkpoint's name", temporary_).front();
   try {

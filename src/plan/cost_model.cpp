@@ -163,23 +163,26 @@ StepCosts::StepCosts(const StepShape& shape)
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   gradient_bytes_ = size(step.arithmetic.gradient_dtype);
   // Reads gradient, weight and state; writes all but the gradient.
-  update_bytes_ = gradient_bytes_ + 2 * (size(step.arithmetic.trained_dtype()) + shape.state_bytes);
+  const double update_bytes =
+      gradient_bytes_ + 2 * (size(step.arithmetic.trained_dtype()) + shape.state_bytes);
   // Beside what the links do (traffic.h): the ranks' parts of a shard are read and their sum is written, and
   // what arrives is copied to its place.
   const double each = step.sharding().group, rest = 1 / each - 1.0 / step.ranks;
   reduce_scatter_bytes_ = step.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / step.ranks);
   reduce_scatter_bytes_ += rest * 2 * gradient_bytes_;
   gather_bytes_ = (1 - 1 / each) * 2 * size(step.arithmetic.trained_dtype());
-  update_bytes_ /= each;
   for (const Unit& unit : units_) {
-    Cost products = update_products(shape.model.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
-                                    unit.elements, shape.rule, step.device, nullptr);
-    products.gemm_flops *= shape.bf16_time;
-    // Of the longest shard, for which the other ranks wait.
-    if (step.sharded && unit.elements > 0)
-      products.gemm_flops *=
-          static_cast<double>(longest_shard(unit, step.sharding())) / static_cast<double>(unit.elements);
-    products_.push_back(products);
+    Cost update = update_products(shape.model.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
+                                  unit.elements, shape.rule, step.device, nullptr);
+    const auto elements = static_cast<double>(unit.elements);
+    double here = elements / each;
+    // Of whole tensors the longest shard, for which the other ranks wait.
+    if (step.sharding().of_whole_tensors(unit) && unit.elements > 0) {
+      here = static_cast<double>(longest_shard(unit, step.sharding()));
+      update.gemm_flops *= shape.bf16_time * here / elements;
+    }
+    update.bytes += here * update_bytes;
+    updates_.push_back(update);
   }
   // A prompt is there without rows of a table.
   if (units_.front().elements > 0 && !shape.model.layout.blocks.front().trains("prompt")) {
@@ -195,11 +198,7 @@ StepCosts::StepCosts(const StepShape& shape)
 
 Cost StepCosts::of(const Operation& operation) const {
   const auto elements = static_cast<double>(units_[static_cast<size_t>(operation.unit)].elements);
-  if (operation.kind == OperationKind::kUpdate) {
-    Cost cost{.bytes = elements * update_bytes_};
-    cost += products_[static_cast<size_t>(operation.unit)];
-    return cost;
-  }
+  if (operation.kind == OperationKind::kUpdate) return updates_[static_cast<size_t>(operation.unit)];
   if (operation.kind == OperationKind::kReduceScatter) return {.bytes = elements * reduce_scatter_bytes_};
   if (operation.kind == OperationKind::kGather) return {.bytes = elements * gather_bytes_};
   if (operation.kind == OperationKind::kAddRows) return {.bytes = embedding_rows_};

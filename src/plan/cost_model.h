@@ -70,8 +70,8 @@ class StepCosts {
  private:
   PassCosts pass_;
   std::vector<Unit> units_;
-  std::vector<Cost> products_;                          // of each unit's update
-  double gradient_bytes_, update_bytes_;                // per parameter
+  std::vector<Cost> updates_;                           // of each unit
+  double gradient_bytes_;                               // per parameter
   double reduce_scatter_bytes_ = 0, gather_bytes_ = 0;  // the same
   double embedding_rows_ = 0;  // bytes that adding the step's rows to the embedding's gradient moves
 };

@@ -35,9 +35,7 @@ void limit_slots(PlacementPlan& placement, Pool which) {
   const std::vector<char> through_slots = placement.through_slots(which);
   PoolPlan& pool = placement.pool(which);
   pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
-  // Of whole tensors another rank's shard of an array may be longer than the first one's.
-  const bool of_whole_tensors = placement.sharded && placement.whole_tensors != WholeTensors::kNone;
-  if (pool.slots == 0 || (of_whole_tensors && (which == Pool::kOptimizer || holds_shards(which)))) return;
+  if (pool.slots == 0 || placement.slots_of_any_rank(which)) return;
   pool.slot_bytes = 0;
   for (size_t a = 0; a < through_slots.size(); ++a) {
     if (through_slots[a] != 0)
@@ -141,7 +139,8 @@ SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
       which != Pool::kOptimizer || !plan.placement.update_on_host || plan.placement.shares_updates();
   const int64_t room =
       spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
-  int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
+  const int64_t any_rank = plan.placement.slots_of_any_rank(which) ? pool.slot_bytes : 0;
+  int64_t kept = 0, others = 0, longest = any_rank;  // bytes that stay; arrays that do not, and their slots'
   for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
   size_t end = pool.bytes.size();  // arrays before it stay
   const auto slots = [&] { return slots_on_device ? std::min(pool.slots, others) * longest : 0; };

@@ -112,6 +112,12 @@ struct PlacementPlan {
     return update_on_host && pool(Pool::kOptimizer).off_device[tile] != 0 &&
            (host_tiles.empty() || host_tiles[tile] != 0);
   }
+  // Whether slots have the length that any rank may need: of whole tensors another rank's shard of an array
+  // may be longer than the first one's.
+  bool slots_of_any_rank(Pool which) const {
+    return sharded && whole_tensors != WholeTensors::kNone &&
+           (which == Pool::kOptimizer || holds_shards(which));
+  }
   Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1, whole_tensors}; }
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }

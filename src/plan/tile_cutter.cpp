@@ -17,6 +17,7 @@ void TileCutter::cut_whole(const Unit& unit) {
   const BlockLayout& block = layout_.blocks[static_cast<size_t>(unit.block)];
   const std::vector<Shard> shards = shards_of_unit(unit, placement_.sharding());
   for (const Shard& shard : shards) {
+    if (shard.elements == 0) continue;  // of thousands of ranks most have nothing
     longest_granules_ = std::max(longest_granules_, shard.elements / kGranule);
     longest_bytes_ = std::max(longest_bytes_, state_tensors_.bytes(block.count(shard.first, shard.end())));
   }

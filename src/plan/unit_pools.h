@@ -22,7 +22,8 @@ PoolPlan make_pool(TierId tier_id, std::vector<int64_t> bytes, int64_t slots, De
 // micro-batches pass a block together.
 bool shards_gradients(const PlanInput& in, const NumericsPlan& numerics, const RecomputeChoice& recompute);
 
-// Whole arrays, and this rank's shards of them (the first rank's: no other has more).
+// Whole arrays, and a rank's shards of them: the first rank's. No other has more of any; of whole tensors
+// none has more of all together.
 struct UnitPools {
   PoolPlan whole, shards;
 };

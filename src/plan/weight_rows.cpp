@@ -30,7 +30,11 @@ OffDeviceBytes experts_of(const PlanInput& in, const PlacementPlan& p, bool froz
       const ExpertBytes experts = expert_bytes(block);
       const double whole = static_cast<double>(frozen ? block.frozen_bytes : block.flat_elements);
       const double part = static_cast<double>(frozen ? experts.frozen : experts.trained);
-      of->bytes[a] = whole > 0 ? static_cast<int64_t>(static_cast<double>(of->bytes[a]) * part / whole) : 0;
+      const auto scale = [&](int64_t& bytes) {
+        bytes = whole > 0 ? static_cast<int64_t>(static_cast<double>(bytes) * part / whole) : 0;
+      };
+      scale(of->bytes[a]);
+      if (a < of->shard_bytes.size()) scale(of->shard_bytes[a]);
       if (part == 0) of->off_device[a] = 0;
     }
   }

@@ -139,34 +139,51 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   }
 }
 
-// Runs of neighbouring tensors with at most `most` elements each; a tensor with more is a run of its own.
-std::vector<Shard> runs_up_to(const Unit& unit, int64_t most) {
-  std::vector<Shard> runs;
-  int64_t begin = unit.first;
+// Calls body(run) for runs of neighbouring tensors with at most `most` elements each; a tensor with more is a
+// run of its own.
+template <class Body>
+void each_run_up_to(const Unit& unit, int64_t most, const Body& body) {
+  Shard run{unit.first, 0};
   const auto take = [&](int64_t border) {
-    if (border <= begin) return;
-    if (runs.empty() || border - runs.back().first > most) runs.push_back({begin, 0});
-    runs.back().elements = border - runs.back().first;
-    begin = border;
+    if (border <= run.end()) return;
+    if (run.elements > 0 && border - run.first > most) {
+      body(run);
+      run = {run.end(), 0};
+    }
+    run.elements = border - run.first;
   };
   const int64_t end = unit.first + unit.elements;
   for (const int64_t border : unit.borders) take(std::min(border, end));
   take(end);
-  return runs;
+  if (run.elements > 0) body(run);
 }
 
-// The unit in `count` runs of neighbouring tensors, whose longest is as short as it can be: the longest
-// first. Some may be empty.
-std::vector<Shard> runs_of_tensors(const Unit& unit, int count) {
+// The `most` with which each_run_up_to gives no more than `count` runs, and the longest is as short as it can
+// be. A planner asks for every unit and candidate: without a list of the runs.
+int64_t most_in_run(const Unit& unit, int count) {
   int64_t most = unit.elements, least = 0;  // enough; too little
   while (most - least > kGranule) {
     const int64_t middle = least + (most - least) / 2;
-    (std::ssize(runs_up_to(unit, middle)) <= count ? most : least) = middle;
+    int64_t runs = 0;
+    each_run_up_to(unit, middle, [&](const Shard&) { ++runs; });
+    (runs <= count ? most : least) = middle;
   }
-  std::vector<Shard> runs = runs_up_to(unit, most);
+  return most;
+}
+
+// The unit in `count` runs of neighbouring tensors, the longest first. Some may be empty.
+std::vector<Shard> runs_of_tensors(const Unit& unit, int count) {
+  std::vector<Shard> runs;
+  each_run_up_to(unit, most_in_run(unit, count), [&](const Shard& run) { runs.push_back(run); });
   std::ranges::stable_sort(runs, std::ranges::greater(), &Shard::elements);
   runs.resize(static_cast<size_t>(count), {.first = unit.first + unit.elements, .elements = 0});
   return runs;
+}
+
+// Of a shard of whole tensors.
+Shard part_of_shard(const Shard& shard, const Sharding& sharding, int part) {
+  const Unit alone{.first = shard.first, .elements = shard.elements};
+  return shard_of(alone, part % sharding.copies(), sharding.copies());
 }
 
 // Gives the head's matrix, which `units` has with the final norm, to its segments.
@@ -232,15 +249,27 @@ std::vector<Shard> shards_of_unit(const Unit& unit, const Sharding& sharding) {
 
 Shard part_of(const Unit& unit, const Sharding& sharding, int part) {
   if (!sharding.of_whole_tensors(unit)) return shard_of(unit, part, sharding.ranks);
-  const int copies = sharding.copies();
-  const Shard shard = shard_of(unit, sharding, part / copies);
-  const Unit alone{.first = shard.first, .elements = shard.elements};
-  return shard_of(alone, part % copies, copies);
+  return part_of_shard(shard_of(unit, sharding, part / sharding.copies()), sharding, part);
+}
+
+std::vector<Shard> parts_of_unit(const Unit& unit, const Sharding& sharding) {
+  std::vector<Shard> out;
+  const bool whole = sharding.of_whole_tensors(unit);
+  const std::vector<Shard> shards = whole ? shards_of_unit(unit, sharding) : std::vector<Shard>();
+  for (int rank = 0; rank < sharding.ranks; ++rank) {
+    const int part = sharding.part(rank);
+    out.push_back(whole ? part_of_shard(shards[static_cast<size_t>(sharding.place(rank))], sharding, part)
+                        : shard_of(unit, part, sharding.ranks));
+  }
+  return out;
 }
 
 int64_t longest_shard(const Unit& unit, const Sharding& sharding) {
   if (!sharding.of_whole_tensors(unit)) return shard_of(unit, sharding, 0).elements;
-  return runs_of_tensors(unit, sharding.group).front().elements;
+  int64_t longest = 0;
+  each_run_up_to(unit, most_in_run(unit, sharding.group),
+                 [&](const Shard& run) { longest = std::max(longest, run.elements); });
+  return longest;
 }
 
 int64_t longest_part(const Unit& unit, const Sharding& sharding) {

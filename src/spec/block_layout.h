@@ -179,6 +179,8 @@ Shard shard_of(const Unit& unit, const Sharding& sharding, int place);
 std::vector<Shard> shards_of_unit(const Unit& unit, const Sharding& sharding);
 // Part `part` of `sharding.ranks`. It may divide a tensor, since no update is of a part.
 Shard part_of(const Unit& unit, const Sharding& sharding, int part);
+// The part of each rank, by rank: a list of all takes little more than one of them.
+std::vector<Shard> parts_of_unit(const Unit& unit, const Sharding& sharding);
 // Elements of the longest shard, and of the longest part.
 int64_t longest_shard(const Unit& unit, const Sharding& sharding);
 int64_t longest_part(const Unit& unit, const Sharding& sharding);

@@ -111,6 +111,25 @@ TEST(ExpertsPlan, TheirMemoryStandsApart) {
   }
 }
 
+// Of shards in the device's memory each row has its part: experts have no more than their own.
+TEST(ExpertsPlan, InShardsTheirMemoryStandsApart) {
+  constexpr int kRanks = 4;
+  Case c = experts_case();
+  stay_near(c.config);
+  c.config.train.global_batch = 2 * kRanks;
+  const Plan whole = c.draft();
+  c.world.ranks = kRanks;
+  c.config.zero.stage = 3;
+  const Plan shards = c.draft();
+  ASSERT_EQ(shards.placement.pool(Pool::kWeights).shards, kRanks);
+  EXPECT_NEAR(static_cast<double>(row_bytes(shards, "experts")) * kRanks /
+                  static_cast<double>(row_bytes(whole, "experts")),
+              1, 0.05);
+  // Of the others the embedding is whole on each rank.
+  EXPECT_GT(row_bytes(shards, "weights"),
+            row_bytes(whole, "weights") / kRanks + c.layout(nullptr).blocks.front().flat_elements);
+}
+
 TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
   const auto plan_of = [](OffloadTier tier) {
     Case c = experts_case();

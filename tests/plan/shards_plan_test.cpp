@@ -71,6 +71,52 @@ TEST(ShardsPlan, WholeMatricesAreShared) {
   }
 }
 
+// Ranks wait for the one with the longest shard: of Adafactor's embedding, a fifth of the model, one has all,
+// and of each block one of eight has a matrix, more than a quarter.
+TEST(ShardsPlan, AnUpdateTakesAsLongAsThatOfTheLongestShard) {
+  const auto seconds = [](RuleId rule, int64_t stage) {
+    Case c{.spec = llama_1b(), .machine = cpu_machine(256)};
+    stay_near(c.config);
+    c.config.optimizer.name = rule;
+    c.config.zero.stage = stage;
+    c.config.train.global_batch = 64, c.config.train.micro_batch = 8;
+    c.world.ranks = 8;
+    return c.draft().estimate.by_kind[static_cast<size_t>(OperationKind::kUpdate)];
+  };
+  const double whole = seconds(Rules::id<Adafactor>(), 1) / seconds(Rules::id<Adafactor>(), 0);
+  EXPECT_GT(whole, 0.4);
+  EXPECT_LT(whole, 0.5);
+  EXPECT_NEAR(seconds(Rules::id<AdamW>(), 1) / seconds(Rules::id<AdamW>(), 0), 1.0 / 8, 1e-6);
+}
+
+// Slots are as long as any rank's longest matrix, and the first rank's last blocks have short ones: what
+// stays on the device leaves room for these slots.
+TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
+  int partly = 0;
+  for (int64_t half_gib = 16; half_gib < 64; ++half_gib) {
+    Case c{.spec = llama_8b(), .device = DeviceType::kCuda};
+    c.machine = gpu_machine("H100");
+    c.machine.gpus.front().memory_bytes = half_gib * 512 * kMiB;
+    c.world = {8, 1};
+    c.config.optimizer.name = Rules::id<Muon>();
+    c.config.zero.stage = 3;
+    c.config.train.global_batch = 8;
+    c.config.train.micro_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = 1024;
+    stay_near(c.config);
+    c.config.offload.optimizer = OffloadTier::kHost;
+    if (!c.draft().fits) continue;
+    c.config.offload.optimizer = OffloadTier::kAuto;
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits) << half_gib / 2.0 << " GiB\n" << print_plan(plan);
+    const std::vector<char>& off = plan.placement.pool(Pool::kOptimizer).off_device;
+    const auto count = std::ranges::count(off, 1);
+    partly += count > 0 && count < std::ssize(off) ? 1 : 0;
+  }
+  EXPECT_GT(partly, 0);
+}
+
 // Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
 TEST(ShardsPlan, TheDiskMovesShardsAlone) {
   for (const int ranks : {1, 2, 4}) {

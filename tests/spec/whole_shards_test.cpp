@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <set>
 
@@ -106,6 +107,38 @@ TEST(WholeShards, RanksHaveEquallyMuchOfAllBlocks) {
     const double most = static_cast<double>(std::ranges::max(of_bodies));
     EXPECT_LE(most * ranks / static_cast<double>(body), ranks > 4 ? 1.25 : 1.04) << ranks;
   }
+}
+
+// A list of all parts has each rank's, of shards of whole tensors and of others.
+TEST(WholeShards, PartsByRankAreThoseOfEachRank) {
+  const ModelLayout layout = make_layout(llama_8b(), nullptr, DType::kBF16);
+  for (const WholeTensors whole : {WholeTensors::kNone, WholeTensors::kOfLinearLayers, WholeTensors::kAll}) {
+    for (const auto& [ranks, group] : {std::pair(1, 1), {12, 3}, {16, 16}, {5, 1}}) {
+      const Sharding sharding{ranks, group, whole};
+      for (const Unit& unit : layout.units(false)) {
+        const std::vector<Shard> parts = parts_of_unit(unit, sharding);
+        ASSERT_EQ(std::ssize(parts), ranks);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Shard part = part_of(unit, sharding, sharding.part(rank));
+          EXPECT_EQ(parts[static_cast<size_t>(rank)].first, part.first) << ranks << " ranks, rank " << rank;
+          EXPECT_EQ(parts[static_cast<size_t>(rank)].elements, part.elements) << ranks << ", rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+// Every call of every step asks for them: the time grows with the number of ranks, not with its square.
+TEST(WholeShards, PartsOfThousandsOfRanksTakeNoTime) {
+  const ModelLayout layout = make_layout(llama_8b(), nullptr, DType::kBF16);
+  const auto begin = std::chrono::steady_clock::now();
+  int64_t elements = 0;
+  for (const Unit& unit : layout.units(false)) {
+    for (const Shard& part : parts_of_unit(unit, of_all(4096, 4096))) elements += part.elements;
+  }
+  EXPECT_EQ(elements, layout.flat_elements);
+  // Two milliseconds; one part after another took three seconds.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
 }
 
 // Each rank of several groups adds up and saves another part of its shard; a part may divide a tensor.
