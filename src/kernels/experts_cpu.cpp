@@ -65,7 +65,7 @@ LM_INLINE float two_largest(const float* choice, int64_t n) {
 // Experts outside the best groups cannot be chosen any more.
 void leave_groups(const RouteScores& scores, int64_t experts, float* choice) {
   const int64_t each = experts / scores.groups;
-  float sums[kMostExperts];
+  float sums[kMostExperts] = {};
   int32_t best[kMostExperts];
   for (int64_t g = 0; g < scores.groups; ++g) sums[g] = two_largest(choice + g * each, each);
   choose(sums, scores.groups, scores.kept_groups, best);
