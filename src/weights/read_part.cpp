@@ -100,6 +100,15 @@ void read_spread_columns(const FilePart& part, DType dtype, const Range& range) 
   }
 }
 
+// Of MXFP4.
+void read_codes(const FilePart& part, DType dtype, const Range& range) {
+  Mxfp4Tensors tensors;
+  tensors.codes.entry = part.entry;
+  tensors.codes.file = part.file;
+  tensors.scales = *part.scales;
+  read_mxfp4(tensors, {part.begin + range.first, range.elements}, dtype, range.to);
+}
+
 }  // namespace
 
 FilePart file_part(const ModelFiles& files, const Parameter& parameter, const ParameterPart& part) {
@@ -127,8 +136,7 @@ FilePart file_part(const ModelFiles& files, const Parameter& parameter, const Pa
 void read_part(const FilePart& part, int64_t first, int64_t elements, DType dtype, std::byte* to) {
   static thread_local std::vector<std::byte> buffer;
   if (elements == 0) return;
-  if (part.scales)
-    return read_mxfp4({{part.entry, part.file}, *part.scales}, {part.begin + first, elements}, dtype, to);
+  if (part.scales) return read_codes(part, dtype, {first, elements, to});
   if (part.transposed) return read_transposed(part, dtype, {first, elements, to});
   if (part.step > 1) return read_spread_columns(part, dtype, {first, elements, to});
   if (part.file_columns > 0) return read_columns(part, dtype, {first, elements, to});

@@ -171,12 +171,14 @@ std::optional<StoredMatrix> find_stored(const ModelFiles& files, const std::stri
 std::optional<StoredMatrix> find_stored(const ModelFiles& files, const ParameterPart& part, int64_t columns) {
   const auto codes = find_mxfp4(files, part, columns);
   if (!codes) return find_stored(files, part.name, part.rows, columns);
-  return StoredMatrix{.kind = EncodingKind::kMxfp4,
-                      .slice = part.slice,
-                      .slices = part.slices,
-                      .codes = codes->codes,
-                      .scales = codes->scales,
-                      .beside = {codes->codes.name, codes->scales.name}};
+  StoredMatrix out;
+  out.kind = EncodingKind::kMxfp4;
+  out.slice = part.slice;
+  out.slices = part.slices;
+  out.codes = codes->codes;
+  out.scales = codes->scales;
+  out.beside = {codes->codes.name, codes->scales.name};
+  return out;
 }
 
 void read_stored(const StoredMatrix& stored, const EncodedMatrix& to) {
