@@ -127,7 +127,7 @@ void MpiWorker::begin_order() {
         void* const request =
             receive ? setup_.api.receive(one.to + at, bytes, one.peer, MpiChannel::kData, text_, sizeof text_)
                     : setup_.api.send(one.from + at, bytes, &address, text_, sizeof text_);
-        pending_.push_back({begun(request), &one});
+        pending_.push_back({begun(request), &one, bytes});
       }
     }
   }
@@ -138,7 +138,7 @@ bool MpiWorker::advance_order() {
   std::erase_if(pending_, [this](Pending& one) {
     MpiArrival arrival;
     if (!finish(one.request, &arrival)) return false;
-    if (one.transfer->to != nullptr && arrival.tag != order_->tag) {
+    if (one.transfer->to != nullptr && (arrival.tag != order_->tag || arrival.bytes != one.bytes)) {
       throw Error(
           Exit::kInternal,
           {.area = "BUG-70",

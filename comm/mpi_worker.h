@@ -51,6 +51,7 @@ class MpiWorker {
   struct Pending {
     void* request = nullptr;
     const Transfer* transfer = nullptr;
+    int64_t bytes = 0;
   };
 
   // Ends a collective that has failed.
