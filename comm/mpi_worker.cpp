@@ -32,6 +32,7 @@ Error MpiWorker::mpi_error() const {
 Notice MpiWorker::notice(Notice::Kind kind) const {
   Notice out;
   out.kind = kind;
+  out.rank = rank_;
   out.number = liveness_.here().number;
   copy_text(out.what, sizeof out.what, liveness_.here().what);
   copy_text(out.host, sizeof out.host, setup_.host);
@@ -201,7 +202,7 @@ void MpiWorker::take(const Notice& notice, int from) {
   }
   const Error error(static_cast<Exit>(notice.code),
                     {.area = "PEER-32",
-                     .what = RankName{from, notice.host}.text() + " has ended the run: " + notice.why,
+                     .what = RankName{notice.rank, notice.host}.text() + " has ended the run: " + notice.why,
                      .place = self().text() + ", in " + liveness_.here().text(),
                      .next = notice.next});
   if (!heard_end_) heard_end_ = error;

@@ -45,6 +45,13 @@ bool explains(const Fault& fault, int code) {
   return false;
 }
 
+// Who waits for one that waits may speak first: of a lost message, and of one that is late where ranks meet
+// among a few.
+bool hides(const Fault& fault, const Job& job) {
+  const bool among_few = job.each > 0 || (job.shape.copies > 1 && job.shape.copies < job.ranks);
+  return fault.kind == Fault::Kind::kCutLink || (fault.kind == Fault::Kind::kStraggler && among_few);
+}
+
 std::string broken_failure(const Job& job, const JobEnd& end) {
   std::set<int> codes;
   std::vector<int> speakers;
@@ -55,8 +62,7 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     if (one.speaks) speakers.push_back(r);
     const bool explained = std::ranges::any_of(job.faults, [&](const Fault& fault) {
       return !fault.harmless && explains(fault, one.code) &&
-             // Of a lost message who waits for the one that waits may speak first.
-             (fault.kind == Fault::Kind::kCutLink || fault.rank == r || names(one.text, fault.rank));
+             (hides(fault, job) || fault.rank == r || names(one.text, fault.rank));
     });
     if (!explained) return fmt::format("rank {} ends with {}: {}", r, one.code, one.text);
   }
@@ -69,7 +75,9 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     const Fault& fault = *std::ranges::find(job.faults, false, &Fault::harmless);
     const bool vote =
         fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
-    const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop;
+    // Of one that is late all find it out at the same time, and each names its own place.
+    const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop ||
+                       fault.kind == Fault::Kind::kStraggler;
     // Who computes, or is reached late, says it when it is next asked for something: others have waited a
     // second.
     const bool busy = std::ranges::any_of(
