@@ -20,7 +20,7 @@ struct Notice {
   enum class Kind : int32_t { kHeartbeat, kLeave, kEnd };
   Kind kind = Kind::kHeartbeat;
   int32_t code = 0;
-  int32_t rank = 0;  // whose it is: rank 0 passes on an end that another has told it
+  int32_t rank = 0;     // whose it is: rank 0 passes on an end that another has told it
   uint64_t number = 0;  // of the last collective that the rank has entered, which `what` names
   char what[64] = "", host[64] = "", why[1024] = "", next[256] = "";
 };

@@ -25,8 +25,8 @@ Fault random_harmless(Random& random, const Job& job) {
 }
 
 Fault random_fatal(Random& random, const Job& job) {
-  constexpr Fault::Kind kFatal[] = {Fault::Kind::kDeath,   Fault::Kind::kDeath, Fault::Kind::kStop,
-                                    Fault::Kind::kCutLink, Fault::Kind::kError, Fault::Kind::kFailedSave,
+  constexpr Fault::Kind kFatal[] = {Fault::Kind::kDeath,     Fault::Kind::kDeath,    Fault::Kind::kStop,
+                                    Fault::Kind::kCutLink,   Fault::Kind::kError,    Fault::Kind::kFailedSave,
                                     Fault::Kind::kOtherList, Fault::Kind::kStraggler};
   Fault fault{.kind = kFatal[random.below(std::ssize(kFatal))]};
   fault.rank = static_cast<int>(random.below(job.ranks));
@@ -60,18 +60,19 @@ Job random_job(uint64_t seed, int most_ranks) {
 std::string text_of(const Job& job) {
   constexpr const char* kNames[] = {
       "stops for", "has its clock ahead by", "computes for", "has a slow link", "has a cut link",
-      "dies",      "has an error",           "cannot save", "has another list"};
+      "dies",      "has an error",           "cannot save",  "has another list"};
   const StepShape& shape = job.shape;
   std::string out = fmt::format(
-      "{} ranks, {} a machine; stage {}, {} copies, {} layers, {} micro-batches in groups of {}, clip {}, recompute {} "
+      "{} ranks, {} a machine; stage {}, {} copies, {} layers, {} micro-batches in groups of {}, clip {}, "
+      "recompute {} "
       "of {}, in backward {}, tied {}, {} tiles, {} slots, sums of {}",
       job.ranks, job.each, shape.stage, shape.copies, shape.layers, shape.micro_batches, shape.group,
       static_cast<int>(shape.clip), static_cast<int>(shape.recompute.level), shape.recompute.every,
       shape.in_backward, shape.tied, shape.tiles, shape.slots, shape.machine_ranks);
   for (const Fault& fault : job.faults) {
-    out +=
-        fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {}, operation {})", fault.rank,
-                    kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds, fault.step, fault.operation);
+    out += fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {}, operation {})", fault.rank,
+                       kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds,
+                       fault.step, fault.operation);
   }
   return out;
 }

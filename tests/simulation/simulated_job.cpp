@@ -157,7 +157,8 @@ class Simulation {
     end_of(rank).kind = RankEnd::Kind::kDone;
     std::vector<float>& mine = at(rank).weights;
     if (end_.weights.empty()) end_.weights = mine;
-    if (!mine.empty()) end_.weights_differ |= std::memcmp(end_.weights.data(), mine.data(), mine.size() * sizeof(float)) != 0;
+    if (!mine.empty())
+      end_.weights_differ |= std::memcmp(end_.weights.data(), mine.data(), mine.size() * sizeof(float)) != 0;
   }
 
   void fail(int rank, const Error& error) {
@@ -179,7 +180,8 @@ class Simulation {
     fibers_.nap(random.between(0.02, 0.1));
   }
 
-  // What happens to a rank between two operations of its list; and how many times it carries out the next one.
+  // What happens to a rank between two operations of its list; and how many times it carries out the next
+  // one.
   int enter(int rank, int64_t step, const Operation& next) {
     const int64_t index = at(rank).entered++;
     int times = 1;
@@ -200,9 +202,10 @@ class Simulation {
     if (index == met_.size()) met_.push_back({operation, bits});
     const Met& first = met_[index];
     if (!end_.differs.empty() || (first.operation == operation && first.bits == bits)) return;
-    end_.differs = fmt::format("operation {} of rank {} is {} of unit {}, with bits {:x}; another's is {} of unit {}, {:x}",
-                               index, rank, operation_name(operation.kind), operation.unit, bits,
-                               operation_name(first.operation.kind), first.operation.unit, first.bits);
+    end_.differs = fmt::format(
+        "operation {} of rank {} is {} of unit {}, with bits {:x}; another's is {} of unit {}, {:x}", index,
+        rank, operation_name(operation.kind), operation.unit, bits, operation_name(first.operation.kind),
+        first.operation.unit, first.bits);
   }
 
   void train(int rank, Group& group) {
@@ -264,7 +267,8 @@ class Simulation {
         throw Error(Exit::kNoSpace, {.area = "DISK-20", .what = "no space", .place = "", .next = ""});
     });
     for (int64_t u = 0; u < unit_count(job_.shape); ++u)
-      save->write(state[static_cast<size_t>(u)], 0, std::as_bytes(std::span<const float>(at(rank).steps->own_part(u))));
+      save->write(state[static_cast<size_t>(u)], 0,
+                  std::as_bytes(std::span<const float>(at(rank).steps->own_part(u))));
     if (rank == 0) save->write(state.back(), 0, std::as_bytes(std::span(&step, 1)));
     Manifest manifest;
     manifest.step = step;

@@ -1,7 +1,7 @@
-// A job of N ranks in one thread: each joins over the real link (comm/mpi_link.h), walks the real lists of its
-// steps (simulated_steps.h) with the real collectives and votes (comm/group.h), saves by the real protocol
-// (checkpoint/save.h) and starts from the newest checkpoint, while a seed's faults happen. Simulated are time,
-// threads, messages, deaths and what a unit computes.
+// A job of N ranks in one thread: each joins over the real link (comm/mpi_link.h), walks the real lists of
+// its steps (simulated_steps.h) with the real collectives and votes (comm/group.h), saves by the real
+// protocol (checkpoint/save.h) and starts from the newest checkpoint, while a seed's faults happen. Simulated
+// are time, threads, messages, deaths and what a unit computes.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace lm::test {
 
 struct Fault {
   enum class Kind : uint8_t {
-    kStop,       // frozen for `seconds`, as by SIGSTOP
-    kClockJump,  // its clock is `seconds` ahead
-    kStraggler,  // computes for `seconds` in `step`, before `operation`
-    kSlowLink,   // what it sends to `peer` is `seconds` on the way
-    kCutLink,    // what it sends to `peer` no longer arrives
-    kDeath,      // at once, without a word
-    kError,      // in `step`, before `operation`, on this rank alone
+    kStop,        // frozen for `seconds`, as by SIGSTOP
+    kClockJump,   // its clock is `seconds` ahead
+    kStraggler,   // computes for `seconds` in `step`, before `operation`
+    kSlowLink,    // what it sends to `peer` is `seconds` on the way
+    kCutLink,     // what it sends to `peer` no longer arrives
+    kDeath,       // at once, without a word
+    kError,       // in `step`, before `operation`, on this rank alone
     kFailedSave,  // of this rank's shard, at the first save from `step` on
     kOtherList    // it leaves out `operation` of `step`, or carries it out twice
   };
@@ -58,9 +58,9 @@ struct JobEnd {
   std::vector<float> weights;  // of the ranks that are done: of the lowest; empty: none is
   bool weights_differ = false;
   std::string differs;  // where a rank's operations, or their bytes, are others than another's
-  int64_t began = 0;   // after this step
-  bool ended = false;  // all ranks have, before the limit
-  double seconds = 0;  // of the simulated clock
+  int64_t began = 0;    // after this step
+  bool ended = false;   // all ranks have, before the limit
+  double seconds = 0;   // of the simulated clock
 };
 
 inline constexpr double kSilence = 2, kLate = 12;  // seconds, after which a rank is given up

@@ -114,8 +114,7 @@ SimulatedSteps::SimulatedSteps(Setup setup)
   if (config_.pool(Pool::kWeights).slots > 0) weight_shards_ = make(Pool::kWeights);
   if (config_.pool(Pool::kGradients).slots > 0) gradient_shards_ = make(Pool::kGradients);
   if (config_.machine_ranks > 1) {
-    const int64_t partial =
-        group_.ranks() / config_.machine_ranks * kReduceScatterPart * kFloat;
+    const int64_t partial = group_.ranks() / config_.machine_ranks * kReduceScatterPart * kFloat;
     levels_ = std::make_unique<TwoLevels>(group_, config_.machine_ranks, DeviceType::kCpu, partial);
   }
   for (Micro& micro : micros_) {
@@ -243,9 +242,8 @@ void SimulatedSteps::carry_out(const Operation& op) {
   switch (op.kind) {
     case OperationKind::kAcquire: {
       const bool shards = config_.unit(op.unit).in_shards;
-      loans_[static_cast<size_t>(op.unit)] = shards
-                                                 ? reinterpret_cast<float*>(weight_shards_->use(op.unit))
-                                                 : weights_[static_cast<size_t>(op.unit)].data();
+      loans_[static_cast<size_t>(op.unit)] = shards ? reinterpret_cast<float*>(weight_shards_->use(op.unit))
+                                                    : weights_[static_cast<size_t>(op.unit)].data();
       break;
     }
     case OperationKind::kRelease:
@@ -397,9 +395,9 @@ std::vector<float> SimulatedSteps::own_part(int64_t unit) {
   if (config_.unit(unit).in_shards) {
     weight_shards_->read(unit, first * kFloat, std::as_writable_bytes(std::span(out)));
   } else {
-    std::ranges::copy(std::span(weights_[static_cast<size_t>(unit)])
-                          .subspan(static_cast<size_t>(first), out.size()),
-                      out.begin());
+    std::ranges::copy(
+        std::span(weights_[static_cast<size_t>(unit)]).subspan(static_cast<size_t>(first), out.size()),
+        out.begin());
   }
   return out;
 }

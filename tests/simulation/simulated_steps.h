@@ -1,8 +1,8 @@
-// A rank's steps in a simulation: the real lists (schedule/step_lists.h), walked in their order as train/step.h
-// does, by the real collectives, stores of shards (comm/shard_store.h) and sums in two levels. A unit's
-// weights are a few numbers. What is computed depends on every bit of the weights that an operation has
-// borrowed, and sums depend on their order: whatever is done too early, too late, twice or with other ranks'
-// bytes changes all that follows. Owns its memory; borrows the group. The rank's thread calls.
+// A rank's steps in a simulation: the real lists (schedule/step_lists.h), walked in their order as
+// train/step.h does, by the real collectives, stores of shards (comm/shard_store.h) and sums in two levels. A
+// unit's weights are a few numbers. What is computed depends on every bit of the weights that an operation
+// has borrowed, and sums depend on their order: whatever is done too early, too late, twice or with other
+// ranks' bytes changes all that follows. Owns its memory; borrows the group. The rank's thread calls.
 #pragma once
 
 #include <cstdint>

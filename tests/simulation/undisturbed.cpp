@@ -25,8 +25,7 @@ class Undisturbed {
       float scale = 1;
       if (shape_.clip == Clip::kGlobal) scale = scale_for(all);
       if (shape_.clip == Clip::kBlock) scale = scale_for(square(sums, u));
-      for (size_t i = 0; i < sums[u].size(); ++i)
-        weights_[u][i] = updated(weights_[u][i], sums[u][i], scale);
+      for (size_t i = 0; i < sums[u].size(); ++i) weights_[u][i] = updated(weights_[u][i], sums[u][i], scale);
     }
   }
 
