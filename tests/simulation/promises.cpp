@@ -75,9 +75,9 @@ std::string broken_failure(const Job& job, const JobEnd& end) {
     const Fault& fault = *std::ranges::find(job.faults, false, &Fault::harmless);
     const bool vote =
         fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
-    // Of one that is late all find it out at the same time, and each names its own place.
+    // One that is late, or in another collective, all notice at the same time, and each says where.
     const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop ||
-                       fault.kind == Fault::Kind::kStraggler;
+                       fault.kind == Fault::Kind::kStraggler || fault.kind == Fault::Kind::kOtherList;
     // Who computes, or is reached late, says it when it is next asked for something: others have waited a
     // second.
     const bool busy = std::ranges::any_of(
