@@ -14,7 +14,7 @@ enum class MpiChannel : int32_t { kData, kNotices };
 struct MpiArrival {
   int32_t from = 0;
   int32_t tag = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // -1: the message is longer than its memory
 };
 
 // Where a message goes.

@@ -32,6 +32,7 @@ Error MpiWorker::mpi_error() const {
 Notice MpiWorker::notice(Notice::Kind kind) const {
   Notice out;
   out.kind = kind;
+  out.rank = rank_;
   out.number = liveness_.here().number;
   copy_text(out.what, sizeof out.what, liveness_.here().what);
   copy_text(out.host, sizeof out.host, setup_.host);
@@ -127,7 +128,7 @@ void MpiWorker::begin_order() {
         void* const request =
             receive ? setup_.api.receive(one.to + at, bytes, one.peer, MpiChannel::kData, text_, sizeof text_)
                     : setup_.api.send(one.from + at, bytes, &address, text_, sizeof text_);
-        pending_.push_back({begun(request), &one});
+        pending_.push_back({begun(request), &one, bytes});
       }
     }
   }
@@ -138,7 +139,7 @@ bool MpiWorker::advance_order() {
   std::erase_if(pending_, [this](Pending& one) {
     MpiArrival arrival;
     if (!finish(one.request, &arrival)) return false;
-    if (one.transfer->to != nullptr && arrival.tag != order_->tag) {
+    if (one.transfer->to != nullptr && (arrival.tag != order_->tag || arrival.bytes != one.bytes)) {
       throw Error(
           Exit::kInternal,
           {.area = "BUG-70",
@@ -201,7 +202,7 @@ void MpiWorker::take(const Notice& notice, int from) {
   }
   const Error error(static_cast<Exit>(notice.code),
                     {.area = "PEER-32",
-                     .what = RankName{from, notice.host}.text() + " has ended the run: " + notice.why,
+                     .what = RankName{notice.rank, notice.host}.text() + " has ended the run: " + notice.why,
                      .place = self().text() + ", in " + liveness_.here().text(),
                      .next = notice.next});
   if (!heard_end_) heard_end_ = error;

@@ -20,6 +20,7 @@ struct Notice {
   enum class Kind : int32_t { kHeartbeat, kLeave, kEnd };
   Kind kind = Kind::kHeartbeat;
   int32_t code = 0;
+  int32_t rank = 0;     // whose it is: rank 0 passes on an end that another has told it
   uint64_t number = 0;  // of the last collective that the rank has entered, which `what` names
   char what[64] = "", host[64] = "", why[1024] = "", next[256] = "";
 };
@@ -51,6 +52,7 @@ class MpiWorker {
   struct Pending {
     void* request = nullptr;
     const Transfer* transfer = nullptr;
+    int64_t bytes = 0;
   };
 
   // Ends a collective that has failed.

@@ -462,6 +462,17 @@ TEST(MpiLink, RanksThatComeForDifferentThingsNotice) {
   for (const std::string& one : out) EXPECT_TRUE(says(one, "70 ")) << one;
 }
 
+// As of one that has left out a collective of its list, whose number and name the next one happens to have.
+TEST(MpiLink, RanksThatComeWithOtherLengthsNotice) {
+  const std::vector<std::string> out = with_links(2, [](MpiLink& link, Group& group) {
+    std::vector<std::byte> array(link.rank() == 0 ? 4 : 8);
+    group.broadcast("gather of weights", array);
+    group.barrier("the end");
+  });
+  EXPECT_TRUE(says(out[1], "collective mismatch: rank 0 is not in ")) << out[1];
+  for (const std::string& one : out) EXPECT_TRUE(says(one, "70 ")) << one;
+}
+
 TEST(MpiLink, AJobThatIsNotCompleteEnds) {
   world.wanted = 2;
   world.joined = world.left = 0;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -12,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 
 #include "base/error.h"
 #include "checkpoint/restore.h"
@@ -21,6 +19,7 @@
 #include "comm/mpi_link.h"
 #include "config/config_text.h"
 #include "fibers.h"
+#include "mixed.h"
 #include "offload/engines.h"
 #include "offload/pinned.h"
 #include "simulated_mpi.h"
@@ -28,29 +27,7 @@
 namespace lm::test {
 namespace {
 
-constexpr double kSilence = 2, kLate = 12, kLimit = 120;  // seconds
-constexpr int64_t kShard = 1024;                          // values
-
-// SplitMix64: a number of its own for each combination.
-uint64_t mixed(uint64_t x) {
-  x += 0x9e3779b97f4a7c15U;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(mixed(seed)) {}
-  int64_t below(int64_t end) { return static_cast<int64_t>(next() % static_cast<uint64_t>(end)); }
-  double between(double low, double high) {
-    return low + (high - low) * static_cast<double>(next() >> 11) * 0x1p-53;
-  }
-
- private:
-  uint64_t next() { return mixed(state_++); }
-  uint64_t state_;
-};
+constexpr double kLimit = 120;  // seconds
 
 // Moves bytes as it is asked to, at once.
 class PromptEngine final : public IoEngine {
@@ -115,12 +92,19 @@ class Simulation {
   struct Rank {
     std::unique_ptr<MpiLink> link;
     std::unique_ptr<MpiGroup> group;
+    std::unique_ptr<SimulatedSteps> steps;
     std::unique_ptr<Save> save;
-    std::vector<float> weights;
+    std::vector<float> weights;  // at the end
+    int64_t entered = 0;         // operations of the step's list in which the ranks meet
+    size_t met = 0;              // since the job began
+  };
+  // What the first rank that has left an operation has of it.
+  struct Met {
+    Operation operation;
+    uint64_t bits;
   };
   Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
   RankEnd& end_of(int rank) { return end_.ranks[static_cast<size_t>(rank)]; }
-  int64_t values() const { return kShard * job_.ranks; }
 
   double latency(int from, int to) const {
     double seconds = 1e-3;
@@ -173,7 +157,8 @@ class Simulation {
     end_of(rank).kind = RankEnd::Kind::kDone;
     std::vector<float>& mine = at(rank).weights;
     if (end_.weights.empty()) end_.weights = mine;
-    end_.weights_differ |= std::memcmp(end_.weights.data(), mine.data(), mine.size() * sizeof(float)) != 0;
+    if (!mine.empty())
+      end_.weights_differ |= std::memcmp(end_.weights.data(), mine.data(), mine.size() * sizeof(float)) != 0;
   }
 
   void fail(int rank, const Error& error) {
@@ -189,72 +174,84 @@ class Simulation {
     end.kind = RankEnd::Kind::kFailed;
   }
 
-  const Fault* fault_of(Fault::Kind kind, int rank, int64_t step) const {
-    const auto found = std::ranges::find_if(job_.faults, [&](const Fault& one) {
-      return one.kind == kind && one.rank == rank && one.step == step;
-    });
-    return found == job_.faults.end() ? nullptr : &*found;
-  }
-
   void compute(int rank, int64_t step) {
     Random random(job_.seed * 1000003 + static_cast<uint64_t>(rank * 1009 + step));
-    double seconds = random.between(0.02, 0.1);
-    if (const Fault* fault = fault_of(Fault::Kind::kStraggler, rank, step)) seconds += fault->seconds;
-    fibers_.nap(seconds);
-    if (fault_of(Fault::Kind::kError, rank, step) != nullptr)
-      throw Error(Exit::kInput, {.area = "DATA-11", .what = "a row is damaged", .place = "", .next = ""});
+    at(rank).entered = 0;
+    fibers_.nap(random.between(0.02, 0.1));
+  }
+
+  // What happens to a rank between two operations of its list; and how many times it carries out the next
+  // one.
+  int enter(int rank, int64_t step, const Operation& next) {
+    const int64_t index = at(rank).entered++;
+    int times = 1;
+    for (const Fault& fault : job_.faults) {
+      if (fault.rank != rank || fault.step != step || fault.operation != index) continue;
+      if (fault.kind == Fault::Kind::kStraggler) fibers_.nap(fault.seconds);
+      if (fault.kind == Fault::Kind::kError)
+        throw Error(Exit::kInput, {.area = "DATA-11", .what = "a row is damaged", .place = "", .next = ""});
+      // Without its bytes an array cannot be borrowed, whatever the others do.
+      if (fault.kind == Fault::Kind::kOtherList) times = next.kind == OperationKind::kFetch ? 2 : 0;
+    }
+    return times;
+  }
+
+  // All ranks have to have the same operations, in the same order, with the same bytes behind them.
+  void met(int rank, const Operation& operation, uint64_t bits) {
+    const size_t index = at(rank).met++;
+    if (index == met_.size()) met_.push_back({operation, bits});
+    const Met& first = met_[index];
+    if (!end_.differs.empty() || (first.operation == operation && first.bits == bits)) return;
+    end_.differs = fmt::format(
+        "operation {} of rank {} is {} of unit {}, with bits {:x}; another's is {} of unit {}, {:x}", index,
+        rank, operation_name(operation.kind), operation.unit, bits, operation_name(first.operation.kind),
+        first.operation.unit, first.bits);
   }
 
   void train(int rank, Group& group) {
-    std::vector<float>& weights = at(rank).weights;
-    weights.assign(static_cast<size_t>(values()), 1.0F);
-    end_.began = load(rank, group);
-    std::vector<ByteRange> shards;
-    constexpr auto kBytes = static_cast<int64_t>(kShard * sizeof(float));
-    for (int r = 0; r < job_.ranks; ++r) shards.push_back({r * kBytes, kBytes});
-    std::vector<float> gradient(weights.size());
+    int64_t now = 0;
+    if (job_.lists) {
+      at(rank).steps = std::make_unique<SimulatedSteps>(SimulatedSteps::Setup{
+          .shape = job_.shape,
+          .group = group,
+          .seed = job_.seed,
+          .enter = [this, rank, &now](const Operation& next) { return enter(rank, now, next); },
+          .met = [this, rank](const Operation& operation, uint64_t bits) { met(rank, operation, bits); }});
+      end_.began = load(rank, group);
+    }
     for (int64_t step = end_.began + 1; step <= job_.steps; ++step) {
+      now = step;
       compute(rank, step);
-      if (job_.sums) {
-        for (size_t i = 0; i < gradient.size(); ++i)
-          gradient[i] = weights[i] * 1e-3F / static_cast<float>(rank + 1 + static_cast<int>(i % 7));
-        float* const own = weights.data() + rank * kShard;
-        group.reduce_scatter("gradients", reinterpret_cast<const std::byte*>(gradient.data()), shards,
-                             [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                               add(own + offset / 4, bytes / 4, from);
-                             });
-        group.all_gather("weights", reinterpret_cast<std::byte*>(weights.data()), shards);
-      }
+      if (job_.lists) at(rank).steps->run(step);
       const std::vector<int> stops = group.gather("whether to stop", 0);
       LM_CHECK(std::ranges::count(stops, 0) == job_.ranks, "nobody stops");
+      if (job_.lists && step == job_.evaluate_at) at(rank).steps->evaluate(step);
       if (!job_.directory.empty() && step % job_.save_every == 0) save(rank, group, step);
     }
+    if (!job_.lists) return;
+    at(rank).steps->flush();
+    at(rank).weights = at(rank).steps->all_weights();
   }
 
-  static void add(float* to, int64_t count, std::span<const std::byte* const> from) {
-    for (int64_t i = 0; i < count; ++i) {
-      float sum = 0;
-      for (const std::byte* part : from) {
-        float value = 0;
-        std::memcpy(&value, part + i * 4, 4);
-        sum += value;
-      }
-      to[i] = to[i] * 0.75F - sum;
-    }
-  }
+  static std::string array_name(int64_t unit) { return fmt::format("block{}.weight", unit); }
 
-  StateCatalogue catalogue(int rank) const {
-    StateCatalogue out = {StateEntry{.name = "block0.weight",
-                                     .dtype = DType::kF32,
-                                     .shape = {values()},
-                                     .unit = 0,
-                                     .first = rank * kShard,
-                                     .elements = kShard}};
+  // Of each unit this rank's part, which nobody else has.
+  StateCatalogue catalogue(int rank) {
+    StateCatalogue out;
+    const SimulatedSteps& steps = *at(rank).steps;
+    for (int64_t u = 0; u < unit_count(job_.shape); ++u)
+      out.push_back(StateEntry{.name = array_name(u),
+                               .dtype = DType::kF32,
+                               .shape = {steps.elements(u)},
+                               .unit = u,
+                               .first = steps.first_of_part(u),
+                               .elements = part_elements(u)});
     if (rank == 0) out.push_back(StateEntry{.name = "optimizer.t"});
     return out;
   }
 
   void save(int rank, Group& group, int64_t step) {
+    at(rank).steps->flush();
     const StateCatalogue state = catalogue(rank);
     std::unique_ptr<Save>& save = at(rank).save;
     save = std::make_unique<Save>(SaveSetup{
@@ -269,9 +266,9 @@ class Simulation {
       if (fails_to_save(rank, step))
         throw Error(Exit::kNoSpace, {.area = "DISK-20", .what = "no space", .place = "", .next = ""});
     });
-    save->write(
-        state.front(), 0,
-        std::as_bytes(std::span(at(rank).weights).subspan(static_cast<size_t>(rank * kShard), kShard)));
+    for (int64_t u = 0; u < unit_count(job_.shape); ++u)
+      save->write(state[static_cast<size_t>(u)], 0,
+                  std::as_bytes(std::span<const float>(at(rank).steps->own_part(u))));
     if (rank == 0) save->write(state.back(), 0, std::as_bytes(std::span(&step, 1)));
     Manifest manifest;
     manifest.step = step;
@@ -304,7 +301,11 @@ class Simulation {
     step = group.gather("the checkpoint", step).front();
     if (step == 0) return 0;
     CheckpointReader reader(job_.directory + "/" + checkpoint_name(step));
-    reader.read("block0.weight", 0, std::as_writable_bytes(std::span(at(rank).weights)));
+    for (int64_t u = 0; u < unit_count(job_.shape); ++u) {
+      std::vector<float> whole(static_cast<size_t>(at(rank).steps->elements(u)));
+      reader.read(array_name(u), 0, std::as_writable_bytes(std::span(whole)));
+      at(rank).steps->set(u, whole);
+    }
     return step;
   }
 
@@ -314,157 +315,14 @@ class Simulation {
   SimulatedMpi mpi_;
   std::vector<Rank> ranks_;
   std::vector<const Fault*> slow_;
+  std::vector<Met> met_;
   JobEnd end_;
 };
-
-Fault random_harmless(Random& random, const Job& job) {
-  Fault fault{.rank = static_cast<int>(random.below(job.ranks)), .harmless = true};
-  fault.at = random.between(0, 1);
-  fault.step = 1 + random.below(job.steps);
-  fault.kind = static_cast<Fault::Kind>(random.below(4));
-  fault.peer = static_cast<int>((fault.rank + 1 + random.below(job.ranks - 1)) % job.ranks);
-  double longest = kSilence / 4;
-  if (fault.kind == Fault::Kind::kClockJump) longest = 1e4;
-  if (fault.kind == Fault::Kind::kStraggler) longest = kLate / 2;
-  fault.seconds = random.between(0, longest);
-  return fault;
-}
-
-Fault random_fatal(Random& random, const Job& job) {
-  constexpr Fault::Kind kFatal[] = {Fault::Kind::kDeath,   Fault::Kind::kDeath, Fault::Kind::kStop,
-                                    Fault::Kind::kCutLink, Fault::Kind::kError, Fault::Kind::kFailedSave};
-  Fault fault{.kind = kFatal[random.below(std::ssize(kFatal))]};
-  fault.rank = static_cast<int>(random.below(job.ranks));
-  fault.peer = static_cast<int>((fault.rank + 1 + random.below(job.ranks - 1)) % job.ranks);
-  fault.at = random.between(0.05, 1.2);
-  fault.seconds = random.between(2 * kSilence, 4 * kSilence);
-  fault.step = 1 + random.below(job.steps);
-  return fault;
-}
-
-bool names(const std::string& text, int rank) {
-  const std::string name = fmt::format("rank {}", rank);
-  for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
-    if (at + name.size() == text.size() || !std::isdigit(static_cast<unsigned char>(text[at + name.size()])))
-      return true;
-  }
-  return false;
-}
-
-// Codes with which a rank may end after this one.
-bool explains(const Fault& fault, int code) {
-  using enum Fault::Kind;
-  switch (fault.kind) {
-    case kError:
-      return code == static_cast<int>(Exit::kInput);
-    case kFailedSave:
-      return code == static_cast<int>(Exit::kNoSpace);
-    case kDeath:
-    case kStop:
-    case kCutLink:
-      return code == static_cast<int>(Exit::kNoProgress);
-    case kClockJump:
-    case kStraggler:
-    case kSlowLink:
-      return false;
-  }
-  return false;
-}
-
-std::string broken_failure(const Job& job, const JobEnd& end) {
-  std::set<int> codes;
-  std::vector<int> speakers;
-  for (int r = 0; r < job.ranks; ++r) {
-    const RankEnd& one = end.ranks[static_cast<size_t>(r)];
-    if (one.kind != RankEnd::Kind::kFailed) continue;
-    codes.insert(one.code);
-    if (one.speaks) speakers.push_back(r);
-    const bool explained = std::ranges::any_of(job.faults, [&](const Fault& fault) {
-      return !fault.harmless && explains(fault, one.code) &&
-             // Of a lost message who waits for the one that waits may speak first.
-             (fault.kind == Fault::Kind::kCutLink || fault.rank == r || names(one.text, fault.rank));
-    });
-    if (!explained) return fmt::format("rank {} ends with {}: {}", r, one.code, one.text);
-  }
-  const auto fatal = std::ranges::count_if(job.faults, [](const Fault& fault) { return !fault.harmless; });
-  if (fatal == 1 && codes.size() > 1)
-    return fmt::format("the ranks end with {} and {}", *codes.begin(), *codes.rbegin());
-  // Rank 0 speaks for all; of a vote it knows who has failed, and that one says why. Who does not hear it, or
-  // is stopped meanwhile, speaks, too.
-  if (fatal == 1 && speakers.size() > 1 && speakers.front() == 0) {
-    const Fault& fault = *std::ranges::find(job.faults, false, &Fault::harmless);
-    const bool vote =
-        fault.kind == Fault::Kind::kFailedSave && speakers.size() == 2 && speakers.back() == fault.rank;
-    const bool apart = fault.kind == Fault::Kind::kCutLink || fault.kind == Fault::Kind::kStop;
-    // Who computes, or is reached late, says it when it is next asked for something: others have waited a
-    // second.
-    const bool busy = std::ranges::any_of(
-        job.faults, [](const Fault& one) { return one.harmless && one.kind != Fault::Kind::kClockJump; });
-    if (!vote && !apart && !busy)
-      return fmt::format("{} ranks say it, the last is {}", speakers.size(), speakers.back());
-  }
-  return "";
-}
 
 }  // namespace
 
 JobEnd run_job(const Job& job) {
   return Simulation(job).run();
-}
-
-Job random_job(uint64_t seed, int most_ranks) {
-  Random random(seed);
-  Job job{.ranks = 2 + static_cast<int>(random.below(most_ranks - 1)), .seed = seed};
-  if (job.ranks % 2 == 0 && random.below(2) == 0) job.each = 2;
-  const int64_t harmless = random.below(3), fatal = random.below(8) == 0 ? 2 : random.below(4) > 0 ? 1 : 0;
-  for (int64_t i = 0; i < harmless; ++i) {
-    Fault fault = random_harmless(random, job);
-    // Of each jump a second counts as waiting: two at once are as long as the silence that these jobs allow.
-    const bool again = i > 0 && fault.kind == Fault::Kind::kClockJump;
-    if (!again || job.faults.front().kind != fault.kind) job.faults.push_back(fault);
-  }
-  for (int64_t i = 0; i < fatal; ++i) job.faults.push_back(random_fatal(random, job));
-  return job;
-}
-
-std::string broken_promise(const Job& job, const JobEnd& end, const std::vector<float>& calm) {
-  if (!end.ended) return fmt::format("not all ranks have ended after {:.0f} s", end.seconds);
-  if (end.weights_differ) return "two ranks that are done have other weights";
-  if (!end.weights.empty() && !calm.empty() &&
-      std::memcmp(end.weights.data(), calm.data(), calm.size() * sizeof(float)) != 0)
-    return "the weights are not those of a calm run";
-  const bool harmless = std::ranges::all_of(job.faults, &Fault::harmless);
-  int64_t saved = 0;
-  for (const RankEnd& one : end.ranks) {
-    saved = std::max(saved, one.saved);
-    if (harmless && one.kind != RankEnd::Kind::kDone) return "a rank ends: " + one.text;
-    // Of the last collective nobody can know whether all have left it.
-    const bool any_failed = std::ranges::any_of(end.ranks, [](const RankEnd& other) {
-      return other.kind == RankEnd::Kind::kFailed && other.text.find("the end") == std::string::npos;
-    });
-    if (one.kind == RankEnd::Kind::kDone && any_failed) return "a rank is done, and another has failed";
-  }
-  if (saved > 0 && !job.directory.empty()) {
-    int64_t found = 0;
-    for (const FoundCheckpoint& one : find_checkpoints(job.directory)) {
-      if (one.manifest) found = std::max(found, one.step);
-    }
-    if (found < saved) return fmt::format("step {} was acknowledged, and step {} is saved", saved, found);
-  }
-  return broken_failure(job, end);
-}
-
-std::string text_of(const Job& job) {
-  constexpr const char* kNames[] = {
-      "stops for", "has its clock ahead by", "computes for", "has a slow link", "has a cut link",
-      "dies",      "has an error",           "cannot save"};
-  std::string out = fmt::format("{} ranks, {} a machine", job.ranks, job.each);
-  for (const Fault& fault : job.faults) {
-    out +=
-        fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {})", fault.rank,
-                    kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds, fault.step);
-  }
-  return out;
 }
 
 }  // namespace lm::test

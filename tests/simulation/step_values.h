@@ -1,0 +1,45 @@
+// What simulated units compute, whoever walks them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "mixed.h"
+
+namespace lm::test {
+
+inline constexpr double kMostNorm = 2;
+inline constexpr float kRate = 0.125F;
+
+inline float first_weight(int64_t unit, int64_t element) {
+  return 1 + 0.125F * static_cast<float>(unit) + 0x1p-10F * static_cast<float>(element);
+}
+inline uint64_t tokens_of(uint64_t seed, int64_t step, int rank, int64_t micro) {
+  return mixed(mixed(mixed(seed) + static_cast<uint64_t>(step)) + static_cast<uint64_t>(rank * 64 + micro));
+}
+// Behind a unit, of its input and its weights' bits.
+inline uint64_t behind(uint64_t input, uint64_t weights) {
+  return mixed(input ^ weights);
+}
+inline double loss_of(uint64_t output) {
+  return static_cast<double>(output >> 40) * 0x1p-24;
+}
+inline float gradient_of(uint64_t input, uint64_t back, float weight, int64_t element) {
+  const uint64_t drawn = mixed(input ^ (back + static_cast<uint64_t>(element)));
+  return static_cast<float>(drawn >> 40) * 0x1p-24F - 0.5F + 0.0625F * weight;
+}
+inline double square_of(std::span<const float> gradient) {
+  double sum = 0;
+  for (const float one : gradient) sum += double{one} * one;
+  return sum;
+}
+inline float scale_for(double square) {
+  const double norm = std::sqrt(square);
+  return norm > kMostNorm ? static_cast<float>(kMostNorm / norm) : 1.0F;
+}
+inline float updated(float weight, float gradient, float scale) {
+  return weight * 0.984375F - kRate * (scale * gradient);
+}
+
+}  // namespace lm::test
