@@ -184,6 +184,12 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
   return question_about(config, path, preset != nullptr, line);
 }
 
+// Whoever names or describes machines may choose them. Of others nobody waits for the plans of better ones:
+// each takes as long as the first.
+bool sizes_machine(const CommandLine& line) {
+  return line.has("--gpu") || line.has("--machine") || line.integer("--nodes").value_or(1) > 1;
+}
+
 struct Planned {
   Plan plan;
   std::vector<std::string> assumed;
@@ -223,7 +229,7 @@ Planned plan_of(const CommandLine& line) {
                 .data = data};
     for (std::string& sentence : plan_assumptions(inputs, question->share(), out.plan))
       out.assumed.push_back(std::move(sentence));
-    out.upgrades = estimate_upgrades(inputs, question->share(), out.plan);
+    if (sizes_machine(line)) out.upgrades = estimate_upgrades(inputs, question->share(), out.plan);
     if (world.ranks > 1) out.scaling = estimate_scaling(inputs, machine, world);
     return out;
   };
@@ -295,7 +301,7 @@ Exit plan_command(const CommandLine& line) {
       if (planned.refusal) throw *planned.refusal;
       print_gpu(planned.gpu);
       std::fputs((planned.streamed + print_plan(planned.plan)).c_str(), stdout);
-      std::fputs(print_upgrades(planned.plan, planned.upgrades).c_str(), stdout);
+      if (sizes_machine(line)) std::fputs(print_upgrades(planned.plan, planned.upgrades).c_str(), stdout);
       std::fputs(print_assumptions(planned.assumed).c_str(), stdout);
       if (planned.scaling) std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       return Exit::kDone;
