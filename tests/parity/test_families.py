@@ -244,9 +244,9 @@ ADAPTERS = {
     "attention_and_shared_expert":
         ("qwen2_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
                                                                               "mlp.shared_expert.down_proj"])),
+    # As an expression: of names like gate_proj peft makes adapters of all experts instead.
     "attention_and_shared_expert_of_glm":
-        ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
-                                                             "mlp.shared_experts.down_proj"])),
+        ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=r".*\.(self_attn\.[qv]_proj|mlp\.shared_experts\.(gate|up|down)_proj)")),
     "attention_of_minimax_m2": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
     "attention_of_gpt_oss": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "attention_of_granitemoe": ("granitemoe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "o_proj"])),
