@@ -163,7 +163,7 @@ TEST(ModelShapes, ServeWhatWasTunedFromThem) {
                                      {"meta-llama/Llama-2-7b-chat-hf", 4096},
                                      {"tiiuae/Falcon3-7B-Instruct", 3072},
                                      {"Qwen/Qwen3-4B-Instruct-2507", 2560},
-                                     {"Qwen/Qwen3-30B-A3B-Instruct-2507", 2048},
+                                     {"Qwen/Qwen3-30B-A3B-Base", 2048},
                                      {"google/gemma-2-9b-it", 3584},
                                      {"google/gemma-3-1b-it", 1152},
                                      {"google/gemma-4-E4B-it", 2560},
