@@ -49,7 +49,7 @@ constexpr int64_t routed_rows(int64_t slots, int64_t experts, bool pad) {
 // Sigmoid scores in place of a softmax: s = sigmoid(logits) in fp32, and the choice is of the largest
 // s + correction, of equal ones the one with the lowest number; with groups (`groups` of as many neighbours)
 // of the experts in the `kept_groups` groups whose two largest add up to most. Weights are scale * s, with
-// `renormalise` scale * s / (the sum of the chosen ones + 1e-20). The CPU's alone.
+// `renormalise` scale * s / (the sum of the chosen ones + 1e-20).
 struct RouteScores {
   bool sigmoid = false;
   const float* correction = nullptr;  // [E]

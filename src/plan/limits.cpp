@@ -64,20 +64,6 @@ void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceT
   throw setting_error(what, "train.router_aux_loss", next);
 }
 
-void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has_sigmoid_router)) return;
-  throw setting_error("a router with sigmoid scores (" + spec.model_type + ") is not supported on a GPU yet",
-                      "run.device",
-                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router");
-}
-
-void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {
-  const auto has = [](const LayerSpec& layer) { return layer.find<SharedExpertSpec>() != nullptr; };
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
-  throw setting_error("a shared expert (" + spec.model_type + ") is not supported on a GPU yet", "run.device",
-                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one");
-}
-
 void refuse_cpu_kernels(const ModelSpec& spec, DeviceType device) {
   if (device == DeviceType::kCpu) return;
   std::vector<std::string> what;
