@@ -130,4 +130,23 @@ struct ExpertGradients {
   DType gradient_dtype = DType::kF32;
 };
 
+// x[r] += the bias of the row's expert, rounded once. Rows of experts without one stay.
+struct AddExpertBiases {
+  View x;                                 // [rows, width]: of all experts
+  const int32_t* start = nullptr;         // [count + 1], of the first of these experts
+  const void* bias[kExpertsAtOnce] = {};  // each [width]; null: none
+  int64_t count = 0;
+};
+
+// gradient of the bias of expert e (+)= sum of dy over its rows, in fp32 in their order, rounded once; of one
+// without rows 0, or what it is.
+struct ExpertBiasGradients {
+  View dy;                              // [rows, width]: of all experts
+  const int32_t* start = nullptr;       // [count + 1], of the first of these experts
+  void* gradient[kExpertsAtOnce] = {};  // each [width]; null: not trained
+  int64_t count = 0;
+  bool overwrite = false;  // not added to what is there
+  DType gradient_dtype = DType::kF32;
+};
+
 }  // namespace lm

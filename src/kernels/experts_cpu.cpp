@@ -54,7 +54,7 @@ LM_INLINE float chosen_sum(const float* probability, const int32_t* expert, int6
 // Experts outside the best groups cannot be chosen any more.
 void leave_groups(const RouteScores& scores, int64_t experts, float* choice) {
   const int64_t each = experts / scores.groups;
-  float sums[kMostExperts];
+  float sums[kMostExperts] = {};
   int32_t best[kMostExperts];
   for (int64_t g = 0; g < scores.groups; ++g) 
     sums[g] = two_largest(static_cast<int>(each), [&](int e) { return choice[g * each + e]; });

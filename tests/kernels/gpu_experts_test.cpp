@@ -360,5 +360,78 @@ TEST_F(GpuKernels, GradientsOfExperts) {
   });
 }
 
+void add_biases_in_loops(const AddExpertBiases& a) {
+  for (int64_t e = 0; e < a.count; ++e) {
+    if (a.bias[e] == nullptr) continue;
+    const View bias = view_of(const_cast<void*>(a.bias[e]), a.x.dtype, 1, a.x.columns);
+    for (int64_t r = a.start[e]; r < a.start[e + 1]; ++r)
+      for (int64_t j = 0; j < a.x.columns; ++j) set(a.x, r, j, at(a.x, r, j) + at(bias, 0, j));
+  }
+}
+void bias_gradients_in_loops(const ExpertBiasGradients& a) {
+  for (int64_t e = 0; e < a.count; ++e) {
+    if (a.gradient[e] == nullptr) continue;
+    const View g = view_of(a.gradient[e], a.gradient_dtype, 1, a.dy.columns);
+    for (int64_t j = 0; j < a.dy.columns; ++j) {
+      double sum = 0;
+      for (int64_t r = a.start[e]; r < a.start[e + 1]; ++r) sum += at(a.dy, r, j);
+      if (a.overwrite || a.start[e] < a.start[e + 1]) set(g, 0, j, sum + (a.overwrite ? 0 : at(g, 0, j)));
+    }
+  }
+}
+
+TEST_F(GpuKernels, BiasesOfExpertsRows) {
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Spread& spread : kSpreads) {
+      for (const int64_t width : {1, 130, 300}) {
+        SCOPED_TRACE(name("biases", t, {spread.rows, spread.experts(), width}));
+        check({eighths(t, spread.rows * width, 1, 1), eighths(t, spread.experts() * width, 2, 1),
+               numbers(spread.start)},
+              [&](const Kernels& k, StreamView s, const Pointers& p) {
+                AddExpertBiases a{.x = view_of(p[0], t, spread.rows, width),
+                                  .start = i32(p[2]),
+                                  .count = spread.experts()};
+                const auto bytes = width * static_cast<int64_t>(dtype_size(t));
+                for (int64_t e = 0; e < a.count; ++e) {
+                  if (e != 4) a.bias[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // that one has none
+                }
+                k.add_expert_biases == nullptr ? add_biases_in_loops(a) : k.add_expert_biases(a, s);
+              },
+              Want::kBits);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, GradientsOfExpertsBiases) {
+  int turn = 0;
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Spread& spread : kSpreads) {
+      for (const int64_t width : {1, 130}) {
+        const DType gradient = ++turn % 3 == 0 ? DType::kBF16 : DType::kF32;
+        for (const bool overwrite : {false, true}) {
+          SCOPED_TRACE(name("bias gradients", t, {spread.rows, spread.experts(), width, overwrite}));
+          check({eighths(t, spread.rows * width, 1), eighths(gradient, spread.experts() * width, 2),
+                 numbers(spread.start)},
+                [&](const Kernels& k, StreamView s, const Pointers& p) {
+                  ExpertBiasGradients a{.dy = view_of(p[0], t, spread.rows, width),
+                                        .start = i32(p[2]),
+                                        .count = spread.experts(),
+                                        .overwrite = overwrite,
+                                        .gradient_dtype = gradient};
+                  const auto bytes = width * static_cast<int64_t>(dtype_size(gradient));
+                  for (int64_t e = 0; e < a.count; ++e) {
+                    if (e != 4) a.gradient[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // it is frozen
+                  }
+                  k.expert_bias_gradients == nullptr ? bias_gradients_in_loops(a)
+                                                     : k.expert_bias_gradients(a, s);
+                },
+                Want::kBits);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm
