@@ -1,5 +1,5 @@
-// The clamped GLU (clamped_glu_arguments.h) and its gradients, shared by both launchers: V is float, or lanes of
-// it, as in block_formula.h.
+// The clamped GLU (clamped_glu_arguments.h) and its gradients, shared by both launchers: V is float, or lanes
+// of it, as in block_formula.h.
 #pragma once
 
 #include "kernels/block_formula.h"

@@ -1,4 +1,5 @@
-// Biases of a mixture's experts on the GPU: one launch for many experts, whose rows are counted on the device.
+// Biases of a mixture's experts on the GPU: one launch for many experts, whose rows are counted on the
+// device.
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
@@ -47,9 +48,8 @@ __global__ void sum_rows_of(ExpertBiasGradients a) {
 }  // namespace
 
 void add_expert_biases(const AddExpertBiases& a, StreamView stream) {
-  with_dtype(a.x.dtype, [&](auto t) {
-    launch(add<decltype(t)>, static_cast<unsigned>(a.x.rows), kColumns, stream, a);
-  });
+  with_dtype(a.x.dtype,
+             [&](auto t) { launch(add<decltype(t)>, static_cast<unsigned>(a.x.rows), kColumns, stream, a); });
 }
 
 void expert_bias_gradients(const ExpertBiasGradients& a, StreamView stream) {

@@ -56,7 +56,7 @@ void leave_groups(const RouteScores& scores, int64_t experts, float* choice) {
   const int64_t each = experts / scores.groups;
   float sums[kMostExperts] = {};
   int32_t best[kMostExperts];
-  for (int64_t g = 0; g < scores.groups; ++g) 
+  for (int64_t g = 0; g < scores.groups; ++g)
     sums[g] = two_largest(static_cast<int>(each), [&](int e) { return choice[g * each + e]; });
   choose(sums, scores.groups, scores.kept_groups, best);
   for (int64_t g = 0; g < scores.groups; ++g) {

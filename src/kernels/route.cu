@@ -95,7 +95,8 @@ __device__ __forceinline__ void choose_by_scores(const RouteTokens& a, const T* 
   }
   const uint32_t best = choose(
       groups, a.scores.kept_groups,
-      [&](int g) { return two_largest(each, [&](int e) { return score(g * each + e); }); }, [](int64_t, int) {});
+      [&](int g) { return two_largest(each, [&](int e) { return score(g * each + e); }); },
+      [](int64_t, int) {});
   for (int word = 0; word * 32 < groups; ++word) {
     const uint32_t bits = __ballot_sync(0xFFFFFFFFu, static_cast<int>(best >> word & 1));
     if (lane == 0) kept[word] = bits;

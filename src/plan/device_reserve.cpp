@@ -87,7 +87,8 @@ int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) 
   int64_t most = 0;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec* const a = layer.find<AttentionSpec>();
-    if (a != nullptr && sizes.emplace(a->heads, a->kv_heads, a->head_dim, a->window, a->softcap, a->sinks).second)
+    if (a != nullptr &&
+        sizes.emplace(a->heads, a->kv_heads, a->head_dim, a->window, a->softcap, a->sinks).second)
       most = std::max(most, attention_workspace(*a, shape));
   }
   return most;

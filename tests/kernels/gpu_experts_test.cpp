@@ -19,14 +19,11 @@ struct Case {
 const Case kCases[] = {{1, 4, 2, true},     {70, 8, 3, false}, {33, 60, 4, true},
                        {301, 128, 8, true}, {9, 5, 5, false},  {3, 1024, 8, true},
                        {3, 33, 2, false},   {17, 1, 1, true},  {300, 6, 2, false}};
-const Case kSigmoidCases[] = {{1, 4, 2, true, 1},
-                              {70, 9, 3, false, 1, 1, 2.5F},
-                              {33, 60, 4, true, 6, 2, 1.5F},
-                              {70, 8, 3, true, 4, 2},
-                              {301, 256, 8, true, 8, 4, 2.5F},
-                              {9, 5, 5, true, 1},
-                              {17, 80, 8, true, 40, 5},  // more groups than lanes
-                              {5, 6, 4, false, 3, 1}};   // more are chosen than a group has
+const Case kSigmoidCases[] = {
+    {1, 4, 2, true, 1},       {70, 9, 3, false, 1, 1, 2.5F},   {33, 60, 4, true, 6, 2, 1.5F},
+    {70, 8, 3, true, 4, 2},   {301, 256, 8, true, 8, 4, 2.5F}, {9, 5, 5, true, 1},
+    {17, 80, 8, true, 40, 5},  // more groups than lanes
+    {5, 6, 4, false, 3, 1}};   // more are chosen than a group has
 constexpr int64_t kSurplus = 3;
 
 // Arrays of a routing behind `first` others.
@@ -385,19 +382,19 @@ TEST_F(GpuKernels, BiasesOfExpertsRows) {
     for (const Spread& spread : kSpreads) {
       for (const int64_t width : {1, 130, 300}) {
         SCOPED_TRACE(name("biases", t, {spread.rows, spread.experts(), width}));
-        check({eighths(t, spread.rows * width, 1, 1), eighths(t, spread.experts() * width, 2, 1),
-               numbers(spread.start)},
-              [&](const Kernels& k, StreamView s, const Pointers& p) {
-                AddExpertBiases a{.x = view_of(p[0], t, spread.rows, width),
-                                  .start = i32(p[2]),
-                                  .count = spread.experts()};
-                const auto bytes = width * static_cast<int64_t>(dtype_size(t));
-                for (int64_t e = 0; e < a.count; ++e) {
-                  if (e != 4) a.bias[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // that one has none
-                }
-                k.add_expert_biases == nullptr ? add_biases_in_loops(a) : k.add_expert_biases(a, s);
-              },
-              Want::kBits);
+        check(
+            {eighths(t, spread.rows * width, 1, 1), eighths(t, spread.experts() * width, 2, 1),
+             numbers(spread.start)},
+            [&](const Kernels& k, StreamView s, const Pointers& p) {
+              AddExpertBiases a{
+                  .x = view_of(p[0], t, spread.rows, width), .start = i32(p[2]), .count = spread.experts()};
+              const auto bytes = width * static_cast<int64_t>(dtype_size(t));
+              for (int64_t e = 0; e < a.count; ++e) {
+                if (e != 4) a.bias[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // that one has none
+              }
+              k.add_expert_biases == nullptr ? add_biases_in_loops(a) : k.add_expert_biases(a, s);
+            },
+            Want::kBits);
       }
     }
   }
@@ -411,22 +408,23 @@ TEST_F(GpuKernels, GradientsOfExpertsBiases) {
         const DType gradient = ++turn % 3 == 0 ? DType::kBF16 : DType::kF32;
         for (const bool overwrite : {false, true}) {
           SCOPED_TRACE(name("bias gradients", t, {spread.rows, spread.experts(), width, overwrite}));
-          check({eighths(t, spread.rows * width, 1), eighths(gradient, spread.experts() * width, 2),
-                 numbers(spread.start)},
-                [&](const Kernels& k, StreamView s, const Pointers& p) {
-                  ExpertBiasGradients a{.dy = view_of(p[0], t, spread.rows, width),
-                                        .start = i32(p[2]),
-                                        .count = spread.experts(),
-                                        .overwrite = overwrite,
-                                        .gradient_dtype = gradient};
-                  const auto bytes = width * static_cast<int64_t>(dtype_size(gradient));
-                  for (int64_t e = 0; e < a.count; ++e) {
-                    if (e != 4) a.gradient[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // it is frozen
-                  }
-                  k.expert_bias_gradients == nullptr ? bias_gradients_in_loops(a)
-                                                     : k.expert_bias_gradients(a, s);
-                },
-                Want::kBits);
+          check(
+              {eighths(t, spread.rows * width, 1), eighths(gradient, spread.experts() * width, 2),
+               numbers(spread.start)},
+              [&](const Kernels& k, StreamView s, const Pointers& p) {
+                ExpertBiasGradients a{.dy = view_of(p[0], t, spread.rows, width),
+                                      .start = i32(p[2]),
+                                      .count = spread.experts(),
+                                      .overwrite = overwrite,
+                                      .gradient_dtype = gradient};
+                const auto bytes = width * static_cast<int64_t>(dtype_size(gradient));
+                for (int64_t e = 0; e < a.count; ++e) {
+                  if (e != 4) a.gradient[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // it is frozen
+                }
+                k.expert_bias_gradients == nullptr ? bias_gradients_in_loops(a)
+                                                   : k.expert_bias_gradients(a, s);
+              },
+              Want::kBits);
         }
       }
     }

@@ -121,12 +121,13 @@ TEST_F(GpuKernels, Mxfp4HasTheCpusBits) {
         check(
             {zeros(t, kRows * columns, shift), numbers(codes), numbers(scales)},
             [&](const Kernels& k, StreamView s, const Pointers& p) {
-              k.materialise({.kind = EncodingKind::kMxfp4,
-                             .pieces = {static_cast<const std::byte*>(p[1]), static_cast<const std::byte*>(p[2])},
-                             .out = view_of(p[0], t, kRows, columns),
-                             .first = first,
-                             .columns = kColumns},
-                            s);
+              k.materialise(
+                  {.kind = EncodingKind::kMxfp4,
+                   .pieces = {static_cast<const std::byte*>(p[1]), static_cast<const std::byte*>(p[2])},
+                   .out = view_of(p[0], t, kRows, columns),
+                   .first = first,
+                   .columns = kColumns},
+                  s);
             },
             Want::kBits);
       }

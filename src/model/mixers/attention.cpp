@@ -214,8 +214,7 @@ void attend(const Context& context, const Attention& a, const AttentionCall& cal
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
   if (spec.sinks)
-    add_sinks(context, a.sinks,
-              {call.out, call.lse, args.tokens, spec.head_dim, runs_of(call.documents)});
+    add_sinks(context, a.sinks, {call.out, call.lse, args.tokens, spec.head_dim, runs_of(call.documents)});
 }
 
 // Every document continues a text of its own: its keys and values join those in the text's cache, and
@@ -352,10 +351,10 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
                dkv = spec.borrows() ? context.tensor(batch.rows, 2 * spec.kv_rows()) : own_keys(spec, dqkv);
     attend_backward(context, *this, batch, saved, dattention, {dq, dkv});
     if (spec.sinks) {
-      add_sinks_gradient(context, sinks,
-                         {saved.attention, saved.lse.floats(), batch.tokens, spec.head_dim,
-                          runs_of(batch.documents())},
-                         dattention, first);
+      add_sinks_gradient(
+          context, sinks,
+          {saved.attention, saved.lse.floats(), batch.tokens, spec.head_dim, runs_of(batch.documents())},
+          dattention, first);
     }
     zero_surplus(context, dqkv, batch.tokens);
     if (spec.borrows()) {
