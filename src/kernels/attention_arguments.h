@@ -44,6 +44,7 @@ struct AttentionForward {
   int64_t window = 0;
   float scale = 1;
   float softcap = 0;        // c; 0: none
+  bool sinks = false;       // they join lse, which has to be there
   void* scratch = nullptr;  // Kernels::attention_forward_scratch bytes
   DType dtype = DType::kF32;
 };
@@ -65,6 +66,7 @@ struct AttentionBackward {
   int64_t window = 0;
   float scale = 1;
   float softcap = 0;        // c; 0: none
+  bool sinks = false;       // they have joined lse and out, which cannot be made again
   void* scratch = nullptr;  // Kernels::attention_backward_scratch bytes
   DType dtype = DType::kF32;
 };

@@ -1,9 +1,9 @@
 // Attention on GPUs for what LibTorch's kernels do not compute: soft caps, heads of more than 256 numbers,
-// and on some cards the backward pass of heads of 193 to 224. Documents go through one by one, so many query
-// rows at a time (a chunk): their scores of all keys that they see lie in memory, in fp32, between products
-// of matrices. All memory is one allocation per call from LibTorch's allocator, of the size that is worked
-// out here; the plan counts it. The result of a document depends on no other one. Works in the memory of any
-// device; on the CPU for tests.
+// sinks where there is no flash attention, and on some cards the backward pass of heads of 193 to 224.
+// Documents go through one by one, so many query rows at a time (a chunk): their scores of all keys that they
+// see lie in memory, in fp32, between products of matrices. All memory is one allocation per call from
+// LibTorch's allocator, of the size that is worked out here; the plan counts it. The result of a document
+// depends on no other one. Works in the memory of any device; on the CPU for tests.
 #pragma once
 
 #include <algorithm>

@@ -145,6 +145,12 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
   grad.v.copy_(narrow_sum(dv.squeeze(0), a.kv_heads));
 }
 
+// The memory-efficient kernel leaves no lse for sinks to join, and its backward pass makes out without them.
+template <class Args>
+bool goes_in_chunks(const Args& a) {
+  return !library_attends(a.head_dim, a.softcap) || (a.sinks && !uses_flash(a.dtype));
+}
+
 // Flash attention's backward pass has no room for heads of these sizes on the current card.
 bool lacks_shared_memory(int64_t head_dim) {
   if (!wants_shared_memory(head_dim)) return false;
@@ -155,15 +161,14 @@ bool lacks_shared_memory(int64_t head_dim) {
 }  // namespace
 
 void attention_forward_cuda(const AttentionForward& args, StreamView stream) {
-  if (!library_attends(args.head_dim, args.softcap)) return attention_forward_chunks(args, stream);
+  if (goes_in_chunks(args)) return attention_forward_chunks(args, stream);
   for (int64_t i = 0; i < args.documents.run_count; ++i) forward(args, args.documents.runs[i]);
 }
 
 void attention_backward_cuda(const AttentionBackward& args, StreamView stream) {
   // Flash's own forward pass leaves the lse that the chunks need.
   const bool too_large = uses_flash(args.dtype) && lacks_shared_memory(args.head_dim);
-  if (too_large || !library_attends(args.head_dim, args.softcap))
-    return attention_backward_chunks(args, stream);
+  if (too_large || goes_in_chunks(args)) return attention_backward_chunks(args, stream);
   for (int64_t i = 0; i < args.documents.run_count; ++i) backward(args, args.documents.runs[i]);
 }
 

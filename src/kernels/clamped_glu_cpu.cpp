@@ -1,5 +1,5 @@
 // The clamped GLU on the CPU. Neighbours are taken apart, and put together again, a few hundred at a time.
-#include "kernels/block_formula.h"
+#include "kernels/clamped_glu_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
@@ -20,22 +20,6 @@ LM_INLINE void take_apart(const T* both, int64_t n, Columns& out) {
   }
 }
 
-// The limited ones, and s = sigmoid(alpha g).
-struct Limited {
-  F32 g, u, s;
-};
-LM_INLINE Limited limited(F32 gate, F32 up, F32 alpha, F32 limit) {
-  const F32 least = F32(0.f) - limit;
-  Limited out;
-  out.g = select_less(limit, gate, limit, gate);  // a NaN stays one
-  out.u = select_less(limit, up, limit, select_less(up, least, least, up));
-  out.s = sigmoid(alpha * out.g);
-  return out;
-}
-LM_INLINE F32 glu(const Limited& x) {
-  return (x.u + F32(1.f)) * (x.g * x.s);
-}
-
 template <class T>
 void forward_rows(const ClampedGluForward& a, int64_t begin, int64_t end) {
   const F32 alpha(a.alpha), limit(a.limit);
@@ -46,7 +30,7 @@ void forward_rows(const ClampedGluForward& a, int64_t begin, int64_t end) {
       take_apart(static_cast<const T*>(a.gate_up) + 2 * (r * a.ffn + first), n, x);
       T* const out = static_cast<T*>(a.out) + r * a.ffn + first;
       each_vector(n, [&](int64_t j, auto count) LM_BODY {
-        store(out + j, glu(limited(load(x.gate + j, count), load(x.up + j, count), alpha, limit)), count);
+        store(out + j, clamped_glu<F32>(load(x.gate + j, count), load(x.up + j, count), alpha, limit), count);
       });
     }
   }
@@ -54,7 +38,7 @@ void forward_rows(const ClampedGluForward& a, int64_t begin, int64_t end) {
 
 template <class T>
 void backward_rows(const ClampedGluBackward& a, int64_t begin, int64_t end) {
-  const F32 alpha(a.alpha), limit(a.limit), least = F32(0.f) - limit, zero(0.f), one(1.f);
+  const F32 alpha(a.alpha), limit(a.limit);
   Columns x;
   T dgate[kAtOnce], dup[kAtOnce];
   for (int64_t r = begin; r < end; ++r) {
@@ -64,13 +48,11 @@ void backward_rows(const ClampedGluBackward& a, int64_t begin, int64_t end) {
       T* const dh = static_cast<T*>(a.dh) + r * a.ffn + first;
       take_apart(both, n, x);
       each_vector(n, [&](int64_t j, auto count) LM_BODY {
-        const F32 gate = load(x.gate + j, count), up = load(x.up + j, count), d = load(dh + j, count);
-        const Limited y = limited(gate, up, alpha, limit);
-        const F32 of_gate = d * (y.u + one) * (y.s + alpha * y.g * (y.s * (one - y.s)));
-        const F32 of_up = d * (y.g * y.s);
-        store(dgate + j, select_less(limit, gate, zero, of_gate), count);
-        store(dup + j, select_less(limit, up, zero, select_less(up, least, zero, of_up)), count);
-        store(dh + j, glu(y), count);
+        F32 gate = load(x.gate + j, count), up = load(x.up + j, count), d = load(dh + j, count);
+        clamped_glu_backward_at(gate, up, d, alpha, limit);
+        store(dgate + j, gate, count);
+        store(dup + j, up, count);
+        store(dh + j, d, count);
       });
       for (int64_t i = 0; i < n; ++i) both[2 * i] = dgate[i], both[2 * i + 1] = dup[i];
     }

@@ -200,7 +200,8 @@ double library_copies(const AttentionBackward& a) {
 template <class Args>
 void attention(const Args& a, StreamView stream, double products) {
   const bool gpu = stream.device == DeviceType::kCuda;
-  if (gpu && !library_attends(a.head_dim, a.softcap)) return attention_in_chunks(a, stream, products);
+  const bool library = library_attends(a.head_dim, a.softcap) && !(a.sinks && a.dtype == DType::kF32);
+  if (gpu && !library) return attention_in_chunks(a, stream, products);
   const double keys = visible_keys(a.documents, a.tokens, a.window);
   const double flops = products * 2 * keys * product(a.heads, a.head_dim);
   Cost& cost = counted(stream);
@@ -297,6 +298,12 @@ void expert_gradients(const ExpertGradients& a, StreamView stream) {
   const double written =
       product(a.count, a.x.columns, a.dy.columns) * size(a.gradient_dtype) * (a.overwrite ? 1 : 2);
   expert_products(a.x, a.dy.columns, a.count, written, stream);
+}
+void add_expert_biases(const AddExpertBiases& a, StreamView stream) {
+  pass(stream, 2 * product(a.x.rows, a.x.columns), a.x.dtype);
+}
+void expert_bias_gradients(const ExpertBiasGradients& a, StreamView stream) {
+  pass(stream, product(a.dy.rows, a.dy.columns), a.dy.dtype);
 }
 void copy_rows(const CopyRows& c, StreamView stream) {
   move(stream, static_cast<double>(c.from.bytes() + c.to.bytes()));

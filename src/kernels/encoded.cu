@@ -94,6 +94,51 @@ __global__ void eight_bits(const int8_t* codes, const float* scales, int64_t col
     to[i] = round_to<T>(static_cast<float>(from[i]) * scale * (1 / 127.0f));
 }
 
+struct Microscaled {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int64_t first, columns, width;  // as Materialise has them
+  float twice[16];                // kMxTwice
+};
+
+// A block has a row's columns from blockIdx.y * kThreads * kEach on: of those that share a scale a thread has
+// a part. `words`: as above, of eight codes.
+template <class T>
+__global__ void microscaled(Microscaled a, T* out, bool words) {
+  __shared__ float twice[16];
+  if (threadIdx.x < 16) twice[threadIdx.x] = a.twice[threadIdx.x];
+  __syncthreads();
+  const int64_t row = blockIdx.x, j = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kEach;
+  if (j >= a.columns) return;
+  const int64_t at = a.first + row * a.width + j;
+  const float scale = mx_half_scale(a.scales[at / kMxBlock]);
+  const uint8_t* const code = a.codes + at / 2;
+  float made[kEach];
+  for (int i = 0; i < kEach / 2; ++i) {
+    made[2 * i] = twice[code[i] & 15] * scale;
+    made[2 * i + 1] = twice[code[i] >> 4] * scale;
+  }
+  T* const to = out + row * a.columns + j;
+  if (words) return store_rounded(to, made);
+  for (int i = 0; i < kEach; ++i) to[i] = round_to<T>(made[i]);
+}
+
+template <class T>
+void materialise_microscaled(const Materialise& m, StreamView stream) {
+  LM_CHECK(m.first % kMxBlock == 0 && m.out.columns % kMxBlock == 0 && m.width() % kMxBlock == 0,
+           "a tile cuts blocks of MXFP4");
+  Microscaled a{reinterpret_cast<const uint8_t*>(m.pieces[0]),
+                reinterpret_cast<const uint8_t*>(m.pieces[1]),
+                m.first,
+                m.out.columns,
+                m.width(),
+                {}};
+  memcpy(a.twice, kMxTwice, sizeof a.twice);
+  T* const out = static_cast<T*>(m.out.data);
+  const dim3 grid(static_cast<unsigned>(m.out.rows), blocks_of(m.out.columns, kThreads * kEach));
+  launch(microscaled<T>, grid, kThreads, stream, a, out, aligned(sizeof(T) * kEach, out));
+}
+
 }  // namespace
 
 void materialise(const Materialise& m, StreamView stream) {
@@ -111,6 +156,7 @@ void materialise(const Materialise& m, StreamView stream) {
                     reinterpret_cast<const float*>(m.pieces[1]) + m.first / m.width(), m.out.columns,
                     m.width(), out, words);
     }
+    if (m.kind == EncodingKind::kMxfp4) return materialise_microscaled<T>(m, stream);
     LM_CHECK(is_four_bit(m.kind), "the elements of a plain encoding are used where they lie");
     LM_CHECK(ScaleBlocks::can(m), "a tile cuts blocks of 4-bit codes");
     const bool twice = has_double_scales(m.kind);

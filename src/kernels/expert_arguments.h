@@ -49,7 +49,7 @@ constexpr int64_t routed_rows(int64_t slots, int64_t experts, bool pad) {
 // Sigmoid scores in place of a softmax: s = sigmoid(logits) in fp32, and the choice is of the largest
 // s + correction, of equal ones the one with the lowest number; with groups (`groups` of as many neighbours)
 // of the experts in the `kept_groups` groups whose two largest add up to most. Weights are scale * s, with
-// `renormalise` scale * s / (the sum of the chosen ones + 1e-20). The CPU's alone.
+// `renormalise` scale * s / (the sum of the chosen ones + 1e-20).
 struct RouteScores {
   bool sigmoid = false;
   const float* correction = nullptr;  // [E]
@@ -125,6 +125,25 @@ struct ExpertGradients {
   View x;                               // [rows, in]
   const int32_t* start = nullptr;       // [count + 1], of the first of these experts
   void* gradient[kExpertsAtOnce] = {};  // each [out, in], contiguous; null: not trained
+  int64_t count = 0;
+  bool overwrite = false;  // not added to what is there
+  DType gradient_dtype = DType::kF32;
+};
+
+// x[r] += the bias of the row's expert, rounded once. Rows of experts without one stay.
+struct AddExpertBiases {
+  View x;                                 // [rows, width]: of all experts
+  const int32_t* start = nullptr;         // [count + 1], of the first of these experts
+  const void* bias[kExpertsAtOnce] = {};  // each [width]; null: none
+  int64_t count = 0;
+};
+
+// gradient of the bias of expert e (+)= sum of dy over its rows, in fp32 in their order, rounded once; of one
+// without rows 0, or what it is.
+struct ExpertBiasGradients {
+  View dy;                              // [rows, width]: of all experts
+  const int32_t* start = nullptr;       // [count + 1], of the first of these experts
+  void* gradient[kExpertsAtOnce] = {};  // each [width]; null: not trained
   int64_t count = 0;
   bool overwrite = false;  // not added to what is there
   DType gradient_dtype = DType::kF32;

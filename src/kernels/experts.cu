@@ -24,13 +24,17 @@ __global__ void router_gradient(RouteBackward a) {
   const float* const p = a.probability + t * n;
   const float* const g = a.dweight + t * k;
   const int32_t* const expert = a.routing.expert + t * k;
+  const bool sigmoid = a.scores.sigmoid;
   float sum = a.renormalise ? 0.f : 1.f, mean = 0;
   for (int64_t j = 0; a.renormalise && j < k; ++j) sum += p[expert[j]];
-  for (int64_t j = 0; j < k; ++j) mean += p[expert[j]] / sum * g[j];
+  if (a.renormalise && sigmoid) sum += kLeastScores;
+  // Scores that nothing divides have nothing to do with each other.
+  for (int64_t j = 0; (a.renormalise || !sigmoid) && j < k; ++j) mean += p[expert[j]] / sum * g[j];
   for (int e = lane; e < n; e += 32) {
-    float d = a.renormalise ? 0.f : -p[e] * mean;
+    float d = a.renormalise || sigmoid ? 0.f : -p[e] * mean;
     for (int64_t j = 0; j < k; ++j) {
-      if (expert[j] == e) d = p[e] / sum * (g[j] - mean);
+      if (expert[j] != e) continue;
+      d = sigmoid ? a.scores.scale / sum * (g[j] - mean) * p[e] * (1.f - p[e]) : p[e] / sum * (g[j] - mean);
     }
     out[e] = round_to<T>(d);
   }
@@ -86,7 +90,6 @@ bool in_packs(const View& x) {
 }  // namespace
 
 void route_backward(const RouteBackward& a, StreamView stream) {
-  LM_CHECK(!a.scores.sigmoid, "sigmoid scores are the CPU's alone");
   with_dtype(a.dlogits.dtype, [&](auto t) {
     launch(router_gradient<decltype(t)>, blocks_of(a.dlogits.rows, kWarps), kThreads, stream, a);
   });

@@ -5,6 +5,7 @@
 #include "base/expert_count.h"
 #include "kernels/activation_formula.h"
 #include "kernels/cpu_launchers.h"
+#include "kernels/route_formula.h"
 
 namespace lm::LM_ISA {
 namespace {
@@ -50,24 +51,13 @@ LM_INLINE float chosen_sum(const float* probability, const int32_t* expert, int6
   return sum;
 }
 
-// What a group of experts is chosen by: its two largest.
-LM_INLINE float two_largest(const float* choice, int64_t n) {
-  float most = -__builtin_inff(), next = most;
-  for (int64_t e = 0; e < n; ++e) {
-    if (choice[e] > most)
-      next = most, most = choice[e];
-    else if (choice[e] > next)
-      next = choice[e];
-  }
-  return most + next;
-}
-
 // Experts outside the best groups cannot be chosen any more.
 void leave_groups(const RouteScores& scores, int64_t experts, float* choice) {
   const int64_t each = experts / scores.groups;
   float sums[kMostExperts] = {};
   int32_t best[kMostExperts];
-  for (int64_t g = 0; g < scores.groups; ++g) sums[g] = two_largest(choice + g * each, each);
+  for (int64_t g = 0; g < scores.groups; ++g)
+    sums[g] = two_largest(static_cast<int>(each), [&](int e) { return choice[g * each + e]; });
   choose(sums, scores.groups, scores.kept_groups, best);
   for (int64_t g = 0; g < scores.groups; ++g) {
     bool kept = false;

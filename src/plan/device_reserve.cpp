@@ -58,8 +58,10 @@ int64_t chunks_backward(const AttentionSpec& spec, const AttentionShape& shape) 
 }
 
 int64_t attention_workspace(const AttentionSpec& spec, const AttentionShape& shape) {
-  if (!library_attends(spec.head_dim, spec.softcap)) return chunks_backward(spec, shape);
-  if (shape.dtype == DType::kF32 || !shape.flash) return efficient_backward(spec, shape);
+  const bool flash = shape.dtype != DType::kF32 && shape.flash;
+  if (!library_attends(spec.head_dim, spec.softcap) || (spec.sinks && !flash))
+    return chunks_backward(spec, shape);
+  if (!flash) return efficient_backward(spec, shape);
   // More documents mean more rows, and fewer splits: one, once each processor has a document.
   const int64_t all = documents_at_once(shape.tokens);
   int64_t most = flash_backward(spec, shape, all);
@@ -81,11 +83,12 @@ int64_t document_starts(int64_t tokens, int64_t documents) {
 
 int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) {
   // Most layers have heads of the same sizes: each size is looked at once.
-  std::set<std::tuple<int64_t, int64_t, int64_t, int64_t, double>> sizes;
+  std::set<std::tuple<int64_t, int64_t, int64_t, int64_t, double, bool>> sizes;
   int64_t most = 0;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec* const a = layer.find<AttentionSpec>();
-    if (a != nullptr && sizes.emplace(a->heads, a->kv_heads, a->head_dim, a->window, a->softcap).second)
+    if (a != nullptr &&
+        sizes.emplace(a->heads, a->kv_heads, a->head_dim, a->window, a->softcap, a->sinks).second)
       most = std::max(most, attention_workspace(*a, shape));
   }
   return most;

@@ -1,7 +1,6 @@
 #include "plan/limits.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -62,38 +61,6 @@ void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceT
     next = "set it to 0";
   }
   throw setting_error(what, "train.router_aux_loss", next);
-}
-
-void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device) {
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has_sigmoid_router)) return;
-  throw setting_error("a router with sigmoid scores (" + spec.model_type + ") is not supported on a GPU yet",
-                      "run.device",
-                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model with another router");
-}
-
-void refuse_shared_experts(const ModelSpec& spec, DeviceType device) {
-  const auto has = [](const LayerSpec& layer) { return layer.find<SharedExpertSpec>() != nullptr; };
-  if (device == DeviceType::kCpu || !std::ranges::any_of(spec.layers, has)) return;
-  throw setting_error("a shared expert (" + spec.model_type + ") is not supported on a GPU yet", "run.device",
-                      "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without one");
-}
-
-void refuse_cpu_kernels(const ModelSpec& spec, DeviceType device) {
-  if (device == DeviceType::kCpu) return;
-  std::vector<std::string> what;
-  for (const LayerSpec& layer : spec.layers) {
-    const auto* const attention = layer.find<AttentionSpec>();
-    const auto* const experts = layer.find<ExpertsSpec>();
-    if (attention != nullptr && attention->sinks) what.emplace_back("attention sinks");
-    if (experts != nullptr && experts->clamped) what.emplace_back("experts with a clamped GLU");
-    if (experts != nullptr && (experts->bias || experts->router_bias))
-      what.emplace_back("experts with biases");
-    if (!what.empty()) break;
-  }
-  if (what.empty()) return;
-  throw setting_error(
-      fmt::format("{} ({}) are not supported on a GPU yet", fmt::join(what, ", "), spec.model_type),
-      "run.device", "set --gpus 0 (run.device = \"cpu\") for the CPU, or use a model without them");
 }
 
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {

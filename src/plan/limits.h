@@ -25,12 +25,6 @@ void refuse_products(Products products, DeviceType device, const Machine& machin
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec);
 // That loss of a model without experts, of routers whose corrections balance them, or on a GPU.
 void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device);
-// What stands beside experts is the CPU's alone.
-void refuse_shared_experts(const ModelSpec& spec, DeviceType device);
-// Routers with sigmoid scores are the CPU's alone.
-void refuse_sigmoid_routers(const ModelSpec& spec, DeviceType device);
-// Likewise attention sinks, clamped GLUs, and biases of experts.
-void refuse_cpu_kernels(const ModelSpec& spec, DeviceType device);
 // A step's list has some operations for each micro-batch and layer.
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n);
 // `least`: bytes of a tile where there are kMostTiles of them.

@@ -239,9 +239,10 @@ def test_several_texts_are_continued_at_once_as_transformers_continues_each(work
         assert [token for token in ours if token != 2] == (theirs[:theirs.index(2)] if 2 in theirs else theirs)
 
 
-def test_a_gpu_is_planned_for(work):
-    done = lmlaunch("plan", config(work, "gpu", model__path="qwen3_moe", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB", cwd=work)
-    assert "2 of 8 for each token" in done.stdout
+@pytest.mark.parametrize(("model", "text"), [("qwen3_moe", "2 of 8 for each token"), ("qwen2_moe", "2 of 6 for each token")])
+def test_a_gpu_is_planned_for(work, model, text):
+    done = lmlaunch("plan", config(work, "gpu", model__path=model, run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB", cwd=work)
+    assert text in done.stdout
 
 
 def test_what_is_not_there_yet_is_refused_by_name(work, plain):

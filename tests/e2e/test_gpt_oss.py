@@ -160,11 +160,15 @@ def test_texts_are_continued_as_transformers_continues_them(work, name):
         assert [token for token in ours if token != 2] == (theirs[:theirs.index(2)] if 2 in theirs else theirs)
 
 
+@pytest.mark.parametrize("settings", [dict(model__path="plain"), dict(model__path="codes", train__method="lora")])
+def test_a_gpu_is_planned_for(work, trained, settings):
+    done = lmlaunch("plan", config(work, "gpu", run__device="auto", **settings), "--gpus", "1", "--gpu-memory", "24GiB", cwd=work)
+    assert "for each token" in done.stdout
+
+
 def test_what_is_not_there_yet_is_refused_by_name(work, trained):
     lora = dict(model__path="plain", train__method="lora")
     for arguments, code, texts in [
-            (("plan", config(work, "gpu", model__path="plain", run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10,
-             ["attention sinks", "clamped GLU", "experts with biases", "on a GPU"]),
             ((config(work, "qlora", model__path="codes", train__method="qlora"),), 10, ["mxfp4", "leave model.quantize out"]),
             ((config(work, "bias", **lora, lora__bias="all"),), 10, ["biases of experts", "lora_only"]),
             ((config(work, "experts", **lora, lora__targets=["gate_up_proj"]),), 10, ["gate_up_proj"]),

@@ -11,11 +11,19 @@ namespace {
 struct Case {
   int64_t tokens = 0, experts = 0, chosen = 0;
   bool renormalise = false;
+  // Of sigmoid scores; 0: a softmax.
+  int64_t groups = 0, kept = 1;
+  float scale = 1;
   int64_t slots() const { return tokens * chosen; }
 };
 const Case kCases[] = {{1, 4, 2, true},     {70, 8, 3, false}, {33, 60, 4, true},
                        {301, 128, 8, true}, {9, 5, 5, false},  {3, 1024, 8, true},
                        {3, 33, 2, false},   {17, 1, 1, true},  {300, 6, 2, false}};
+const Case kSigmoidCases[] = {
+    {1, 4, 2, true, 1},       {70, 9, 3, false, 1, 1, 2.5F},   {33, 60, 4, true, 6, 2, 1.5F},
+    {70, 8, 3, true, 4, 2},   {301, 256, 8, true, 8, 4, 2.5F}, {9, 5, 5, true, 1},
+    {17, 80, 8, true, 40, 5},  // more groups than lanes
+    {5, 6, 4, false, 3, 1}};   // more are chosen than a group has
 constexpr int64_t kSurplus = 3;
 
 // Arrays of a routing behind `first` others.
@@ -28,7 +36,21 @@ Routing routing_at(const Pointers& p, size_t first) {
   return {at(0), f32(p[first + 1]), at(2), at(3), at(4), at(5)};
 }
 
-// What of a routing is looked at.
+// `correction`: of each expert.
+RouteScores scores_of(const Case& c, const void* correction) {
+  if (c.groups == 0) return {};
+  return {.sigmoid = true,
+          .correction = static_cast<const float*>(correction),
+          .groups = c.groups,
+          .kept_groups = c.kept,
+          .scale = c.scale};
+}
+// Corrections that change choices, some of them below 0.
+Array corrections(const Case& c) {
+  return noise(DType::kF32, c.experts, 12, 0.3);
+}
+
+// What of a routing is looked at. Behind it is the correction, of sigmoid scores.
 enum class Of { kNumbers, kWeights, kRoundedWeights };
 Body route(const Case& c, DType t, Of what) {
   return [=](const Kernels& k, StreamView s, const Pointers& p) {
@@ -39,7 +61,8 @@ Body route(const Case& c, DType t, Of what) {
                     .tokens = c.tokens,
                     .chosen = c.chosen,
                     .renormalise = c.renormalise,
-                    .round = what == Of::kRoundedWeights},
+                    .round = what == Of::kRoundedWeights,
+                    .scores = scores_of(c, c.groups > 0 ? p[8] : nullptr)},
                    s);
     if (what != Of::kNumbers) return;
     zero_bytes(p[1], c.tokens * c.experts * 4, s);
@@ -66,6 +89,37 @@ TEST_F(GpuKernels, ExpertsAreChosenAndTheirRowsListed) {
   }
 }
 
+TEST_F(GpuKernels, ExpertsAreChosenByCorrectedScores) {
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Case& c : kSigmoidCases) {
+      SCOPED_TRACE(name("sigmoid route", t, {c.tokens, c.experts, c.chosen, c.groups}));
+      Arrays arrays = {noise(t, (c.tokens + kSurplus) * c.experts, 3, 2),
+                       zeros(DType::kF32, c.tokens * c.experts)};
+      add_routing(arrays, c);
+      arrays.push_back(corrections(c));
+      check(arrays, route(c, t, Of::kNumbers), Want::kBits);
+      check(arrays, route(c, t, Of::kWeights), Want::kNear);
+    }
+  }
+}
+
+// A score of an infinite logit is 0 or 1, and of no number none. Nothing is chosen twice.
+TEST_F(GpuKernels, ExpertsAreChosenByScoresThatAreNoNumbers) {
+  const Case c{24, 12, 5, true, 3, 2};
+  Arrays arrays = {with(noise(DType::kF32, (c.tokens + kSurplus) * c.experts, 3, 2),
+                        {kInf, 1, kNotANumber, 0.5, -kInf, 2, -1e4}, 3),
+                   zeros(DType::kF32, c.tokens * c.experts)};
+  add_routing(arrays, c);
+  arrays.push_back(corrections(c));
+  check(arrays, route(c, DType::kF32, Of::kNumbers), Want::kBits);
+  arrays[0] = with(arrays[0], {kNotANumber}, 1);
+  check(arrays, route(c, DType::kF32, Of::kNumbers), Want::kBits);
+  // All of them 0: no weight.
+  arrays[0] = with(arrays[0], {-1e4}, 1);
+  arrays[8] = zeros(DType::kF32, c.experts);
+  check(arrays, route(c, DType::kF32, Of::kWeights), Want::kNear);
+}
+
 TEST_F(GpuKernels, WeightsOfExpertsAreRoundedToTheModelsType) {
   const Case c = kCases[1];
   for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -84,33 +138,39 @@ Arrays routed(const Case& c, uint32_t seed) {
   Arrays arrays = {noise(DType::kF32, (c.tokens + kSurplus) * c.experts, seed, 2),
                    zeros(DType::kF32, c.tokens * c.experts)};
   add_routing(arrays, c);
+  arrays.push_back(corrections(c));
   Pointers pointers;
   for (Array& a : arrays) pointers.push_back(a.values.data());
   route(c, DType::kF32, Of::kWeights)(kernels(DeviceType::kCpu), {DeviceType::kCpu, nullptr, 1}, pointers);
+  arrays.pop_back();
   return arrays;
+}
+
+void check_router_gradient(const Case& c, DType t) {
+  SCOPED_TRACE(name("route backward", t, {c.tokens, c.experts, c.chosen, c.groups}));
+  Arrays arrays = routed(c, 4);
+  arrays[0] = noise(t, (c.tokens + kSurplus) * c.experts, 5);
+  arrays.push_back(noise(DType::kF32, c.slots(), 6));
+  check(
+      arrays,
+      [&](const Kernels& k, StreamView s, const Pointers& p) {
+        k.route_backward({.probability = f32(p[1]),
+                          .routing = routing_at(p, 2),
+                          .dweight = f32(p[8]),
+                          .dlogits = view_of(p[0], t, c.tokens + kSurplus, c.experts),
+                          .tokens = c.tokens,
+                          .chosen = c.chosen,
+                          .renormalise = c.renormalise,
+                          .scores = scores_of(c, nullptr)},
+                         s);
+      },
+      Want::kBits);
 }
 
 TEST_F(GpuKernels, TheRoutersGradientHasTheCpusBits) {
   for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const Case& c : kCases) {
-      SCOPED_TRACE(name("route backward", t, {c.tokens, c.experts, c.chosen}));
-      Arrays arrays = routed(c, 4);
-      arrays[0] = noise(t, (c.tokens + kSurplus) * c.experts, 5);
-      arrays.push_back(noise(DType::kF32, c.slots(), 6));
-      check(
-          arrays,
-          [&](const Kernels& k, StreamView s, const Pointers& p) {
-            k.route_backward({.probability = f32(p[1]),
-                              .routing = routing_at(p, 2),
-                              .dweight = f32(p[8]),
-                              .dlogits = view_of(p[0], t, c.tokens + kSurplus, c.experts),
-                              .tokens = c.tokens,
-                              .chosen = c.chosen,
-                              .renormalise = c.renormalise},
-                             s);
-          },
-          Want::kBits);
-    }
+    for (const Case& c : kCases) check_router_gradient(c, t);
+    for (const Case& c : kSigmoidCases) check_router_gradient(c, t);
   }
 }
 
@@ -295,6 +355,80 @@ TEST_F(GpuKernels, GradientsOfExperts) {
           Want::kBits);
     }
   });
+}
+
+void add_biases_in_loops(const AddExpertBiases& a) {
+  for (int64_t e = 0; e < a.count; ++e) {
+    if (a.bias[e] == nullptr) continue;
+    const View bias = view_of(const_cast<void*>(a.bias[e]), a.x.dtype, 1, a.x.columns);
+    for (int64_t r = a.start[e]; r < a.start[e + 1]; ++r)
+      for (int64_t j = 0; j < a.x.columns; ++j) set(a.x, r, j, at(a.x, r, j) + at(bias, 0, j));
+  }
+}
+void bias_gradients_in_loops(const ExpertBiasGradients& a) {
+  for (int64_t e = 0; e < a.count; ++e) {
+    if (a.gradient[e] == nullptr) continue;
+    const View g = view_of(a.gradient[e], a.gradient_dtype, 1, a.dy.columns);
+    for (int64_t j = 0; j < a.dy.columns; ++j) {
+      double sum = 0;
+      for (int64_t r = a.start[e]; r < a.start[e + 1]; ++r) sum += at(a.dy, r, j);
+      if (a.overwrite || a.start[e] < a.start[e + 1]) set(g, 0, j, sum + (a.overwrite ? 0 : at(g, 0, j)));
+    }
+  }
+}
+
+TEST_F(GpuKernels, BiasesOfExpertsRows) {
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Spread& spread : kSpreads) {
+      for (const int64_t width : {1, 130, 300}) {
+        SCOPED_TRACE(name("biases", t, {spread.rows, spread.experts(), width}));
+        check(
+            {eighths(t, spread.rows * width, 1, 1), eighths(t, spread.experts() * width, 2, 1),
+             numbers(spread.start)},
+            [&](const Kernels& k, StreamView s, const Pointers& p) {
+              AddExpertBiases a{
+                  .x = view_of(p[0], t, spread.rows, width), .start = i32(p[2]), .count = spread.experts()};
+              const auto bytes = width * static_cast<int64_t>(dtype_size(t));
+              for (int64_t e = 0; e < a.count; ++e) {
+                if (e != 4) a.bias[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // that one has none
+              }
+              k.add_expert_biases == nullptr ? add_biases_in_loops(a) : k.add_expert_biases(a, s);
+            },
+            Want::kBits);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, GradientsOfExpertsBiases) {
+  int turn = 0;
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Spread& spread : kSpreads) {
+      for (const int64_t width : {1, 130}) {
+        const DType gradient = ++turn % 3 == 0 ? DType::kBF16 : DType::kF32;
+        for (const bool overwrite : {false, true}) {
+          SCOPED_TRACE(name("bias gradients", t, {spread.rows, spread.experts(), width, overwrite}));
+          check(
+              {eighths(t, spread.rows * width, 1), eighths(gradient, spread.experts() * width, 2),
+               numbers(spread.start)},
+              [&](const Kernels& k, StreamView s, const Pointers& p) {
+                ExpertBiasGradients a{.dy = view_of(p[0], t, spread.rows, width),
+                                      .start = i32(p[2]),
+                                      .count = spread.experts(),
+                                      .overwrite = overwrite,
+                                      .gradient_dtype = gradient};
+                const auto bytes = width * static_cast<int64_t>(dtype_size(gradient));
+                for (int64_t e = 0; e < a.count; ++e) {
+                  if (e != 4) a.gradient[e] = static_cast<std::byte*>(p[1]) + e * bytes;  // it is frozen
+                }
+                k.expert_bias_gradients == nullptr ? bias_gradients_in_loops(a)
+                                                   : k.expert_bias_gradients(a, s);
+              },
+              Want::kBits);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

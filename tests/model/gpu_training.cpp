@@ -360,6 +360,11 @@ ModelSpec small_model(const std::string& family) {
   if (family == "experts") like_qwen3_moe(spec);
   if (family == "all experts") like_qwen3_moe(spec, 3, 3);
   if (family == "many experts") like_qwen3_moe(spec, kExpertsAtOnce + 3);
+  if (family == "shared expert") like_qwen2_moe(spec);
+  if (family == "sigmoid router") like_glm4_moe(spec);
+  if (family == "gpt-oss") like_gpt_oss(spec, 5, 2);
+  if (family == "gpt-oss, all experts") like_gpt_oss(spec, 3, 3);
+  if (family == "gpt-oss, many experts") like_gpt_oss(spec, kExpertsAtOnce + 3, 2);
   return spec;
 }
 

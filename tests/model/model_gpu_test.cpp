@@ -204,6 +204,33 @@ TEST_F(ModelOnDevice, MixturesOfExpertsAgree) {
   expect_agreement(make("many experts", DType::kF32, false, "two launches"));
 }
 
+// A correction is fp32 whatever the model is: its fresh values are drawn as fp32.
+TEST_F(ModelOnDevice, SharedExpertsAndSigmoidRoutersAgree) {
+  for (const char* const family : {"shared expert", "sigmoid router"}) {
+    for (const bool lora : {false, true}) {
+      Training training = make(family, DType::kF32, lora);
+      training.documents = {{20, 9, 17}, {2}, {31}};
+      training.recompute = lora;
+      expect_agreement(training);
+    }
+  }
+}
+
+// In fp32 attention goes in chunks, in bf16 it is flash attention: its lse lies by runs of documents, of
+// which 16 are several.
+TEST_F(ModelOnDevice, SinksClampedGlusAndBiasesOfExpertsAgree) {
+  for (const bool lora : {false, true}) {
+    Training training = make("gpt-oss", DType::kF32, lora);
+    training.documents = {{20, 9, 17}, {2}, {31}};
+    training.recompute = lora;
+    expect_agreement(training);
+    training = make("gpt-oss, all experts", DType::kBF16, lora);
+    training.documents = {std::vector<int64_t>(16, 3), {31}};
+    expect_agreement(training);
+  }
+  expect_agreement(make("gpt-oss, many experts", DType::kF32, false, "two launches"));
+}
+
 TEST_F(ModelOnDevice, ALargeVocabularyAgrees) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool lora : {false, true}) expect_agreement(make("large vocabulary", dtype, lora));

@@ -183,47 +183,13 @@ TEST(ExpertsPlan, TheirLoadIsBalancedAsTheFileSaysUnlessTheKeySaysOtherwise) {
   EXPECT_THROW(refuse_router_loss(train, dense, DeviceType::kCpu), Error);
 }
 
-TEST(ExpertsPlan, ASharedExpertIsTheCpusAlone) {
+TEST(ExpertsPlan, RoutersWithSigmoidScoresAreBalancedByTheirCorrections) {
   ModelSpec spec = experts_spec();
-  EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCuda));
-  spec.layers[0].sublayers.push_back({.norm = {}, .mixer = SharedExpertSpec{.ffn = 16}, .beside = true});
-  EXPECT_THROW(refuse_shared_experts(spec, DeviceType::kCuda), Error);
-  EXPECT_NO_THROW(refuse_shared_experts(spec, DeviceType::kCpu));
-}
-
-TEST(ExpertsPlan, SigmoidScoresAreTheCpusAloneAndTheirCorrectionBalances) {
-  ModelSpec spec = experts_spec();
-  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda));
   std::get<ExpertsSpec>(spec.layers[2].sublayers[1].mixer).scores = RouterScores::kSigmoid;
-  EXPECT_THROW(refuse_sigmoid_routers(spec, DeviceType::kCuda), Error);
-  EXPECT_NO_THROW(refuse_sigmoid_routers(spec, DeviceType::kCpu));
   TrainConfig train;
   EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
   train.router_aux_loss = 0.01;
   EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCpu), Error);
-}
-
-TEST(ExpertsPlan, SinksClampedGlusAndBiasesOfExpertsAreTheCpusAlone) {
-  const auto refused = [](const ModelSpec& spec) {
-    EXPECT_NO_THROW(refuse_cpu_kernels(spec, DeviceType::kCpu));
-    try {
-      refuse_cpu_kernels(spec, DeviceType::kCuda);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-  EXPECT_EQ(refused(experts_spec()), "");
-  ModelSpec sinks = experts_spec(), clamped = experts_spec(), biases = experts_spec(),
-            router = experts_spec();
-  sinks.layers[0].attention().sinks = true;
-  std::get<ExpertsSpec>(clamped.layers[0].sublayers[1].mixer).clamped = ClampedGlu{1, 7};
-  std::get<ExpertsSpec>(biases.layers[0].sublayers[1].mixer).bias = true;
-  std::get<ExpertsSpec>(router.layers[0].sublayers[1].mixer).router_bias = true;
-  EXPECT_NE(refused(sinks).find("attention sinks"), std::string::npos);
-  EXPECT_NE(refused(clamped).find("clamped GLU"), std::string::npos);
-  EXPECT_NE(refused(biases).find("experts with biases"), std::string::npos);
-  EXPECT_NE(refused(router).find("experts with biases"), std::string::npos);
 }
 
 // As many FLOP whatever the number of experts, but for the router's, and as many calls: no expert has a

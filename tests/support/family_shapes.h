@@ -111,4 +111,48 @@ inline void like_qwen3_moe(ModelSpec& spec, int64_t experts = 5, int64_t chosen 
                                                        {"mlp.experts.*.down_proj", "experts.down"}});
 }
 
+// Beside the experts one that all tokens meet, with a gate of its own.
+inline void like_qwen2_moe(ModelSpec& spec) {
+  like_qwen3_moe(spec);
+  for (LayerSpec& layer : spec.layers)
+    layer.sublayers.push_back(
+        {.norm = std::nullopt, .mixer = SharedExpertSpec{.ffn = 40, .gated = true}, .beside = true});
+  spec.names.modules.insert(spec.names.modules.end(), {{"mlp.shared_expert.gate_proj", "shared.gate"},
+                                                       {"mlp.shared_expert.up_proj", "shared.up"},
+                                                       {"mlp.shared_expert.down_proj", "shared.down"},
+                                                       {"mlp.shared_expert_gate", "shared.weight"}});
+}
+
+// Routers with sigmoid scores, corrections and groups.
+inline void like_glm4_moe(ModelSpec& spec) {
+  like_qwen3_moe(spec, 6, 3);
+  for (LayerSpec& layer : spec.layers) {
+    auto& experts = std::get<ExpertsSpec>(layer.sublayers[1].mixer);
+    experts.scores = RouterScores::kSigmoid;
+    experts.groups = 3, experts.kept_groups = 2;
+    experts.weight_scale = 1.5;
+    experts.wide_logits = true;
+  }
+  spec.names.correction = "mlp.gate.e_score_correction_bias";
+}
+
+// Sinks, a window in the first layer, and experts with biases and a clamped GLU that bites.
+inline void like_gpt_oss(ModelSpec& spec, int64_t experts, int64_t chosen) {
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention().sinks = true;
+    layer.sublayers[1].mixer = ExpertsSpec{.experts = experts,
+                                           .chosen = chosen,
+                                           .ffn = 24,
+                                           .renormalise = true,
+                                           .bias = true,
+                                           .router_bias = true,
+                                           .clamped = ClampedGlu{.alpha = 1.702, .limit = 0.7}};
+  }
+  spec.layers.front().attention().window = 7;
+  spec.names.sinks = "self_attn.sinks";
+  spec.names.modules.insert(spec.names.modules.end(), {{"mlp.router", "experts.router"},
+                                                       {"mlp.experts.*.gate_up_proj", "experts.gate_up"},
+                                                       {"mlp.experts.*.down_proj", "experts.down"}});
+}
+
 }  // namespace lm

@@ -186,6 +186,10 @@ struct AttentionCall {
   Documents documents;
 };
 
+std::span<const DocumentRun> runs_of(const Documents& documents) {
+  return {documents.runs, static_cast<size_t>(documents.run_count)};
+}
+
 void attend(const Context& context, const Attention& a, const AttentionCall& call) {
   const ArenaFrame frame(context.arena);
   const AttentionSpec& spec = a.spec;
@@ -205,10 +209,12 @@ void attend(const Context& context, const Attention& a, const AttentionCall& cal
                         .window = spec.window,
                         .scale = spec.scale(),
                         .softcap = static_cast<float>(spec.softcap),
+                        .sinks = spec.sinks,
                         .dtype = context.dtype};
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
-  if (spec.sinks) add_sinks(context, a.sinks, {call.out, call.lse, args.tokens, spec.head_dim});
+  if (spec.sinks)
+    add_sinks(context, a.sinks, {call.out, call.lse, args.tokens, spec.head_dim, runs_of(call.documents)});
 }
 
 // Every document continues a text of its own: its keys and values join those in the text's cache, and
@@ -283,6 +289,7 @@ void attend_backward(const Context& context, const Attention& a, const DeviceBat
                          .window = spec.window,
                          .scale = spec.scale(),
                          .softcap = static_cast<float>(spec.softcap),
+                         .sinks = spec.sinks,
                          .dtype = context.dtype};
   args.scratch = context.arena.allocate(context.kernels.attention_backward_scratch(args, context.stream));
   context.kernels.attention_backward(args, context.stream);
@@ -344,8 +351,10 @@ void Attention::backward(const Context& context, const DeviceBatch& batch, Mixer
                dkv = spec.borrows() ? context.tensor(batch.rows, 2 * spec.kv_rows()) : own_keys(spec, dqkv);
     attend_backward(context, *this, batch, saved, dattention, {dq, dkv});
     if (spec.sinks) {
-      add_sinks_gradient(context, sinks, {saved.attention, saved.lse.floats(), batch.tokens, spec.head_dim},
-                         dattention, first);
+      add_sinks_gradient(
+          context, sinks,
+          {saved.attention, saved.lse.floats(), batch.tokens, spec.head_dim, runs_of(batch.documents())},
+          dattention, first);
     }
     zero_surplus(context, dqkv, batch.tokens);
     if (spec.borrows()) {

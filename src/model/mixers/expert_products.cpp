@@ -8,6 +8,7 @@ namespace lm {
 
 void GroupedProducts::forward(const View& x, const View& y) const {
   multiply(x, y, false);
+  add_biases(y);
 }
 
 void GroupedProducts::input_gradient(const View& dy, const View& dx) const {
@@ -20,7 +21,7 @@ int64_t GroupedProducts::place_weights(int64_t first, MultiplyExperts& product) 
   const int64_t most = std::min(kExpertsAtOnce, std::ssize(experts) - first);
   for (; count < most; ++count) {
     const Linear& expert = linear(first + count);
-    LM_CHECK(!expert.adapted() && !expert.bias.weight.defined(), "an expert has no adapter and no bias");
+    LM_CHECK(!expert.adapted() && expert.biases.empty(), "an expert has no adapter");
     const Param& weight = expert.weight;
     if (weight.encoding == EncodingKind::kPlain) {
       product.weight[count] = weight.weight.data;
@@ -56,6 +57,34 @@ void GroupedProducts::weight_gradients(const View& dy, const View& x, bool first
       if (gradient.defined()) trained = true, product.gradient_dtype = gradient.dtype;
     }
     if (trained) context.kernels.expert_gradients(product, context.stream);
+  }
+  bias_gradients(dy, first);
+}
+
+void GroupedProducts::add_biases(const View& y) const {
+  for (int64_t first = 0; first < std::ssize(experts); first += kExpertsAtOnce) {
+    AddExpertBiases sum{.x = y, .start = start + first};
+    sum.count = std::min(kExpertsAtOnce, std::ssize(experts) - first);
+    bool any = false;
+    for (int64_t e = 0; e < sum.count; ++e) {
+      sum.bias[e] = linear(first + e).bias.weight.data;
+      any = any || sum.bias[e] != nullptr;
+    }
+    if (any) context.kernels.add_expert_biases(sum, context.stream);
+  }
+}
+
+void GroupedProducts::bias_gradients(const View& dy, bool first) const {
+  for (int64_t begin = 0; begin < std::ssize(experts); begin += kExpertsAtOnce) {
+    ExpertBiasGradients sum{.dy = dy, .start = start + begin, .overwrite = first};
+    sum.count = std::min(kExpertsAtOnce, std::ssize(experts) - begin);
+    bool trained = false;
+    for (int64_t e = 0; e < sum.count; ++e) {
+      const View& gradient = linear(begin + e).bias.gradient;
+      sum.gradient[e] = gradient.data;
+      if (gradient.defined()) trained = true, sum.gradient_dtype = gradient.dtype;
+    }
+    if (trained) context.kernels.expert_bias_gradients(sum, context.stream);
   }
 }
 

@@ -1,7 +1,7 @@
 // The products of all experts with their rows in a few launches, where the device has kernels for that
 // (multiply_experts, expert_gradients): only the device knows which rows are whose. Frozen matrices that are
 // quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h). Experts have
-// neither biases nor adapters.
+// no adapters.
 #pragma once
 
 #include "model/mixers/experts.h"
@@ -20,17 +20,20 @@ struct GroupedProducts {
   Linear Experts::Expert::*matrix;  // gate_up or down
   const int32_t* start;             // Routing::start
 
-  // y = x Wᵀ of each expert's rows.
+  // y = x Wᵀ + bias of each expert's rows.
   void forward(const View& x, const View& y) const;
   // dx = dy W.
   void input_gradient(const View& dy, const View& dx) const;
-  // The gradients of those that are trained (+)= dyᵀ x; `first`: overwritten.
+  // The gradients of those that are trained (+)= dyᵀ x, of biases the sums of dy; `first`: overwritten.
   void weight_gradients(const View& dy, const View& x, bool first) const;
+  // y += bias; without biases nothing.
+  void add_biases(const View& y) const;
 
  private:
   const Linear& linear(int64_t expert) const { return experts[static_cast<size_t>(expert)].*matrix; }
   void multiply(const View& x, const View& out, bool columns) const;
   int64_t place_weights(int64_t first, MultiplyExperts& product) const;
+  void bias_gradients(const View& dy, bool first) const;
 };
 
 }  // namespace lm

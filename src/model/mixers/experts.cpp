@@ -180,6 +180,22 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
     batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
 }
 
+// y += the bias of `down` of each row's expert.
+void add_output_biases(const Rows& rows, const View& y) {
+  const Context& context = rows.context;
+  if (multiplies_together(context)) return together(rows, &Experts::Expert::down).add_biases(y);
+  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
+    if (count == 0) return;
+    context.kernels.add_bias({.x = y.row_range(row, count).data,
+                              .bias = expert.down.bias.weight.data,
+                              .rows = count,
+                              .width = y.columns,
+                              .stride = y.stride,
+                              .dtype = context.dtype},
+                             context.stream);
+  });
+}
+
 // Of experts with biases: += <dout, bias>, what the slots' weights have through that of `down`; and dout
 // times the weights, of which the gradients of `down` are.
 void weigh_output_gradient(const Rows& rows, const View& dout, const View& dweight) {
@@ -187,16 +203,7 @@ void weigh_output_gradient(const Rows& rows, const View& dout, const View& dweig
   const ArenaFrame frame(context.arena);
   const View biases = rows.tensor(dout.columns), dot = context.tensor(rows.slots, 1, DType::kF32);
   context.kernels.zero(biases, context.stream);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    if (count == 0) return;
-    context.kernels.add_bias({.x = biases.row_range(row, count).data,
-                              .bias = expert.down.bias.weight.data,
-                              .rows = count,
-                              .width = biases.columns,
-                              .stride = biases.stride,
-                              .dtype = context.dtype},
-                             context.stream);
-  });
+  add_output_biases(rows, biases);
   context.kernels.weigh_rows({.x = dout, .other = biases, .dot = dot.floats(), .routing = rows.routing},
                              context.stream);
   accumulate(context, dweight, dot);

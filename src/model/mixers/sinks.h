@@ -3,6 +3,8 @@
 // changed, and its backward pass takes that in place of its own.
 #pragma once
 
+#include <span>
+
 #include "model/context.h"
 #include "model/linear.h"
 
@@ -15,9 +17,10 @@ struct Sinks {
 // What attention has made of some tokens.
 struct Attended {
   View out;              // [T, n_h d], contiguous
-  float* lse = nullptr;  // [n_h, tokens]
+  float* lse = nullptr;  // [n_h, tokens]; where there are runs that of each, one after the other
   int64_t tokens = 0;    // the first of T
   int64_t head_dim = 0;
+  std::span<const DocumentRun> runs = {};  // that attention has processed at once, on a GPU
 };
 
 // In place.
