@@ -224,6 +224,7 @@ void meet(const Opening& at, Found& found) {
   if (at.trains() && is_muon(at.config.optimizer.name))
     ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? found.machine.cpu_model : found.gpus.front().name,
                 "with this optimizer.name use machines of one kind");
+  if (cpu && at.trains() && found.model.layout.frozen_bytes > 0) ranks.share_memory();
   if (cpu) return;
   refuse_shared_gpu(ranks.group(), found.gpus.front().uuid);
   if (ranks.on_machine() > 1) settle_beside(found.gpus.front());
@@ -263,8 +264,10 @@ Plan draft(const Opening& at, const Found& found) {
   PlanInputs inputs = found.model.inputs(at.config, at.device);
   inputs.recorded = found.recorded ? &*found.recorded : nullptr;
   const int count = at.ranks.count(), here = at.ranks.on_machine();
-  const World world{
-      .ranks = count, .nodes = count % here == 0 ? count / here : 1, .by_machine = at.ranks.by_machine()};
+  const World world{.ranks = count,
+                    .nodes = count % here == 0 ? count / here : 1,
+                    .by_machine = at.ranks.by_machine(),
+                    .share_memory = at.ranks.machine_memory() != nullptr};
   Plan plan;
   together(at.ranks.group(), "the plan",
            [&] { plan = make_plan(inputs, share_of_machine(found.machine, here), world, at.purpose); });
@@ -383,6 +386,7 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ran
                 .swap_paths = swap_paths(job),
                 .group = ranks == nullptr ? nullptr : &ranks->group(),
                 .device_group = device_group,
+                .machine_memory = ranks == nullptr ? nullptr : ranks->machine_memory(),
                 .trace = trace,
                 .objective = objective_of(job)},
       job.stream);
@@ -447,9 +451,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   start_token_rows(setup, seed, base, adapter.tokens, rank.weights());
 }
 
-}  // namespace
-
-void load_rank(const Job& job, Rank& rank, const std::string& trained) {
+void load_all(const Job& job, Rank& rank, const std::string& trained) {
   const LoadSetup setup{job.model.spec, job.model.layout, job.plan.numerics.dtype, job.stream,
                         job.plan.numerics.threads};
   LoadSetup adapters = setup;
@@ -477,6 +479,13 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
     }
   }
   rank.weights_ready();
+}
+
+}  // namespace
+
+void load_rank(const Job& job, Rank& rank, const std::string& trained) {
+  load_all(job, rank, trained);
+  rank.frozen_ready();
 }
 
 }  // namespace lm

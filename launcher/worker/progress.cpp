@@ -108,20 +108,20 @@ std::string quoted(const std::string& path) {
   return out + "'";
 }
 
-// "1.21 GiB (planned 1.25 GiB)"; on a GPU (`device_bytes` is not 0) followed by ", of the GPU's 20.1 GiB
+// "1.21 GiB (planned 1.25 GiB)"; on a GPU (device_bytes is not 0) followed by ", of the GPU's 20.1 GiB
 // (planned 20.9 GiB)".
-std::string format_peak(const Plan& plan, int64_t device_bytes) {
-  const std::string host =
-      format_bytes(peak_resident_bytes()) + " (planned " + format_bytes(plan.peak.host) + ")";
-  if (device_bytes == 0) return host;
-  return host + ", of the GPU's " + format_bytes(device_bytes) + " (planned " +
+std::string format_peak(const Plan& plan, const TrainerResult& result) {
+  const std::string host = format_bytes(peak_resident_bytes() - result.memory_of_others) + " (planned " +
+                           format_bytes(plan.peak.host) + ")";
+  if (result.device_bytes == 0) return host;
+  return host + ", of the GPU's " + format_bytes(result.device_bytes) + " (planned " +
          format_bytes(plan.peak.device) + ")";
 }
 
 }  // namespace
 
 void show_result(const Plan& plan, bool lora, const TrainerResult& result, const std::string& run) {
-  log_line("peak resident memory " + format_peak(plan, result.device_bytes));
+  log_line("peak resident memory " + format_peak(plan, result));
   const std::string name = quoted(run);
   const std::string third =
       lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter merged into its base model"

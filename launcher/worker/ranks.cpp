@@ -149,6 +149,19 @@ Ranks::~Ranks() {
   if (console_ >= 0) close(console_);
 }
 
+void Ranks::share_memory() {
+  if (on_machine_ == 1) return;
+  if (by_machine_) memory_.emplace(*group_, on_machine_);
+  if (memory_ && memory_->works()) return;
+  memory_.reset();
+  if (!leads()) return;
+  log_note("RANK-16", std::string("each rank has its own copy of the frozen weights: ") +
+                          (by_machine_ ? "some rank cannot open the memory of its machine's first one by "
+                                         "/proc, as in containers of their own"
+                                       : "ranks are not numbered machine by machine (mpirun --map-by slot, "
+                                         "srun --distribution=block)"));
+}
+
 void Ranks::tell(const Error& error) {
   ErrorText text = error.text();
   if (text.area == "PEER-32") {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/machine_memory.h"
 #include "comm/mpi_group.h"
 #include "comm/nccl_group.h"
 #include "comm/shared_group.h"
@@ -49,6 +50,11 @@ class Ranks {
     return machine_cores_ > 0 && affinity_decides_ ? machine_cores_ : cores;
   }
 
+  // Finds out, on all ranks, whether those of a machine can have their frozen weights in common; if they
+  // cannot, machine_memory() stays null, and the log says why.
+  void share_memory();
+  MachineMemory* machine_memory() { return memory_ ? &*memory_ : nullptr; }
+
   // Reports a failure of this rank to the others, and on the console unless it follows from another rank's
   // failure.
   void tell(const Error& error);
@@ -75,6 +81,7 @@ class Ranks {
   std::unique_ptr<MpiLink> link_;
   std::unique_ptr<Group> group_;
   std::unique_ptr<NcclGroup> gpus_;
+  std::optional<MachineMemory> memory_;
   int on_machine_ = 1, machine_cores_ = 0;
   bool affinity_decides_ = false, by_machine_ = true;
 };

@@ -59,7 +59,8 @@ struct Machine {
 struct World {
   int ranks = 1;
   int nodes = 1;
-  bool by_machine = true;  // ranks are numbered machine by machine
+  bool by_machine = true;    // ranks are numbered machine by machine
+  bool share_memory = true;  // those of a machine can have memory in common (comm/machine_memory.h)
   int ranks_per_node() const { return ranks / nodes; }
 };
 

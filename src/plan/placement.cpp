@@ -246,6 +246,7 @@ SizedPlan place_with(const PlanInput& in, const PlacedPlan& start, const TierCho
   p.blocks = std::ssize(in.layout.blocks);
   p.inputs = {in.first_trained()};
   p.frozen_arrays = frozen_arrays(in, n, tier_choice.weights);
+  p.frozen_sharers = frozen_sharers(in);
   p.embedding_in_host = embedding_in_host(in, n, tier_choice.weights);
   UnitPools weights = weight_pools(in, n, tier_choice.weights),
             gradients = gradient_pools(in, n, tier_choice.gradients, shards);

@@ -101,6 +101,8 @@ struct PlacementPlan {
   // Per array of the weight pool: 1 if its transfers are of frozen weights, such as the base of an adapter
   // (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};
+  // Ranks of a machine that have in common the frozen weights in their device's memory, but those in shards.
+  int frozen_sharers = 1;
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;

@@ -26,12 +26,13 @@ std::vector<int> numbers(const World& most, int64_t sequences) {
 class Rows {
  public:
   Rows(const PlanInputs& inputs, const Machine& node, const World& most)
-      : inputs_(inputs), node_(node), each_(most.ranks_per_node()) {}
+      : inputs_(inputs), node_(node), each_(most.ranks_per_node()), share_memory_(most.share_memory) {}
 
   const ScalingRow& of(int ranks) {
     const auto [place, fresh] = rows_.try_emplace(ranks);
     if (!fresh) return place->second;
-    const World world{ranks, static_cast<int>(ceil_div(ranks, each_))};
+    World world{ranks, static_cast<int>(ceil_div(ranks, each_))};
+    world.share_memory = share_memory_;
     const Plan plan = draft_plan(inputs_, share_of_machine(node_, world.ranks_per_node()), world);
     ScalingRow& row = place->second;
     row = {.world = world,
@@ -55,6 +56,7 @@ class Rows {
   const PlanInputs& inputs_;
   const Machine& node_;
   int each_;
+  bool share_memory_;
   std::map<int, ScalingRow> rows_;
 };
 

@@ -131,6 +131,15 @@ std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numeric
   return out;
 }
 
+// On the CPU compute uses them where they are. Several copies would have the same bytes, and take more memory
+// and more reads of the files.
+int frozen_sharers(const PlanInput& in) {
+  const World& world = in.world;
+  const bool shared = in.device == DeviceType::kCpu && in.trains() && in.layout.frozen_bytes > 0 &&
+                      world.by_machine && world.share_memory;
+  return shared ? world.ranks_per_node() : 1;
+}
+
 int64_t embedding_in_host(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id) {
   // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
   if (in.device != DeviceType::kCuda || !is_off_device(tier_id, in.device) || in.spec.tied) return 0;

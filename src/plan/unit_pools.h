@@ -31,6 +31,7 @@ UnitPools weight_pools(const PlanInput& in, const NumericsPlan& numerics, TierId
 // `shards`: gradients are in shards.
 UnitPools gradient_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id, bool shards);
 
+int frozen_sharers(const PlanInput& in);  // PlacementPlan::frozen_sharers
 // PlacementPlan::frozen_arrays and embedding_in_host, with weights on that tier.
 std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);
 int64_t embedding_in_host(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);

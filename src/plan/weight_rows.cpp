@@ -98,6 +98,25 @@ ExpertBytes expert_bytes(const BlockLayout& block) {
   return out;
 }
 
+namespace {
+
+// A row of weights. Of what ranks of a machine have in common each of them has its part.
+struct WeightRow {
+  std::string name;
+  int64_t bytes = 0;
+  OffDeviceBytes off;
+  std::string note;
+};
+void add_row(const WeightRow& row, int sharers, ClassTable& table) {
+  const int64_t here = row.bytes - row.off.whole;
+  if (sharers == 1 || here == 0) return table.add(row.name, row.bytes, row.off, row.note);
+  table.device(row.name, ceil_div(here, sharers),
+               row.note + fmt::format(", one copy for the {} ranks of a machine", sharers));
+  if (row.off.whole > 0) table.add(row.name, row.off.whole, row.off, row.note);
+}
+
+}  // namespace
+
 void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
@@ -114,13 +133,14 @@ void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table)
       return fmt::format("{}, {} B per parameter", dtype_name(n.trained_dtype()), size);
     };
     const std::string name = state_class_name(frozen ? StateClass::kFrozenWeights : StateClass::kWeights);
+    const int sharers = frozen ? p.frozen_sharers : 1;
     if (of_experts == 0) {
-      table.add(name, all, off, note(false));
+      add_row({name, all, off, note(false)}, sharers, table);
       continue;
     }
     const OffDeviceBytes part = experts_of(in, p, frozen, off);
-    table.add(name, all - of_experts, without(off, part), note(false));
-    table.add(frozen ? "frozen experts" : "experts", of_experts, part, note(true));
+    add_row({name, all - of_experts, without(off, part), note(false)}, sharers, table);
+    add_row({frozen ? "frozen experts" : "experts", of_experts, part, note(true)}, sharers, table);
   }
 }
 

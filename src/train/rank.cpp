@@ -115,11 +115,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .slots_on_device = setup_.slots_on_device,
                    .trace = setup_.trace,
                    .group = &device_group_}),
-      weights_(setup.layout, setup.plan.numerics.trained_dtype(), stream.device,
-               {.store = off_device_.store(Pool::kWeights),
-                .chunked_head = setup_.plan.placement.head_segments() > 0,
-                .embedding = off_device_.embedding(),
-                .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1}),
+      weights_(setup.layout, setup.plan.numerics.trained_dtype(), stream.device, weight_places()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
             stream),
@@ -182,6 +178,23 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
         Decoder::Size{.positions = setup_.plan.cache_positions,
                       .texts = setup_.plan.cache_texts,
                       .virtual_tokens = setup_.adapter == nullptr ? 0 : setup_.adapter->virtual_tokens});
+}
+
+WeightPlaces Rank::weight_places() {
+  WeightPlaces out{.store = off_device_.store(Pool::kWeights),
+                   .chunked_head = setup_.plan.placement.head_segments() > 0,
+                   .embedding = off_device_.embedding(),
+                   .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1};
+  if (!shares_frozen()) return out;
+  MachineMemory& memory = *setup_.machine_memory;
+  out.frozen =
+      memory.map(WeightStore::frozen_in_memory(setup_.layout, setup_.plan.numerics.trained_dtype(), out));
+  out.loads_frozen = memory.first();
+  return out;
+}
+
+void Rank::frozen_ready() {
+  if (shares_frozen()) setup_.machine_memory->filled();
 }
 
 void Rank::make_step() {

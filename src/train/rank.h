@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "comm/machine_memory.h"
 #include "config/config.h"
 #include "kernels/timed.h"
 #include "plan/plan.h"
@@ -34,8 +35,11 @@ struct RankSetup {
   bool slots_on_device = false;           // tests: even where that is the CPU
   Group* group = nullptr;                 // that this rank is of, and outlives it; null: it is alone
   Group* device_group = nullptr;          // the same ranks, for what lies on their GPUs; null: as `group`
-  const Kernels* kernels = nullptr;       // tests: instead of the device's
-  Trace* trace = nullptr;                 // outlives the rank
+  // That outlives it, for the frozen weights which the plan has once on a machine; null: in this rank's
+  // memory.
+  MachineMemory* machine_memory = nullptr;
+  const Kernels* kernels = nullptr;  // tests: instead of the device's
+  Trace* trace = nullptr;            // outlives the rank
   const Objective& objective = objectives::cross_entropy;
 };
 
@@ -71,6 +75,11 @@ class Rank {
            (&device_group_ == &group_ ? 0 : device_group_.sent_between_machines());
   }
 
+  // Of this process's resident memory, what the plan counts to other ranks of the machine.
+  int64_t memory_of_others() const { return shares_frozen() ? setup_.machine_memory->of_others() : 0; }
+
+  // All that is frozen has been loaded, on all ranks: the same call on each.
+  void frozen_ready();
   // Initialises the master weights from the loaded or initialised weights.
   void weights_ready();
   // All state that a checkpoint saves: a pure list, made from layout and plan.
@@ -89,6 +98,10 @@ class Rank {
 
  private:
   void make_step();
+  bool shares_frozen() const {
+    return setup_.machine_memory != nullptr && setup_.plan.placement.frozen_sharers > 1;
+  }
+  WeightPlaces weight_places();
 
   const RankSetup setup_;
   ProgressCounter progress_counter_;

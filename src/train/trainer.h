@@ -39,7 +39,8 @@ struct TrainerResult {
   bool early = false;    // early stopping, before total_steps
   double seconds = 0;    // spent in steps
   int64_t tokens = 0;
-  int64_t device_bytes = 0;  // at the peak (metrics.h)
+  int64_t device_bytes = 0;      // at the peak (metrics.h)
+  int64_t memory_of_others = 0;  // Rank::memory_of_others
 };
 
 // The state that a resumed run needs besides the rank's.

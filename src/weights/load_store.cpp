@@ -33,11 +33,12 @@ class Filling {
   Filling(const LoadSetup& setup, WeightStore& store)
       : setup_(setup), store_(store), staging_(setup.stream) {}
 
-  // The tensor's memory in the unit.
+  // The tensor's memory in the unit; none if another rank fills it.
   LoadTarget target(int64_t unit, const TensorPlace& place) {
     return target(unit, place, place.parameter.fp32 ? DType::kF32 : setup_.dtype);
   }
   LoadTarget target(int64_t unit, const TensorPlace& place, DType dtype) {
+    if (place.frozen && !store_.loads_frozen(unit)) return {nullptr, dtype};
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
     return {open_.back().tensor(place), dtype, range.first_row, range.rows,
@@ -57,7 +58,7 @@ class Filling {
   }
 
   void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
-    if (target.encoded != nullptr) return initialise_encoded(place, seed, target);
+    if (target.memory != nullptr && target.encoded != nullptr) return initialise_encoded(place, seed, target);
     by_rows(place.parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
       lm::initialise({place.parameter, seed, place.number, target.dtype}, here, row, rows, setup_.threads);
     });
@@ -75,6 +76,7 @@ class Filling {
   // Calls make(row, rows, memory for them) for the target's rows, in chunks.
   template <class Make>
   void by_rows(const Parameter& parameter, const LoadTarget& target, const Make& make) {
+    if (target.memory == nullptr) return;
     const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
     const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(target.dtype));
     const int64_t most = staging_.used() ? staging_.piece_bytes() / row_bytes : end;

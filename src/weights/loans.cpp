@@ -4,9 +4,35 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace lm {
+namespace {
+
+// What of a unit is in memory of its own on the device.
+struct OnDevice {
+  int64_t trainable = 0, frozen = 0;  // bytes
+  bool moves_frozen = false;          // if the unit is offloaded
+};
+
+OnDevice on_device(const ModelLayout& layout, DType dtype, const WeightPlaces& places, const Unit& unit,
+                   int64_t index) {
+  const bool in_host = index == 0 && places.embedding != nullptr;
+  const bool off_device = in_host || (places.store != nullptr && places.store->holds(index));
+  const bool frozen = in_host ? unit.frozen_bytes > 0
+                              : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);
+  const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
+  return {off_device && !frozen ? 0 : trainable, off_device && frozen ? 0 : unit.frozen_bytes, frozen};
+}
+
+// Units begin at pages, as they do in memory of their own.
+int64_t whole_pages(int64_t bytes) {
+  constexpr int64_t kPage = 4096;
+  return round_up(bytes, kPage);
+}
+
+}  // namespace
 
 Loan::Loan(WeightStore& store, int64_t unit)
     : store_(&store), unit_(unit), version_(store.places_[static_cast<size_t>(unit)].version) {
@@ -72,6 +98,13 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
 }
 
+int64_t WeightStore::frozen_in_memory(const ModelLayout& layout, DType dtype, const WeightPlaces& places) {
+  int64_t sum = 0, index = 0;
+  for (const Unit& unit : layout.units(places.chunked_head))
+    sum += whole_pages(on_device(layout, dtype, places, unit, index++).frozen);
+  return sum;
+}
+
 WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device,
                          const WeightPlaces& places)
     : layout_(layout),
@@ -79,15 +112,22 @@ WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType devi
       off_device_(places.store),
       embedding_(places.embedding),
       shards_(places.shards),
+      loads_frozen_(places.loads_frozen),
       units_(layout.units(places.chunked_head)) {
+  std::span<std::byte> shared = places.frozen;
   for (const Unit& unit : units_) {
-    const bool in_host = places_.empty() && embedding_ != nullptr;
-    const bool off_device = in_host || through_slots(static_cast<int64_t>(places_.size()));
-    const bool frozen = in_host ? unit.frozen_bytes > 0
-                                : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);
-    const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
-    places_.push_back({Memory(device, off_device && !frozen ? 0 : trainable),
-                       Memory(device, off_device && frozen ? 0 : unit.frozen_bytes), frozen});
+    const OnDevice here = on_device(layout, dtype, places, unit, std::ssize(places_));
+    UnitPlace& place = places_.emplace_back();
+    place.trainable = Memory(device, here.trainable);
+    place.moves_frozen = here.moves_frozen;
+    if (places.frozen.empty() || here.frozen == 0) {
+      place.frozen = Memory(device, here.frozen);
+      continue;
+    }
+    const auto bytes = static_cast<size_t>(whole_pages(here.frozen));
+    LM_CHECK(bytes <= shared.size(), "memory that ranks have in common is too small");
+    place.frozen_elsewhere = shared.data();
+    shared = shared.subspan(bytes);
   }
 }
 
@@ -114,7 +154,9 @@ std::byte* WeightStore::trainable(int64_t unit) const {
 std::byte* WeightStore::frozen(int64_t unit) const {
   if (frozen_off_device(unit)) return off_device_->use(unit);
   const bool in_host = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes > 0;
-  return in_host ? embedding_ : places_[static_cast<size_t>(unit)].frozen.data();
+  const UnitPlace& place = places_[static_cast<size_t>(unit)];
+  if (place.frozen_elsewhere != nullptr) return place.frozen_elsewhere;
+  return in_host ? embedding_ : place.frozen.data();
 }
 
 std::byte* WeightStore::trainable_in_place(int64_t unit) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/arena.h"
@@ -67,12 +68,19 @@ struct WeightPlaces {
   // The embedding's weights (if some of them are frozen, these), in memory that the device can use in place.
   std::byte* embedding = nullptr;
   bool shards = false;  // `store` has a shard of each of its arrays
+  // Memory that ranks have in common for the frozen weights that stay on the device, frozen_in_memory()
+  // bytes; empty: each rank has its own.
+  std::span<std::byte> frozen = {};
+  bool loads_frozen = true;  // false: another rank fills `frozen`
 };
 
 class WeightStore {
  public:
   // `dtype`: of the trainable weights.
   WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, const WeightPlaces& places = {});
+
+  // Bytes of the frozen weights that stay on the device.
+  static int64_t frozen_in_memory(const ModelLayout& layout, DType dtype, const WeightPlaces& places);
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }
@@ -94,6 +102,8 @@ class WeightStore {
   bool through_slots(int64_t unit) const { return off_device_ != nullptr && off_device_->holds(unit); }
   // False where the frozen weights are fetched instead.
   bool trained_through_slots(int64_t unit) const { return trainable_off_device(unit); }
+  // Whether this rank loads the unit's frozen weights; false: another rank does.
+  bool loads_frozen(int64_t unit) const { return loads_frozen_ || frozen_off_device(unit); }
   // The unit's trainable weights are the embedding's, in host memory that a GPU uses in place.
   bool in_host_memory(int64_t unit) const {
     return unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
@@ -105,9 +115,10 @@ class WeightStore {
   struct UnitPlace {
     Memory trainable;  // elements of `dtype`
     Memory frozen;
-    bool moves_frozen = false;  // where it is offloaded
-    int64_t version = 0;        // counts updates
-    int64_t loans = 0;          // open now
+    std::byte* frozen_elsewhere = nullptr;  // in memory of several ranks
+    bool moves_frozen = false;              // where it is offloaded
+    int64_t version = 0;                    // counts updates
+    int64_t loans = 0;                      // open now
   };
   // Whether that part of the unit is offloaded.
   bool trainable_off_device(int64_t unit) const;
@@ -120,6 +131,7 @@ class WeightStore {
   Store* off_device_;
   std::byte* embedding_;
   bool shards_;  // `store` has a shard of each of its arrays
+  bool loads_frozen_;
   std::vector<Unit> units_;
   std::vector<UnitPlace> places_;  // of each unit
 };

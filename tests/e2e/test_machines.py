@@ -49,6 +49,18 @@ def test_the_bits_of_shards_among_all(work, stage, method, more):
     assert saved_elements(work, "machine") == saved_elements(work, "all")  # each shard once
 
 
+def test_a_frozen_base_is_once_on_each_machine(work):
+    """With the bits of shards. Ranks that are not numbered machine by machine have a copy each, and say so."""
+    for name, stage in ("once", 1), ("shards", 3):
+        prepared(work, name, "lora", zero__stage=stage, **FEW)
+        assert "its own copy of the frozen weights" not in mpi.run(work, name, 4, machine_ranks=2)
+    assert "one copy for the 2 ranks of a machine" in (work / "runs" / "once" / "plan.txt").read_text()
+    assert result(work, "once", "lora") == result(work, "shards", "lora")
+    prepared(work, "dealt", "lora", zero__stage=1, **FEW)
+    assert "each rank has its own copy of the frozen weights" in mpi.run(work, "dealt", 4, machine_ranks=2, dealt=True)
+    assert "one copy" not in (work / "runs" / "dealt" / "plan.txt").read_text()
+
+
 def between(work, name):
     """Bytes of a step to the other machine: planned, on average of all ranks; and those of the first, whose shards are longest."""
     told = json.loads((work / "runs" / name / "plan.json").read_text())["traffic"]

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from counts import some_of
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mpi
 from stuck import Stuck
-from test_run import BIN, config, filled, lmlaunch, rows
+from test_run import BIN, VOCAB, config, filled, lmlaunch, rows
 
 STEPS = 9
 ON_DISK = {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]}
@@ -123,6 +124,44 @@ def test_stages_and_tiers_give_the_same_bits(work, method, ranks):
         checkpoint = max((work / "runs" / "same" / "checkpoints").glob("step_*"))  # of weights, however they were saved
         hashes.add(json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["weights_hash"])
     assert len(hashes) == 1
+
+
+def common_memory(pid):
+    """Bytes of the memory that a rank has in common with others of its machine: resident in it, and its part of them."""
+    out, here = {"Rss": 0, "Pss": 0}, False
+    for line in open(f"/proc/{pid}/smaps"):
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = "/memfd:lmlaunch-base" in line
+            assert not here or line.rstrip().endswith("(deleted)"), "it has a name"
+        elif here and (key := line.split(":")[0]) in out:
+            out[key] += int(line.split()[1]) << 10
+    return out["Rss"], out["Pss"]
+
+
+def test_ranks_of_a_machine_have_one_copy_of_the_frozen_base(work):
+    """Measured as it was planned. A kill leaves nothing of it: it has no name, and its processes are gone."""
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB,
+        max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
+    model.save_pretrained(work / "wide")
+    shutil.copy(work / "model" / "chat_template.jinja", work / "wide")
+    base = 4 * sum(parameter.numel() for parameter in model.parameters())
+    prepared(work, "one_copy", "lora", model__path="wide", train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
+    plan = json.loads(lmlaunch("plan", "--ranks", 3, "one_copy.toml", "--json", cwd=work).stdout)
+    planned = [row["bytes"] for tier in plan["tiers"] for row in tier["classes"] if row["name"] == "frozen weights"]
+    assert sum(planned) == pytest.approx(base / 3, rel=0.03)
+    cli, ranks = started(work, "one_copy", 3, 2)
+    try:
+        measured = [common_memory(pid) for pid in ranks]
+    finally:
+        os.killpg(cli.pid, signal.SIGKILL)
+        cli.wait()
+    gone(ranks)
+    assert len(measured) == 3
+    for resident, part in measured:
+        assert resident == pytest.approx(base, rel=0.03)
+        assert part == pytest.approx(sum(planned), rel=0.03)
+    assert "one copy for the 3 ranks of a machine" in (work / "runs" / "one_copy" / "plan.txt").read_text()
 
 
 @pytest.mark.parametrize("rule, method", some_of(("adafactor", "full"), ("muon", "lora"), ("muon", "full"), ("adafactor", "lora"), short=2))

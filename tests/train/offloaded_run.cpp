@@ -124,7 +124,7 @@ std::string Variant::text() const {
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("pissa", pissa), add("in_backward", in_backward), add("defer_tied_gradient", defer_tied_gradient),
       add("stage", stage), add("nodes", nodes);
-  add("machine", among == ZeroGroup::kMachine);
+  add("machine", among == ZeroGroup::kMachine), add("one_copy", one_copy);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host), add("shared", shared);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
@@ -248,17 +248,15 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.gradients = tier_id(run.gradients && !run.in_backward);
   config.train.update = run.in_backward ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.offload.weights = tier_id(run.weights);
-  config.offload.activations = tier_id(run.activations);
-  config.offload.verify = run.verify;
-  config.zero.stage = run.stage;
-  config.zero.group = run.among;
+  config.offload.activations = tier_id(run.activations), config.offload.verify = run.verify;
+  config.zero.stage = run.stage, config.zero.group = run.among;
   const StateTensors state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(built_in_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine,
-                    {.ranks = ranks_, .nodes = run.nodes});
+                    {.ranks = ranks_, .nodes = run.nodes, .share_memory = run.one_copy});
   plan_.placement.io_timeout = run.io_timeout;
   set_pools();
   set_update_site();
@@ -268,6 +266,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
         embedding.frozen_bytes + embedding.flat_elements * static_cast<int64_t>(dtype_size(run.dtype));
   }
   set_arena(config);
+  if (run.one_copy) machine_memory_ = std::make_unique<MachineMemory>(*group, ranks_ / run.nodes);
   rank_ = std::make_unique<Rank>(
       RankSetup{.spec = spec_,
                 .layout = layout_,
@@ -284,6 +283,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
                 .slots_on_device = run.slots_on_device,
                 .group = group,
                 .device_group = device_group,
+                .machine_memory = machine_memory_.get(),
                 .kernels = run.kernels,
                 .objective = run.weighed      ? kWeighed
                              : run.two_phases ? kTwoPhases
@@ -305,6 +305,7 @@ void Training::load() {
   else if (run_.lora)
     initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();
+  rank_->frozen_ready();
 }
 
 Training::Copy Training::copy() {

@@ -84,6 +84,7 @@ struct Variant {
   int64_t stage = 1;                  // of several ranks
   int nodes = 1;                      // machines that they are planned to be on
   ZeroGroup among = ZeroGroup::kAll;  // whom shards are divided among
+  bool one_copy = false;              // of what is frozen and stays in memory, for the ranks of a machine
 
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;
@@ -192,6 +193,7 @@ class Training {
   StreamView stream_;
   Plan plan_;
   std::unique_ptr<SimDisk> disk_;
+  std::unique_ptr<MachineMemory> machine_memory_;
   std::unique_ptr<Rank> rank_;
 };
 

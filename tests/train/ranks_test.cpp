@@ -49,6 +49,7 @@ Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
         Training training(run, {}, {}, &group);
         const OffDeviceState& off_device = training.rank().off_device();
         if (ranks > 1) expect_shards(run, training, group);
+        EXPECT_EQ(training.rank().memory_of_others() > 0, run.one_copy && device() == DeviceType::kCpu);
         const bool one_pass = run.recompute || run.micro_batches <= ranks;
         const bool shards = ranks > 1;
         if (!run.weights) {
@@ -186,6 +187,20 @@ TEST(Ranks, EveryStageGivesTheSameBits) {
         run.optimizer = false;
       }
     }
+  }
+}
+
+// One copy of what is frozen, which the first rank of a machine loads, against a copy of each rank.
+TEST(Ranks, OneCopyOfTheFrozenWeightsGivesTheSameBits) {
+  for (int which = 0; which < 7; ++which) {
+    Variant run;
+    run.lora = true, run.micro_batches = run.steps = 4, run.tied = which % 2 == 0;
+    run.dora = which == 1, run.pissa = which == 2, run.weights = which == 4, run.nodes = 1 + which / 6;
+    run.stage = which == 5 ? 3 : 1, run.base = which == 3 ? EncodingKind::kNf4 : EncodingKind::kPlain;
+    Variant one = run;
+    one.one_copy = true;
+    const int ranks = which == 6 ? 4 : 2 + which % 2;
+    expect_same(one, ranks, run_ranks(one, ranks), run_ranks(run, ranks));
   }
 }
 
