@@ -1,9 +1,9 @@
 // How near to the card's peak do its matrix products come on the shapes of 1B, 7B and 8B layers? Forward
 // (x Wᵀ), the input's gradient (dy W) and the weight's (dyᵀ x), through the same function as the model's, in
-// bf16 and fp32 (no TF32), at 2048 to 16384 rows; TFLOP/s and share of the data sheet's dense peak, and in bf16
-// how much faster the fastest of cuBLASLt's first few algorithms is than the first, which is the model's. The
-// figures depend on the data's bits through power: matrices hold a repeated pattern of small numbers
-// (gpu_pattern.h). Prints a table and one JSON line.
+// bf16 and fp32 (no TF32), at 2048 to 16384 rows; TFLOP/s and share of the data sheet's dense peak, and in
+// bf16 how much faster the fastest of cuBLASLt's first few algorithms is than the first, which is the
+// model's. The figures depend on the data's bits through power: matrices hold a repeated pattern of small
+// numbers (gpu_pattern.h). Prints a table and one JSON line.
 //
 //   bench_gpu_gemm [--quick]      --quick: one small shape, to see that it works
 #include <algorithm>
@@ -89,10 +89,11 @@ class Bench {
     synchronize(stream_);
     const auto faster = [&](int which, double reached) { return 100 * (best[which] / reached - 1); };
     const auto share = [&](double reached) { return peak_ > 0 ? 100 * reached * 1e12 / peak_ : 0; };
-    std::printf("%-5s %-8s %-5s %6ld %6ld %6ld  %8.1f %3.0f%%  %8.1f %3.0f%%  %8.1f %3.0f%%  %+4.1f %+4.1f %+4.1f\n",
-                shape.model, shape.layer, dtype_ == DType::kBF16 ? "bf16" : "fp32", rows, shape.out, shape.in,
-                forward, share(forward), input, share(input), weight, share(weight), faster(0, forward),
-                faster(1, input), faster(2, weight));
+    std::printf(
+        "%-5s %-8s %-5s %6ld %6ld %6ld  %8.1f %3.0f%%  %8.1f %3.0f%%  %8.1f %3.0f%%  %+4.1f %+4.1f %+4.1f\n",
+        shape.model, shape.layer, dtype_ == DType::kBF16 ? "bf16" : "fp32", rows, shape.out, shape.in,
+        forward, share(forward), input, share(input), weight, share(weight), faster(0, forward),
+        faster(1, input), faster(2, weight));
     return {{"model", shape.model},
             {"layer", shape.layer},
             {"dtype", dtype_ == DType::kBF16 ? "bf16" : "fp32"},
@@ -119,8 +120,8 @@ void run(bool quick) {
   const Gpu gpu = built_in_gpu(cuda_device(0).name);
   std::printf("%s: peak bf16 %.0f, fp32 %.0f TFLOP/s (data sheet; 0: not known)\n", gpu.name.c_str(),
               gpu.bf16_flops / 1e12, gpu.fp32_flops / 1e12);
-  std::printf("%-5s %-8s %-5s %6s %6s %6s  %-14s %-14s %-14s  %s\n", "model", "layer", "", "rows", "out", "in",
-              " forward TFLOP/s", " dx", " dW", "% more by the best algorithm");
+  std::printf("%-5s %-8s %-5s %6s %6s %6s  %-14s %-14s %-14s  %s\n", "model", "layer", "", "rows", "out",
+              "in", " forward TFLOP/s", " dx", " dW", "% more by the best algorithm");
   nlohmann::json rows = nlohmann::json::array();
   double best[2] = {0, 0};
   for (const DType dtype : {DType::kBF16, DType::kF32}) {

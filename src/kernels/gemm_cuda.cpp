@@ -161,20 +161,16 @@ class Products {
   }
 
   Product choose(const Problem& p) const {
-    Product out{description_of(p),
-                layout_of(p.left),
-                layout_of(p.right),
-                p.elsewhere ? layout_of(p.addend) : nullptr,
-                layout_of(p.out),
-                {}};
+    Product out{description_of(p),  layout_of(p.left),
+                layout_of(p.right), p.elsewhere ? layout_of(p.addend) : nullptr,
+                layout_of(p.out),   {}};
     std::vector<cublasLtMatmulHeuristicResult_t> proposed(static_cast<size_t>(p.choice) + 1);
     const Layout& addend = p.elsewhere ? out.addend : out.out;
     const Preference preference = preference_of(p);
     int count = 0;
-    TORCH_CUDABLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle_, out.description.get(), out.left.get(),
-                                                        out.right.get(), addend.get(), out.out.get(),
-                                                        preference.get(), p.choice + 1, proposed.data(),
-                                                        &count));
+    TORCH_CUDABLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(
+        handle_, out.description.get(), out.left.get(), out.right.get(), addend.get(), out.out.get(),
+        preference.get(), p.choice + 1, proposed.data(), &count));
     out.found = count > p.choice && proposed.back().state == CUBLAS_STATUS_SUCCESS;
     out.algorithm = proposed.back().algo;
     return out;

@@ -1,5 +1,5 @@
-// The whole table of a device, for src/model: our kernels, and the libraries': products of matrices, attention
-// on GPUs.
+// The whole table of a device, for src/model: our kernels, and the libraries': products of matrices,
+// attention on GPUs.
 #pragma once
 
 #include "base/bytes.h"

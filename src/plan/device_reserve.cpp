@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kRowsPerDocument = 128;  // of flash attention's blocks
 constexpr int64_t kFewDocuments = 8;       // of which the rows are nothing much
 constexpr int64_t kMostProcessors = 192;   // more than any GPU has today
-// CUBLAS_WORKSPACE_CONFIG=:4096:8, which the CLI process sets (launcher/environment.cpp): of the products that
-// LibTorch itself makes, for attention in chunks.
+// CUBLAS_WORKSPACE_CONFIG=:4096:8, which the CLI process sets (launcher/environment.cpp): of the products
+// that LibTorch itself makes, for attention in chunks.
 constexpr int64_t kChunkWorkspace = 32 * kMiB;
 // LibTorch's allocator takes memory in pieces of 2 MiB for small tensors, of 20 MiB up to 10 MiB, and of
 // multiples of 2 MiB.

@@ -95,8 +95,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type, uint64_t rows,
                                           uint64_t columns, int64_t stride) {
   if (rows == 0 || columns == 0 || stride < static_cast<int64_t>(rows)) return CUBLAS_STATUS_INVALID_VALUE;
-  auto* const layout =
-      new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), stride};
+  auto* const layout = new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), stride};
   return *out = reinterpret_cast<cublasLtMatrixLayout_t>(layout), CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {

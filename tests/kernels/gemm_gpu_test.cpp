@@ -1,5 +1,5 @@
-// Products of matrices on a GPU against fp64: every type, whatever lies transposed or apart, with an addend in
-// place or elsewhere. And what decides on their bits: not where matrices lie, nor what came before.
+// Products of matrices on a GPU against fp64: every type, whatever lies transposed or apart, with an addend
+// in place or elsewhere. And what decides on their bits: not where matrices lie, nor what came before.
 #include <array>
 
 #include "base/arena.h"
@@ -48,7 +48,8 @@ class ProductsOnAGpu : public ::testing::Test {
     const View view{first, values.dtype(), rows, columns, values.size() / rows};
     return {std::move(values), std::move(memory), view};
   }
-  Matrix noise(DType type, std::array<int64_t, 2> sizes, int64_t gap, uint32_t seed, int64_t shift = 0) const {
+  Matrix noise(DType type, std::array<int64_t, 2> sizes, int64_t gap, uint32_t seed,
+               int64_t shift = 0) const {
     return placed(Values::random(type, sizes[0] * (sizes[1] + gap), seed), sizes[0], sizes[1], shift);
   }
   Values read(const Matrix& matrix) const {
@@ -84,7 +85,7 @@ std::vector<double> expected(const Gemm& g, const Values& a, const Values& b, co
 // Shifts and gaps make addresses and strides that are no multiple of 16 bytes, or of 4.
 TEST_F(ProductsOnAGpu, AreThoseOfFp64) {
   enum Added { kNothing, kInPlace, kElsewhere };
-  const std::vector<std::array<int64_t, 3>> sizes = {{1, 1, 1},   {1, 24, 40}, {24, 1, 40},
+  const std::vector<std::array<int64_t, 3>> sizes = {{1, 1, 1},  {1, 24, 40},   {24, 1, 40},
                                                      {5, 17, 3}, {64, 96, 128}, {48, 40, 300}};
   for (const Types& types : kTypes) {
     for (const auto& [rows, columns, inner] : sizes) {
@@ -92,24 +93,29 @@ TEST_F(ProductsOnAGpu, AreThoseOfFp64) {
         const bool transpose_a = way & 1, transpose_b = way & 2;
         const auto added = static_cast<Added>(way / 4);
         const int64_t gap = inner == 3 ? 3 : 8, shift = inner == 3 ? 1 : 0;
-        SCOPED_TRACE(dtype_text(types.factors) + " to " + dtype_text(types.out) + ", " + std::to_string(rows) +
-                     " x " + std::to_string(columns) + " x " + std::to_string(inner) +
+        SCOPED_TRACE(dtype_text(types.factors) + " to " + dtype_text(types.out) + ", " +
+                     std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(inner) +
                      (transpose_a ? " a^T" : "") + (transpose_b ? " b^T" : "") + ", addend " +
                      std::to_string(added));
         const std::array<int64_t, 2> of_a{transpose_a ? inner : rows, transpose_a ? rows : inner},
             of_b{transpose_b ? columns : inner, transpose_b ? inner : columns};
-        const Matrix a = noise(types.factors, of_a, gap, 1, shift), b = noise(types.factors, of_b, gap, 2, shift),
+        const Matrix a = noise(types.factors, of_a, gap, 1, shift),
+                     b = noise(types.factors, of_b, gap, 2, shift),
                      out = noise(types.out, {rows, columns}, gap, 3, shift),
                      other = noise(types.out, {rows, columns}, 2 * gap, 4, shift);
-        Gemm g{.a = a.view, .b = b.view, .out = out.view, .transpose_a = transpose_a, .transpose_b = transpose_b};
+        Gemm g{.a = a.view,
+               .b = b.view,
+               .out = out.view,
+               .transpose_a = transpose_a,
+               .transpose_b = transpose_b};
         if (way % 3 != 0) g.scale = 0.75F;
         if (added != kNothing) g.addend = added == kInPlace ? out.view : other.view, g.addend_scale = -1.5F;
         multiply(g);
         const Values* const addend = added == kNothing   ? nullptr
                                      : added == kInPlace ? &out.values
                                                          : &other.values;
-        expect_near(read(out), expected(g, a.values, b.values, addend, out.values),
-                    relative_error(types.out), 2e-5 + 2e-3 * relative_error(types.factors), "product");
+        expect_near(read(out), expected(g, a.values, b.values, addend, out.values), relative_error(types.out),
+                    2e-5 + 2e-3 * relative_error(types.factors), "product");
         EXPECT_TRUE(read(other) == other.values) << "the addend was written";
       }
     }
@@ -144,7 +150,8 @@ TEST_F(ProductsOnAGpu, OfNothingAreTheirAddend) {
 TEST_F(ProductsOnAGpu, HaveTheSameBitsWhereverTheirMatricesLie) {
   std::vector<Values> results;
   for (const int64_t shift : {0, 8, 16, 64}) {  // elements: multiples of 16 bytes
-    const Matrix a = noise(DType::kBF16, {256, 512}, 0, 1, shift), b = noise(DType::kBF16, {384, 512}, 0, 2, shift),
+    const Matrix a = noise(DType::kBF16, {256, 512}, 0, 1, shift),
+                 b = noise(DType::kBF16, {384, 512}, 0, 2, shift),
                  out = noise(DType::kBF16, {256, 384}, 0, 3, shift);
     multiply({.a = a.view, .b = b.view, .out = out.view, .transpose_b = true});
     results.push_back(read(out));

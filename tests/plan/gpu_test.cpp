@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
 #include "kernels/attention_chunks.h"
 #include "plan/device_reserve.h"
 #include "shapes.h"
@@ -153,7 +154,8 @@ TEST(Gpu, KeepsMemoryForEachWorkspaceOfProducts) {
     return library_device_bytes(spec, shape) - attention_workspace(spec, shape);
   };
   const int64_t plain = beside_attention(64, 0);
-  for (const auto& [head_dim, softcap] : {std::pair{64, 50.0}, {512, 0.0}, {208, 0.0}})
+  const std::pair<int64_t, double> in_chunks[] = {{64, 50}, {512, 0}, {208, 0}};
+  for (const auto& [head_dim, softcap] : in_chunks)
     EXPECT_EQ(beside_attention(head_dim, softcap) - plain, 32 * kMiB) << head_dim << ", " << softcap;
   EXPECT_EQ(beside_attention(128, 0), plain);
 }
