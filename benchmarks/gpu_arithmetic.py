@@ -137,7 +137,8 @@ def elementwise_units(row):
     qk = qkv - (qkv - q) / 2
     copies = 0 if row.attention == "hopper" else 1  # of out, dq, dk and dv
     attention = 2 * q * copies
-    forward = 8 + 2 * qk + attention + 3 * f + 2  # norms with their residuals, rope, output, activation, the residual's copy
+    forward = 8 + 2 * qk + attention + 3 * f  # norms with their residuals, rope, output, activation
+    forward += 2 if row.measured_program else 0  # a copy of the residual, to which the product was added
     # normed twice once more, norms, rope, activation; the attention's own passes: out . dout, dq in fp32 zeroed, added to and
     # rounded, and with grouped heads dk and dv of every head, which are then summed.
     own = 11 * q + (5 * q if s.kv_heads < s.heads else 0)

@@ -42,7 +42,7 @@ MAY_INCLUDE["launcher/cli"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machi
 MAY_INCLUDE["launcher/worker"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report", "launcher/serve"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.
-SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_chunks|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
+SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_chunks|attention_cuda|gemm_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")
 SEES_CUDA = {"offload", "comm"}
 
 TORCH = re.compile(r"^(torch|ATen|c10)/")

@@ -20,7 +20,7 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
 void allow_tf32(bool allowed);
 
 // The libraries that compute for the device besides our kernels, with their loaded versions: "LibTorch
-// 2.11.0+cu130, cuBLAS 13.1.0, cuDNN 9.19.0". Other versions may round differently. Does not need
+// 2.11.0+cu130, cuBLASLt 13.1.0, cuDNN 9.19.0". Other versions may round differently. Does not need
 // start_torch.
 std::string library_versions(DeviceType device);
 

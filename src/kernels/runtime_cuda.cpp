@@ -52,7 +52,7 @@ std::string library_versions(DeviceType device) {
   std::string out = torch_version();
   if (device == DeviceType::kCpu) return out;
   if (const std::string version = version_of("cublasLtGetVersion"); !version.empty())
-    out += ", cuBLAS " + version;
+    out += ", cuBLASLt " + version;
   if (const std::string version = version_of("cudnnGetVersion"); !version.empty())
     out += ", cuDNN " + version;
   return out;

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "kernels/attention_chunks.h"
+#include "kernels/library.h"
 
 namespace lm {
 namespace {
@@ -13,8 +14,9 @@ namespace {
 constexpr int64_t kRowsPerDocument = 128;  // of flash attention's blocks
 constexpr int64_t kFewDocuments = 8;       // of which the rows are nothing much
 constexpr int64_t kMostProcessors = 192;   // more than any GPU has today
-// CUBLAS_WORKSPACE_CONFIG=:4096:8, which the CLI process sets (launcher/environment.cpp).
-constexpr int64_t kGemmWorkspace = 32 * kMiB;
+// CUBLAS_WORKSPACE_CONFIG=:4096:8, which the CLI process sets (launcher/environment.cpp): of the products
+// that LibTorch itself makes, for attention in chunks.
+constexpr int64_t kChunkWorkspace = 32 * kMiB;
 // LibTorch's allocator takes memory in pieces of 2 MiB for small tensors, of 20 MiB up to 10 MiB, and of
 // multiples of 2 MiB.
 constexpr int64_t kPieces = 64 * kMiB;
@@ -71,6 +73,14 @@ int64_t attention_workspace(const AttentionSpec& spec, const AttentionShape& sha
   return wants_shared_memory(spec.head_dim) ? std::max(most, chunks_backward(spec, shape)) : most;
 }
 
+// On some card.
+bool some_in_chunks(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const AttentionSpec* const a = layer.find<AttentionSpec>();
+    return a != nullptr && (!library_attends(a->head_dim, a->softcap) || wants_shared_memory(a->head_dim));
+  });
+}
+
 }  // namespace
 
 int64_t documents_at_once(int64_t tokens) {
@@ -95,7 +105,8 @@ int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) 
 }
 
 int64_t library_device_bytes(const ModelSpec& spec, const AttentionShape& shape) {
-  return attention_workspace(spec, shape) + kGemmWorkspace + kPieces;
+  const int64_t workspaces = kGemmWorkspace + (some_in_chunks(spec) ? kChunkWorkspace : 0);
+  return attention_workspace(spec, shape) + workspaces + kPieces;
 }
 
 }  // namespace lm

@@ -3,8 +3,8 @@
 // product is the CPU's, summed in fp32 and rounded once; with TF32 math fp32 factors are rounded to 10 bits
 // of mantissa first.
 #include <ATen/ATen.h>
-#include <cublas_v2.h>
 
+#include "blas.h"
 #include "emulator.h"
 
 namespace {
@@ -47,37 +47,22 @@ at::Tensor factor(const at::Tensor& x, bool tf32) {
   return x.view(at::kInt).add(0x1000).bitwise_and(~0x1FFF).view(at::kFloat);
 }
 
-// Column-major C = alpha op(A) op(B) + beta C is, row-major, C[n, m] = alpha b[n, k] a[k, m] + beta C.
+// Whoever asks has its stream, and whether fp32 factors are rounded, in the handle.
 cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
                     float alpha, const void* A, cudaDataType at_, int64_t lda, const void* B, cudaDataType bt,
                     int64_t ldb, float beta, void* C, cudaDataType ct, int64_t ldc) {
-  if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
-  const bool na = ta == CUBLAS_OP_N, nb = tb == CUBLAS_OP_N;
-  if (lda < (na ? m : k) || ldb < (nb ? k : n) || ldc < m) return CUBLAS_STATUS_INVALID_VALUE;
-  const Matrix a{const_cast<void*>(A), na ? k : m, na ? m : k, lda, scalar(at_)},
-      b{const_cast<void*>(B), nb ? n : k, nb ? k : n, ldb, scalar(bt)};
-  const Matrix c{C, n, m, ldc, scalar(ct)};
-  for (const void* p : {A, B, static_cast<const void*>(C)}) {
-    if (!emulator::device_can_use(p)) emulator::fault("a GEMM on memory that the device cannot use");
-  }
-  const bool tf32 = reinterpret_cast<Handle*>(handle)->math == CUBLAS_TF32_TENSOR_OP_MATH;
-  std::vector<emulator::Access> accesses = {a.access(false), b.access(false)};
-  if (beta != 0) accesses.push_back(c.access(false));
-  accesses.push_back(c.access(true));
-  emulator::enqueue(
-      reinterpret_cast<Handle*>(handle)->stream, emulator::Kind::kGemm,
-      "gemm " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k),
-      [=] {
-        const c10::InferenceMode guard;
-        const at::Tensor x = nb ? b.tensor() : b.tensor().t(), y = na ? a.tensor() : a.tensor().t();
-        at::Tensor sum = at::mm(factor(x, tf32), factor(y, tf32));
-        if (alpha != 1) sum.mul_(alpha);
-        const at::Tensor out = c.tensor();
-        if (beta != 0) sum.add_(out.to(at::kFloat), beta);
-        out.copy_(sum);
-      },
-      std::move(accesses));
-  return CUBLAS_STATUS_SUCCESS;
+  const Handle& h = *reinterpret_cast<Handle*>(handle);
+  return emulator::multiply(h.stream, {m,
+                                       n,
+                                       k,
+                                       alpha,
+                                       {A, at_, ta != CUBLAS_OP_N, lda},
+                                       {B, bt, tb != CUBLAS_OP_N, ldb},
+                                       beta,
+                                       {C, ldc},
+                                       {C, ldc},
+                                       ct,
+                                       h.math == CUBLAS_TF32_TENSOR_OP_MATH});
 }
 
 // So many of them: operand i of a matrix lies i strides behind the first.
@@ -106,6 +91,41 @@ Handle& of(cublasHandle_t h) {
 }
 
 }  // namespace
+
+namespace emulator {
+
+// Column-major D = alpha op(A) op(B) + beta C is, row-major, D[n, m] = alpha b[n, k] a[k, m] + beta C.
+cublasStatus_t multiply(cudaStream_t stream, const Product& p) {
+  if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
+  const bool na = !p.a.transposed, nb = !p.b.transposed;
+  if (p.a.stride < (na ? p.m : p.k) || p.b.stride < (nb ? p.k : p.n) || p.c.stride < p.m || p.d.stride < p.m)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const Matrix a{const_cast<void*>(p.a.data), na ? p.k : p.m, na ? p.m : p.k, p.a.stride, scalar(p.a.type)},
+      b{const_cast<void*>(p.b.data), nb ? p.n : p.k, nb ? p.k : p.n, p.b.stride, scalar(p.b.type)};
+  const Matrix c{const_cast<void*>(p.c.data), p.n, p.m, p.c.stride, scalar(p.type)},
+      d{const_cast<void*>(p.d.data), p.n, p.m, p.d.stride, scalar(p.type)};
+  for (const Matrix& x : {a, b, c, d}) {
+    if (!device_can_use(x.data)) fault("a GEMM on memory that the device cannot use");
+  }
+  std::vector<Access> accesses = {a.access(false), b.access(false)};
+  if (p.beta != 0) accesses.push_back(c.access(false));
+  accesses.push_back(d.access(true));
+  enqueue(
+      stream, Kind::kGemm,
+      "gemm " + std::to_string(p.m) + "x" + std::to_string(p.n) + "x" + std::to_string(p.k),
+      [=] {
+        const c10::InferenceMode guard;
+        const at::Tensor x = nb ? b.tensor() : b.tensor().t(), y = na ? a.tensor() : a.tensor().t();
+        at::Tensor sum = at::mm(factor(x, p.tf32), factor(y, p.tf32));
+        if (p.alpha != 1) sum.mul_(p.alpha);
+        if (p.beta != 0) sum.add_(c.tensor().to(at::kFloat), p.beta);
+        d.tensor().copy_(sum);
+      },
+      std::move(accesses));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace emulator
 
 #pragma GCC visibility push(default)
 extern "C" {

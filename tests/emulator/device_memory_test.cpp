@@ -1,6 +1,7 @@
 // What LibTorch takes from a GPU in a training step against what the plan sets aside for it: attention is
 // the only large part, and what it takes depends on heads, documents, splits and types.
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
@@ -86,6 +87,7 @@ class Trainee {
 
   // What LibTorch keeps from an earlier rank is given back first.
   void start() {
+    at::cuda::clearCublasWorkspaces();
     c10::cuda::CUDACachingAllocator::emptyCache();
     c10::cuda::CUDACachingAllocator::resetPeakStats(0);
     rank_ = std::make_unique<Rank>(

@@ -75,6 +75,7 @@ def items():
         test("arena_gpu_test", 60),
         test("offload_gpu_test", 60),
         test("library_error_gpu_test", 60),
+        test("gemm_gpu_test", 60),
         test("state_gpu_test", 60),
         test("load_gpu_test", 60),
         Item("bench_copies", ["bench_copies"], 15, block="host"),

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
 #include "kernels/attention_chunks.h"
 #include "plan/device_reserve.h"
 #include "shapes.h"
@@ -142,6 +143,21 @@ TEST(Gpu, KeepsMemoryForAttentionInChunks) {
     EXPECT_NE(reserved(64, 0, dtype), chunks(64, false, dtype));
   }
   EXPECT_GE(reserved(208, 0, DType::kBF16), chunks(208, false, DType::kBF16));
+}
+
+// Our products have a workspace, and those of attention in chunks, which LibTorch makes, another one.
+TEST(Gpu, KeepsMemoryForEachWorkspaceOfProducts) {
+  const auto beside_attention = [](int64_t head_dim, double softcap) {
+    ModelSpec spec = llama_spec({.heads = 8, .kv_heads = 8, .head_dim = head_dim});
+    for (LayerSpec& layer : spec.layers) layer.attention().softcap = softcap;
+    const AttentionShape shape{.tokens = 2048, .processors = 1};
+    return library_device_bytes(spec, shape) - attention_workspace(spec, shape);
+  };
+  const int64_t plain = beside_attention(64, 0);
+  const std::pair<int64_t, double> in_chunks[] = {{64, 50}, {512, 0}, {208, 0}};
+  for (const auto& [head_dim, softcap] : in_chunks)
+    EXPECT_EQ(beside_attention(head_dim, softcap) - plain, 32 * kMiB) << head_dim << ", " << softcap;
+  EXPECT_EQ(beside_attention(128, 0), plain);
 }
 
 }  // namespace

@@ -4,6 +4,11 @@
 
 namespace lm {
 
+bool gemm_cuda(const Gemm&, StreamView, int) {
+  LM_CHECK(false, "GPU products in an executable without CUDA");
+  return false;
+}
+
 void attention_forward_cuda(const AttentionForward&, StreamView) {
   LM_CHECK(false, "GPU attention in an executable without CUDA");
 }
