@@ -13,6 +13,7 @@
 #include "launcher/tokenizer_file.h"
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
+#include "weights/loader.h"
 
 namespace lm {
 namespace {
@@ -135,6 +136,7 @@ void fill_directory(const GrownVocabulary& grown, const Config& config, const st
   if (config.model.init == ModelInit::kRandom || !holds_weights(directory)) return;
   const ModelSpec spec = read_model_spec(directory);
   const ModelFiles base(directory);
+  check_model_files(base, spec);  // rows that the model's own files lack are no new ones
   const std::string path = output + "/" + kAddedRows;
   if (grown.adapter.empty()) return write_added_rows(base, spec, grown.rows, path);
   copy_added_rows(base, ModelFiles(grown.adapter, kAdapterWeights), spec, grown.rows, path);
