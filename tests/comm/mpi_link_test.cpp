@@ -40,11 +40,12 @@ struct World {
   std::condition_variable come;
   int wanted = 0, joined = 0, left = 0;
   std::vector<Message> messages;
-  std::vector<bool> mute;  // what such a rank sends does not arrive
-  std::vector<int> ends;   // words of an end that each has sent
-  std::set<void*> open;    // requests; those of a link that gave up stay, as MPI's do
-  int abandoned = 0;       // links whose call has failed after it was begun
-  int unfinished = 0;      // receives of theirs that were still open
+  std::vector<bool> mute;      // what such a rank sends does not arrive
+  std::vector<int> ends;       // words of an end that each has sent
+  std::vector<uint64_t> told;  // the number of the last heartbeat of each
+  std::set<void*> open;        // requests; those of a link that gave up stay, as MPI's do
+  int abandoned = 0;           // links whose call has failed after it was begun
+  int unfinished = 0;          // receives of theirs that were still open
 };
 World& world = *new World;  // a link's thread may outlive main
 thread_local int this_rank = -1;
@@ -65,6 +66,7 @@ void* send(const void* data, int64_t bytes, const MpiAddress* address, char* /*t
     Notice notice;
     std::memcpy(&notice, data, sizeof notice);
     if (notice.kind == Notice::Kind::kEnd) ++world.ends[static_cast<size_t>(this_rank)];
+    if (notice.kind == Notice::Kind::kHeartbeat) world.told[static_cast<size_t>(this_rank)] = notice.number;
   }
   if (!world.mute[static_cast<size_t>(this_rank)])
     world.messages.push_back(
@@ -108,6 +110,12 @@ void leave() {
 
 const MpiApi in_memory{join, send, receive, test, leave};
 
+// Whether a heartbeat of that rank has said that it is in this collective.
+bool has_told(int rank, uint64_t number) {
+  const std::lock_guard lock(world.mutex);
+  return world.told[static_cast<size_t>(rank)] == number;
+}
+
 void mute(int rank) {
   const std::lock_guard lock(world.mutex);
   world.mute[static_cast<size_t>(rank)] = true;
@@ -143,6 +151,7 @@ std::vector<std::string> with_links(int ranks, const std::function<void(MpiLink&
     world.messages.clear();
     world.mute.assign(static_cast<size_t>(ranks), false);
     world.ends.assign(static_cast<size_t>(ranks), 0);
+    world.told.assign(static_cast<size_t>(ranks), 0);
   }
   std::vector<std::string> out(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -194,7 +203,7 @@ TEST(MpiLink, ASilentRankIsGivenUpByItsNeighbourWhoTellsTheOthers) {
       [](MpiLink& link, Group& group) {
         group.barrier("first");
         if (link.rank() == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // a heartbeat says where it is
+          while (!has_told(1, 1)) std::this_thread::yield();
           mute(1);
         }
         group.barrier("second");
