@@ -165,6 +165,9 @@ TEST(SharedGroupFailures, ARankThatLivesAndNeverComesIsNamed) {
 
 // Several pairs: of some the one has seen the other's last heartbeat before, and of some it sees it after.
 TEST(SharedGroupFailures, TheTimeInWhichAllWereStoppedIsNotWaited) {
+  // Far more than the second of work and the second in which the processes go on one after the other, and
+  // less than they stand still.
+  constexpr int kPatience = 6;
   std::vector<SharedRegion> regions;
   for (int i = 0; i < 6; ++i) regions.push_back(SharedRegion::create(2));
   std::vector<Work> processes;
@@ -172,7 +175,7 @@ TEST(SharedGroupFailures, TheTimeInWhichAllWereStoppedIsNotWaited) {
     for (SharedRegion& region : regions) {
       processes.push_back([&region, rank]() -> std::vector<std::string> {
         try {
-          SharedGroup group(region, rank, 3, 3);
+          SharedGroup group(region, rank, kPatience, kPatience);
           if (rank == 1) work_a_second();
           group.barrier("after a stop");
         } catch (const Error& error) {
@@ -182,7 +185,7 @@ TEST(SharedGroupFailures, TheTimeInWhichAllWereStoppedIsNotWaited) {
       });
     }
   }
-  expect_go_on_after(std::chrono::seconds(4), processes);
+  expect_go_on_after(std::chrono::seconds(kPatience + 1), processes);
 }
 
 TEST(SharedGroupWaits, WaitsForAMeetingUntilAllHaveCome) {
