@@ -13,16 +13,16 @@ namespace lm {
 // no linear layer, a pattern that matches nothing, and where no module is left.
 AdapterSpec configured_adapter(const ModelSpec& model, const LoraConfig& lora);
 
-// The same for any kind of adapter, by train.method. Without pairs of low rank the modules are those of lora.targets, or peft's
-// default for the architecture; Error(10) where it has none.
+// The same for any kind of adapter, by train.method. Without pairs of low rank the modules are those of
+// lora.targets, or peft's default for the architecture; Error(10) where it has none.
 AdapterSpec configured_adapter(const ModelSpec& model, const Config& config);
 
 // train.method of an adapter of this kind.
 Method method_of(AdapterKind kind);
 
-// The shape of an adapter that is trained further: `given`, as read from `directory`, with the configured dropout. Keys of [lora]
-// that were written must agree with it (alpha by what the output is scaled by), or Error(10) names both
-// values.
+// The shape of an adapter that is trained further: `given`, as read from `directory`, with the configured
+// dropout. Keys of [lora] that were written must agree with it (alpha by what the output is scaled by), or
+// Error(10) names both values.
 AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, const AdapterSpec& given,
                               const std::string& directory);
 
@@ -30,8 +30,8 @@ AdapterSpec continued_adapter(const ModelSpec& model, const LoraConfig& lora, co
 AdapterSpec continued_adapter(const ModelSpec& model, const Config& config, const AdapterSpec& given,
                               const std::string& directory);
 
-// Throws Error(10) if the adapter cannot be trained further: peft's lora_alpha may be any number, a run's must
-// be positive.
+// Throws Error(10) if the adapter cannot be trained further: peft's lora_alpha may be any number, a run's
+// must be positive.
 void require_trainable(const ModelSpec& model, const AdapterSpec& given, const std::string& directory);
 
 // `lora` with every key as `adapter` has it: what a run records.

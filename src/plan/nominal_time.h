@@ -6,7 +6,8 @@
 
 namespace lm {
 
-// Time of a step's matrix products in micro-batches of so many tokens, on a GPU; `recomputes`: every block's forward pass twice.
+// Time of a step's matrix products in micro-batches of so many tokens, on a GPU; `recomputes`: every block's
+// forward pass twice.
 double nominal_product_seconds(const PlanInput& in, int64_t micro_tokens, bool recomputes);
 
 }  // namespace lm

@@ -16,7 +16,8 @@ struct BaseCopy {
   // What it must equal: a tensor of the adapter's file, or, where that is "", one of the base's files.
   std::string of_adapter, of_base;
 };
-// Copies of the base's tensors among those that `own` does not name: the adapter's tensors. A tied head is a copy of the embedding.
+// Copies of the base's tensors among those that `own` does not name: the adapter's tensors. A tied head is a
+// copy of the embedding.
 std::vector<BaseCopy> base_copies(const ModelFiles& adapter, const ModelSpec& base,
                                   const std::function<bool(const std::string& name)>& own);
 

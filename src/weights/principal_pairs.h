@@ -31,9 +31,9 @@ class PrincipalPairs {
   // `adapter` is borrowed.
   PrincipalPairs(PairBase base, const AdapterSpec& adapter);
 
-  // The pair for the matrix that `a`, an entry of `block` with the role kLoraA, belongs to. A rank beyond the matrix's
-  // is as in a fresh adapter: a row of A0, and zeros in B0. Holds the matrix once in fp32, and where it is
-  // quantized once more, with its codes (plan/sizes.cpp counts it).
+  // The pair for the matrix that `a`, an entry of `block` with the role kLoraA, belongs to. A rank beyond the
+  // matrix's is as in a fresh adapter: a row of A0, and zeros in B0. Holds the matrix once in fp32, and where
+  // it is quantized once more, with its codes (plan/sizes.cpp counts it).
   PrincipalPair pair(const BlockLayout& block, const Trainable& a) const;
 
  private:
