@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused_by_name_and_a_plan_writes_nothing(work):
     claimed = {**json.loads((work / "tied/config.json").read_text()), "vocab_size": VOCAB + 1}
     (work / "claims_more/config.json").write_text(json.dumps(claimed))
     for like in ("mean", f"w{VOCAB - 1}"):
-        done = lmlaunch(*again("model.path=claims_more", f"model.new_rows={like}"), cwd=work, check=False)
+        done = lmlaunch(*again("model.path=claims_more", f"model.new_rows={like}", "data.cache_dir=claimed"), cwd=work, check=False)
         assert done.returncode == 11 and "shape: model.embed_tokens.weight" in done.stderr, done.stderr
     for model, name in ("tied", "train.only does not name the embedding"), ("untied", 'and "lm_head"'):
         only = config(work, "refused_only", **settings(model, model__add_tokens=NEW, train__only=["mlp"]))
