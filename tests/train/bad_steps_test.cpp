@@ -86,17 +86,17 @@ const Kernels& planting_kernels() {
   return kernels;
 }
 
-struct TierId {
+struct TierRun {
   const char* name;
   Variant run;
 };
 
 // One of each tier that gradients have.
-std::vector<TierId> tiers() {
+std::vector<TierRun> tiers() {
   Variant run;
   run.kernels = &planting_kernels();
   run.recompute = true;
-  std::vector<TierId> out;
+  std::vector<TierRun> out;
   const auto add = [&](const char* name, auto&& change) {
     out.push_back({name, run});
     change(out.back().run);
@@ -128,10 +128,10 @@ class BadSteps : public ::testing::Test {
 };
 
 TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryTier) {
-  for (const TierId& tier_id : tiers()) {
-    SCOPED_TRACE(tier_id.name);
+  for (const TierRun& tier : tiers()) {
+    SCOPED_TRACE(tier.name);
     plant = {};
-    Training training(tier_id.run);
+    Training training(tier.run);
     planted_in = &training;
     int64_t step = 1;
     training.step(step);
@@ -186,10 +186,10 @@ TEST_F(BadSteps, NameTheBlockThatBackwardReachedFirst) {
 
 TEST_F(BadSteps, WithoutGlobalClippingEndTheRunAtOnceAndNameTheTensor) {
   for (const Clip clip : {Clip::kBlock, Clip::kNone}) {
-    for (const size_t tier_id : {0, 2, 5, 6, 7}) {
-      Variant run = tiers()[tier_id].run;
+    for (const size_t tier : {0, 2, 5, 6, 7}) {
+      Variant run = tiers()[tier].run;
       run.clip = clip;
-      SCOPED_TRACE(tiers()[tier_id].name);
+      SCOPED_TRACE(tiers()[tier].name);
       for (const int64_t call : {0, 3, 4}) {
         plant = {};
         Training training(run);
