@@ -55,6 +55,22 @@ int next_signal(int timeout_ms) {
   return signal > 0 ? signal : 0;
 }
 
+// The time that this process has waited for signals. A machine that is suspended or frozen meanwhile adds no
+// more than one wait: its ranks stood still, too, and are not to be killed for it.
+class WaitedTime {
+ public:
+  int64_t ms() const { return ms_; }
+  int next_signal(int timeout_ms) {
+    const int64_t before = now_ms();
+    const int signal = lm::next_signal(timeout_ms);
+    ms_ += std::clamp<int64_t>(now_ms() - before, 0, timeout_ms);
+    return signal;
+  }
+
+ private:
+  int64_t ms_ = 1;  // 0 is no time
+};
+
 // Ctrl-C in a terminal: the kernel sends it to every process of the foreground group.
 bool has_it_from_terminal(pid_t child, const siginfo_t& told) {
   return told.si_signo == SIGINT && told.si_code == SI_KERNEL && getpgid(child) == getpgrp();
@@ -239,14 +255,15 @@ int64_t earlier(int64_t a, int64_t b) {
 WorkerEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const WorkerCare& care) {
   WorkerWatch watch(ranks, care);
   bool asked_twice = false;
-  int64_t kill_at = 0, leave_at = 0;  // 0: not yet known
+  WaitedTime waited;
+  int64_t kill_at = 0, leave_at = 0;  // in waited.ms(); 0: not yet known
   for (;;) {
     const bool failed = watch.reap();
     if (!watch.alive()) return watch.end;
-    if (failed) kill_at = earlier(kill_at, now_ms() + kOthersMs);
-    const int signal = next_signal(care.failed_elsewhere ? kAskMs : kLookMs);
+    if (failed) kill_at = earlier(kill_at, waited.ms() + kOthersMs);
+    const int signal = waited.next_signal(care.failed_elsewhere ? kAskMs : kLookMs);
     if (signal == 0 && kill_at == 0 && care.meanwhile) care.meanwhile();
-    const int64_t now = now_ms();
+    const int64_t now = waited.ms();
     if (watch.failed_elsewhere()) kill_at = earlier(kill_at, now + (care.quiet ? kOthersMs : kElsewhereMs));
     if (kill_at != 0 && leave_at == 0 && now >= kill_at) {
       watch.kill_all();

@@ -259,10 +259,10 @@ TEST(Cli, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
   cli.write_config("c.toml");
   const CliResult result = cli.run({"--gpus", "0", "c.toml"}, "ends:21");
   EXPECT_EQ(result.code, 21);
-  EXPECT_HAS(result.err, "fake rank: lives on");  // it had some seconds
+  EXPECT_HAS(result.err, "fake rank: lives on");  // it had some seconds, counted as the CLI counts them
   EXPECT_EQ(result.last_line(), "lmlaunch: stop code=21 reason=error:io step=7 checkpoint=none repeat=0");
   // And at once where a signal asks for it twice.
-  cli.start({"--gpus", "0", "c.toml", "run.dir=other"}, "ends:21");
+  cli.start({"--gpus", "0", "c.toml", "run.dir=other"}, "ends:21:8");
   cli.wait_for("ready");
   cli.send(SIGTERM);
   cli.wait_for("finishing the step");

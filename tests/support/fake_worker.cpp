@@ -2,12 +2,10 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
-//   running, stopping                           writes status.json and never stops; stopping: with all that
-//   one
+//   running, stopping                           writes status.json and never stops; stopping: with all that one
 //                                               does that leaves with 75, once it is asked to, but leave
-//   ends:N                                      publishes step 7 and that it ends with N, and never does;
-//   after four
-//                                               seconds it prints "fake rank: lives on"
+//   ends:N[:S]                                  publishes step 7 and that it ends with N, and never does; after
+//                                               S (4) seconds of sleep it prints "fake rank: lives on"
 //   lost:R[:STEP]                               rank R publishes STEP, if given, and is killed; the others
 //                                               leave with 40. Without a rank R all are done.
 //   lose:R                                      the same, once: rank R leaves with 70, as if its GPU were
@@ -106,14 +104,16 @@ int main(int argc, char** argv) {
     publish(
         control,
         {.step = 7, .repeat = 0, .checkpoint = "", .reason = "", .exit_code = std::atoi(script.c_str() + 5)});
-    for (int i = 0; i < 40; ++i) usleep(100000);
+    const size_t seconds = script.find(':', 5);
+    const int tenths = seconds == std::string::npos ? 40 : 10 * std::atoi(script.c_str() + seconds + 1);
+    for (int i = 0; i < tenths; ++i) usleep(100000);
     std::fputs("fake rank: lives on\n", stderr);
     live_on();
   }
   if (script == "stop") {
     publish(control, {.step = 11, .repeat = 0, .checkpoint = "", .reason = ""});
     publish(control, {.step = 12, .repeat = 2, .checkpoint = "/a run/step_00000010", .reason = ""});
-    for (int i = 0; i < 2000 && control->stop_requests() == 0; ++i) usleep(5000);
+    for (int i = 0; i < 24000 && control->stop_requests() == 0; ++i) usleep(5000);
     return 75;
   }
   if (script == "running" || script == "stopping") {
