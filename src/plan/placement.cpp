@@ -380,6 +380,10 @@ std::optional<SizedPlan> share_updates(const PlanInput& in, const PlacedPlan& st
   if (p.pool(Pool::kWeights).slots > 0 || p.pool(Pool::kGradients).slots > 0) return std::nullopt;
   if (in.update_on_host || in.world.ranks > 1) return std::nullopt;
   if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return std::nullopt;
+  // All that it could save. (Most candidates end here, without a plan of their own.)
+  const double passing = static_cast<double>(2 * p.pool(Pool::kOptimizer).off_device_bytes(TierId::kHost)) /
+                         link_rates(in.machine, in.device).link;
+  if (passing <= (1 - kWorthwhile) * seconds) return std::nullopt;
   const double share = balanced_share(in, alone);
   if (share < kLeastShare || share > 1 - kLeastShare) return std::nullopt;
   PlacedPlan shared_start = start;
