@@ -228,6 +228,16 @@ def told(results, outputs, not_run):
     return lines + ["Slowest:", *(f"  {results[name][1]:7.1f} s  {name}" for name in slowest)]
 
 
+def with_reasons(summary, outputs):
+    """ctest's summary, with the first message of each entry behind its line: of a run elsewhere often nothing but the end is kept."""
+    lines = []
+    for line in summary:
+        lines.append(line)
+        if failed := re.match(r"\s*\d+ - (\S+) \((?!Skipped)", line):
+            lines.append(f"\t      {reasons.why_failed(outputs.get(failed[1], ''))}")
+    return lines
+
+
 def run(folder, names, junit, seconds, pace):
     """ctest's status, {entry: (how, seconds)}, its summary."""
     listed = junit.with_suffix(".txt")
@@ -283,9 +293,10 @@ def main():
     if options.tier in FAULTS:
         report = [sys.executable, "-B", ROOT / "tests" / "faults" / "report.py", build, junit, FAULTS[options.tier]]
         status = subprocess.run(report).returncode or status
-    lines = told(results, reasons.outputs(folder / "Testing" / "Temporary"), not_run)
+    outputs = reasons.outputs(folder / "Testing" / "Temporary")
+    lines = told(results, outputs, not_run)
     held = [f"LM_CPU={os.environ['LM_CPU']}"] if os.environ.get("LM_CPU") else []
-    print("\n".join(["", *lines, *held, *summary]), flush=True)
+    print("\n".join(["", *lines, *held, *with_reasons(summary, outputs)]), flush=True)
     return status
 
 
