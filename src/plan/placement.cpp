@@ -12,6 +12,7 @@
 #include "plan/limits.h"
 #include "plan/tile_cutter.h"
 #include "plan/unit_pools.h"
+#include "plan/update_site.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -274,15 +275,13 @@ SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& 
   return plan;
 }
 
-namespace {
-
-// Slots that stage optimizer state ahead, then arrays of `auto` classes that stay on the device; where the
-// disk is too small for the rest, those arrays alone.
 SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan) {
   SizedPlan staged = keep_what_fits(in, stage_more(in, plan));
   if (!staged.fits) return keep_what_fits(in, plan);
   return staged;
 }
+
+namespace {
 
 // How each `auto` was resolved; nothing if all state is on the device.
 std::vector<Choice> explain_tiers(const PlanInput& in, const SizedPlan& plan) {
@@ -353,85 +352,6 @@ PlacedPlan unplaced(const PlanInput& in, const NumericsPlan& numerics, std::opti
   p.io_timeout = io.timeout;
   p.verify = in.config.offload.verify;
   return out;
-}
-
-// The share of the CPU at which it and the link, over which the GPU's part passes, need as long for a granule
-// of all.
-double balanced_share(const PlanInput& in, const PlacedPlan& plan) {
-  const double link = link_rates(in.machine, in.device).link;
-  const double bandwidth = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype).bandwidth;
-  const auto state = static_cast<double>(plan.placement.granule_bytes);
-  const auto gradient = static_cast<double>(kGranule * size_of(plan.numerics.gradient_dtype)),
-             weight = static_cast<double>(kGranule * size_of(plan.numerics.trained_dtype()));
-  const double gpu = state / link;
-  // What the CPU reads and writes; and its gradients and weights take their part of the link.
-  const double cpu = std::max((gradient + 2 * (weight + state)) / bandwidth, (gradient + weight) / link);
-  return gpu / (gpu + cpu);
-}
-
-// With state in host memory and all else on the GPU both may update: the CPU a part where it lies, the GPU
-// the rest, whose state alone passes over the link. Same formula and order, hence the same bits. Null: that
-// does not take a twentieth off `seconds`, the step that `alone` makes, where one of them updates all.
-std::optional<SizedPlan> share_updates(const PlanInput& in, const PlacedPlan& start,
-                                       const TierChoice& tier_choice, const SizedPlan& alone,
-                                       double seconds) {
-  constexpr double kWorthwhile = 0.95, kLeastShare = 0.1;
-  const PlacementPlan& p = alone.placement;
-  if (p.pool(Pool::kWeights).slots > 0 || p.pool(Pool::kGradients).slots > 0) return std::nullopt;
-  if (in.update_on_host || in.world.ranks > 1) return std::nullopt;
-  if (tier_choice.optimizer != TierId::kHost || tier_choice.in_backward) return std::nullopt;
-  // All that it could save. (Most candidates end here, without a plan of their own.)
-  const double passing = static_cast<double>(2 * p.pool(Pool::kOptimizer).off_device_bytes(TierId::kHost)) /
-                         link_rates(in.machine, in.device).link;
-  if (passing <= (1 - kWorthwhile) * seconds) return std::nullopt;
-  const double share = balanced_share(in, alone);
-  if (share < kLeastShare || share > 1 - kLeastShare) return std::nullopt;
-  PlacedPlan shared_start = start;
-  shared_start.placement.update_on_host = true;
-  shared_start.placement.host_share = share;
-  SizedPlan shared = place(in, shared_start, tier_choice, p.group);
-  if (!fits_memory(shared)) return std::nullopt;
-  shared = use_spare_memory(in, shared);
-  if (!shared.fits || shared.placement.pool(Pool::kOptimizer).slots == 0) return std::nullopt;
-  const double both = estimate(in, shared).step_seconds;
-  if (both >= kWorthwhile * seconds) return std::nullopt;
-  shared.choices.push_back(
-      {"update of state off the GPU", "both",
-       fmt::format("{:.3g} s per step, {:.3g} s if one of them did all: the CPU updates {:.0f} %", both,
-                   seconds, 100 * share)});
-  return shared;
-}
-
-// With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever fits, and
-// makes the shorter step. Spends spare memory either way.
-SizedPlan choose_update_site(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
-                             const SizedPlan& placed) {
-  const char* const key = "update of state off the GPU";
-  SizedPlan plan = use_spare_memory(in, placed);
-  if (in.device != DeviceType::kCuda || tier_choice.optimizer == TierId::kDevice) return plan;
-  if (is_muon(plan.numerics.rule)) {
-    plan.choices.push_back({key, "gpu", "products have other bits on the CPU"});
-    return plan;
-  }
-  PlacedPlan host_start = start;
-  host_start.placement.update_on_host = true;
-  SizedPlan on_host = place(in, host_start, tier_choice, placed.placement.group);
-  if (!fits_memory(on_host)) return plan;
-  on_host = use_spare_memory(in, on_host);
-  if (!on_host.fits) return plan;
-  if (!plan.fits && in.update_on_host.value_or(true)) {
-    on_host.choices.push_back({key, "cpu", "takes less room on the disk"});
-    return on_host;
-  }
-  const double gpu = estimate(in, plan).step_seconds, cpu = estimate(in, on_host).step_seconds;
-  const bool host = in.update_on_host.value_or(cpu < gpu);
-  if (auto shared = share_updates(in, start, tier_choice, host ? on_host : plan, std::min(gpu, cpu)))
-    return *std::move(shared);
-  const std::string reason = fmt::format("{:.3g} s per step, {:.3g} s if the {} did it", host ? cpu : gpu,
-                                         host ? gpu : cpu, host ? "GPU" : "CPU");
-  SizedPlan& chosen = host ? on_host : plan;
-  chosen.choices.push_back({key, host ? "cpu" : "gpu", reason});
-  return std::move(chosen);
 }
 
 int64_t missing_memory(const PlanSizes& sizes) {

@@ -28,10 +28,12 @@ std::vector<TierChoice> tier_candidates(const PlanInput& in);
 SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
                 int64_t most_group = std::numeric_limits<int64_t>::max());
 
+// Spends what memory `plan` leaves: slots that stage optimizer state ahead, then arrays of `auto` classes
+// that stay on the device; where the disk is too small for the rest, those arrays alone.
+SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan);
+
 // The nearest tiers whose memory fits the machine's capacities, then of these and farther ones the nearest
-// that fit what is free now. What these have left is spent: slots that stage optimizer state ahead, then
-// arrays of `auto` classes that stay on the device; where the disk is too small for the rest, those arrays
-// alone. `level`: of recomputation, if not the numerics'.
+// that fit what is free now. What these have left is spent. `level`: of recomputation, if not the numerics'.
 SizedPlan choose_placement(const PlanInput& in, const NumericsPlan& numerics,
                            std::optional<RecomputeChoice> level = {});
 

@@ -96,7 +96,7 @@ def test_what_a_norm_and_the_heads_sum_read_is_what_the_emulated_gpu_counts():
     # Two norms: dy, x, the residual's gradient and dx once, the weight twice for each row, and rstd for each of 32 lanes.
     assert of_block == 2 * (4 + 2 + 1) * array
     # No pass adds a part of dX in the model's type to fp32.
-    assert not any("add_arrays<Bf16, float" in line for line in lines)
+    assert not any("add_arrays<float, Bf16" in line for line in lines)
     full, lora = (arithmetic.Row("", arithmetic.LLAMA_8B, lora=lora) for lora in (False, True))
     before = arithmetic.elementwise_units(replace(lora, measured_program=True))[1] - arithmetic.elementwise_units(lora)[1]
     assert before == pytest.approx(4 + 3 * 3.5)  # and the activation once more
@@ -113,15 +113,17 @@ def test_a_change_of_a_rate_moves_the_rows_that_have_it(monkeypatch):
     assert arithmetic.step_seconds(full) == before[1]
 
 
-def test_predictions_and_where_the_targets_stand():
+def test_predictions_and_where_the_targets_stand(monkeypatch):
     print(arithmetic.table())
     reached = [target.figure() <= target.value if target.what == "s" else target.figure() >= target.value for target in arithmetic.TARGETS]
-    assert reached == [True, True, False, True, False, False]
-    # The CPU's share of updates: what crosses the link without one, and with it.
+    assert reached == [True, True, False, False, False, False]
+    # The CPU's share of updates, which begins behind the step's check, while the link carries state all step long.
     offloaded = next(target for target in arithmetic.TARGETS if target.what == "s")
-    assert 0.4 < offloaded.share < 0.5
-    assert arithmetic.offloaded_seconds(offloaded.row, 0) == pytest.approx(0.34, abs=0.005)
-    assert offloaded.figure() == pytest.approx(0.25, abs=0.005)
+    assert 0.1 < arithmetic.balanced_share(offloaded.row) < 0.25
+    assert offloaded.figure() == pytest.approx(0.31, abs=0.005)
+    monkeypatch.setattr(arithmetic, "balanced_share", lambda row: 0)
+    assert offloaded.figure() == pytest.approx(0.34, abs=0.005)
+    monkeypatch.undo()
     # What the program's own changes have given, by the same sums.
     now = arithmetic.LORA_H100
     assert arithmetic.tokens_per_second(now) > 1.06 * arithmetic.tokens_per_second(replace(now, measured_program=True))

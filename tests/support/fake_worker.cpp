@@ -2,9 +2,11 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
-//   running, stopping                           writes status.json and never stops; stopping: with all that one
+//   running, stopping                           writes status.json and never stops; stopping: with all that
+//   one
 //                                               does that leaves with 75, once it is asked to, but leave
-//   ends:N[:S]                                  publishes step 7 and that it ends with N, and never does; after
+//   ends:N[:S]                                  publishes step 7 and that it ends with N, and never does;
+//   after
 //                                               S (4) seconds of sleep it prints "fake rank: lives on"
 //   lost:R[:STEP]                               rank R publishes STEP, if given, and is killed; the others
 //                                               leave with 40. Without a rank R all are done.
