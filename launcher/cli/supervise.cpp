@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "launcher/cli/first_cause.h"
 #include "launcher/machine/survey.h"
 
 namespace lm {
@@ -168,10 +169,9 @@ std::string position_text(int rank, const WorkerRecord& record, const WorkerCare
                      operation.empty() ? "" : ", in \"" + operation + "\"");
 }
 
-// How a run's ranks ended: the first cause.
+// How a run's ranks ended.
 struct WorkerEnd {
-  int rank = 0;
-  int wait_status = 0;
+  FirstCause cause;
   bool at_once = false;                     // killed after a second stop signal
   bool left = false;                        // a rank could not be killed
   std::optional<RunStatus> elsewhere = {};  // the first cause, if it is a rank of another CLI process
@@ -192,15 +192,14 @@ class WorkerWatch {
       int wait_status = 0;
       if (ranks_[r] <= 0 || !ended(ranks_[r], &wait_status)) continue;
       ranks_[r] = 0;
-      const bool good = WIFEXITED(wait_status) && goes_well(WEXITSTATUS(wait_status));
-      if (worse(wait_status, end.wait_status) || (r == 0 && good && !failed_))
-        end.rank = static_cast<int>(r), end.wait_status = wait_status;
-      failed = failed || !good;
+      end.cause.take(static_cast<int>(r), wait_status, killed_);
+      failed = failed || !ends_well(wait_status);
     }
     if (failed && !std::exchange(failed_, true) && alive() && care_.rank_failed) care_.rank_failed();
     return failed;
   }
-  void kill_all() const {
+  void kill_all() {
+    killed_ = true;
     for (const pid_t rank : ranks_) {
       if (rank > 0) kill(rank, SIGKILL);
     }
@@ -225,21 +224,10 @@ class WorkerWatch {
   WorkerEnd end;
 
  private:
-  static bool goes_well(int code) { return code == 0 || code == static_cast<int>(Exit::kStopped); }
-  // A rank that ended because of another is not the cause; of several causes the first counts.
-  static bool worse(int now, int before) {
-    const auto weight = [](int status) {
-      if (WIFSIGNALED(status)) return 3;
-      const int code = WEXITSTATUS(status);
-      if (code == 0) return 0;
-      return code == static_cast<int>(Exit::kStopped) ? 1 : code == static_cast<int>(Exit::kPeerLost) ? 2 : 3;
-    };
-    return weight(now) > weight(before);
-  }
-
   std::vector<pid_t> ranks_;  // 0: reaped
   const WorkerCare& care_;
   bool failed_ = false;
+  bool killed_ = false;  // all that lived
 };
 
 // Whether a rank has reported that it ends with an error.
@@ -293,8 +281,8 @@ WorkerEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const 
 
 // If a rank reports that another has ended, or that its library has ended it, the cause may arrive late.
 void ask_once_more(WorkerEnd& end, const WorkerCare& care) {
-  if (!care.failed_elsewhere || end.elsewhere || !WIFEXITED(end.wait_status)) return;
-  const int code = WEXITSTATUS(end.wait_status);
+  if (!care.failed_elsewhere || end.elsewhere || !WIFEXITED(end.cause.wait_status())) return;
+  const int code = WEXITSTATUS(end.cause.wait_status());
   if (code != static_cast<int>(Exit::kPeerLost) && !reason_of_code(code).empty()) return;
   for (const int64_t until = now_ms() + kAskedLaterMs; !end.elsewhere && now_ms() < until;) {
     end.elsewhere = care.failed_elsewhere();
@@ -343,32 +331,33 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
   if (end.left && care.left_behind) care.left_behind();
   const WorkerRecord last = control.latest();
   RunStatus out = status_of_record(last);
+  const int rank = end.cause.rank(), wait_status = end.cause.wait_status();
   const bool gone = care.launcher_ended && care.launcher_ended();
-  const bool dead = end.left || WIFSIGNALED(end.wait_status);
+  const bool dead = end.left || WIFSIGNALED(wait_status);
   if (end.elsewhere) {
     out.exit_code = end.elsewhere->exit_code;
     out.reason = end.elsewhere->reason;
   } else if (dead && end.at_once) {
     out.exit_code = static_cast<int>(Exit::kStopped);
-  } else if (dead && last.exit_code >= 0 && end.rank == 0) {
+  } else if (dead && last.exit_code >= 0 && rank == 0) {
     // The rank has reported how it ends; its death afterwards does not matter.
     out.exit_code = last.exit_code;
     if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
   } else if (dead) {
-    const int signal = WTERMSIG(end.wait_status);
+    const int signal = WTERMSIG(wait_status);
     out.reason = "killed:" + signal_name(signal);
-    if (!end.left) out.killed_rank = end.rank;
-    out.exit_code = report_death(signal, oom_kills, position_text(end.rank, last, care),
+    if (!end.left) out.killed_rank = rank;
+    out.exit_code = report_death(signal, oom_kills, position_text(rank, last, care),
                                  ranks.size() > 1 || care.failed_elsewhere, care.less_memory);
-  } else if (const int code = WEXITSTATUS(end.wait_status); !reason_of_code(code).empty()) {
-    if (out.reason.empty() || end.rank != 0) out.reason = reason_of_code(code);
+  } else if (const int code = WEXITSTATUS(wait_status); !reason_of_code(code).empty()) {
+    if (out.reason.empty() || rank != 0) out.reason = reason_of_code(code);
     out.exit_code = code;
   } else if (gone) {
-    out.exit_code = report_launcher_ended(position_text(end.rank, last, care));
+    out.exit_code = report_launcher_ended(position_text(rank, last, care));
     out.reason = reason_of_code(*out.exit_code);
   } else {
-    if (out.reason.empty() || end.rank != 0) out.reason = fmt::format("error:exit-{}", code);
-    out.exit_code = report_strange_exit(code, position_text(end.rank, last, care));
+    if (out.reason.empty() || rank != 0) out.reason = fmt::format("error:exit-{}", code);
+    out.exit_code = report_strange_exit(code, position_text(rank, last, care));
   }
   name_good_end(out, control);
   return out;
