@@ -19,7 +19,7 @@
 
 #include "base/error.h"
 #include "gpu_pattern.h"
-#include "kernels/kernels.h"
+#include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "plan/flash_rate.h"
 
@@ -55,7 +55,7 @@ double seconds_of(const std::function<void()>& work, StreamView stream) {
 class Problem {
  public:
   Problem(const Shape& shape, int64_t head_dim, const PatternTile& tile, StreamView stream)
-      : shape_(shape), head_dim_(head_dim), stream_(stream), tile_(tile), table_(kernels(stream.device)) {
+      : shape_(shape), head_dim_(head_dim), stream_(stream), tile_(tile), table_(library_kernels(stream.device)) {
     const int64_t q = shape.heads * head_dim, kv = shape.kv_heads * head_dim;
     std::byte* const in = array(q + 2 * kv);
     std::byte* const gradient = array(q + 2 * kv);

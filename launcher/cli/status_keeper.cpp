@@ -42,13 +42,23 @@ void leave_all_but(int handle) {
   for (int i = 0; i < 3; ++i) open("/dev/null", O_RDWR);  // a print must not go into a file
 }
 
-void keep(const CheckedRun& run, const Control& control, pid_t cli, int handle) {
+int open_lock(const std::string& directory) {
+  return open((directory + "/.lock").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
+std::string recorded_owner(const std::string& directory) {
+  const int lock = open_lock(directory);
+  std::string out = owner_of(lock);
+  if (lock >= 0) close(lock);
+  return out;
+}
+
+void keep(const CheckedRun& run, const Control& control, pid_t cli, int handle, const std::string& owner) {
   prctl(PR_SET_NAME, "lm-status");
   setsid();  // signals of mpirun, a terminal or a shell's `kill` go to the CLI's group
   leave_all_but(handle);
   if (chdir("/") != 0) return;
-  const int lock = open((run.directory + "/.lock").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  const std::string owner = owner_of(lock);
+  const int lock = open_lock(run.directory);
   pollfd one{handle, POLLIN, 0};
   while (poll(&one, 1, -1) < 0) {
   }
@@ -77,9 +87,11 @@ StatusKeeper::StatusKeeper(const CheckedRun& run, const Control& control) {
   if (handle < 0) return;
   CheckedRun whole = run;
   whole.directory = std::filesystem::absolute(run.directory);
+  // Read here: the new process may run for the first time when another run has the directory.
+  const std::string owner = recorded_owner(whole.directory);
   process_ = fork();
   if (process_ == 0) {
-    keep(whole, control, cli, handle);
+    keep(whole, control, cli, handle, owner);
     _exit(0);
   }
   close(handle);

@@ -145,6 +145,7 @@ TEST(SigmoidExperts, ComputeWhatAutogradDoes) {
     SCOPED_TRACE("groups " + std::to_string(spec.groups));
     Layer layer(spec, DType::kF32);
     const at::Tensor out = layer.run();
+    const c10::InferenceMode with_autograd(false);
     const Expected expected(layer);
     expect_close(out, expected.out, 1e-5, "output");
     expect_close(layer.dx, expected.x.grad(), 1e-5, "dx");
@@ -171,6 +172,7 @@ TEST(SigmoidExperts, ACorrectionIsFrozenFp32InABf16ModelAndSmallOnesDecide) {
   std::memcpy(layer.frozen.data() + place.offset, corrections.data(), kExperts * sizeof(float));
   layer.correction = at::tensor(corrections);
   const at::Tensor out = layer.run();
+  const c10::InferenceMode with_autograd(false);
   const Expected expected(layer);
   EXPECT_EQ(std::get<0>(expected.chosen[0].sort()).sum().item<int64_t>(), 2 + 5 + 7);
   expect_close(out, expected.out, 2e-2, "output");
