@@ -55,7 +55,11 @@ double seconds_of(const std::function<void()>& work, StreamView stream) {
 class Problem {
  public:
   Problem(const Shape& shape, int64_t head_dim, const PatternTile& tile, StreamView stream)
-      : shape_(shape), head_dim_(head_dim), stream_(stream), tile_(tile), table_(library_kernels(stream.device)) {
+      : shape_(shape),
+        head_dim_(head_dim),
+        stream_(stream),
+        tile_(tile),
+        table_(library_kernels(stream.device)) {
     const int64_t q = shape.heads * head_dim, kv = shape.kv_heads * head_dim;
     std::byte* const in = array(q + 2 * kv);
     std::byte* const gradient = array(q + 2 * kv);

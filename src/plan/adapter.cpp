@@ -32,9 +32,10 @@ class ModulePattern {
   bool matches(const AdapterModule& module) const {
     if (regex_) return regex_->matches(module.path);
     // As peft has it, "all-linear" leaves the head and the experts out.
-    return (text_ == "all-linear" && module.layer != kNoLayer && !module.stacked) ||
+    return (is_all_linear() && module.layer != kNoLayer && !module.stacked) ||
            names_module(text_, module.path);
   }
+  bool is_all_linear() const { return text_ == "all-linear"; }
   bool is_regex() const { return regex_.has_value(); }
 
  private:
@@ -64,6 +65,7 @@ std::vector<bool> matched(const char* key, const std::vector<std::string>& names
       const bool meant = !modules[m].stacked || std::string_view(key) != "lora.targets" ||
                          (!pattern.is_regex() && names_module(modules[m].name, name));
       if (!meant || !pattern.matches(modules[m])) continue;
+      if (pattern.is_all_linear() && peft_takes_for_experts(model, modules[m])) continue;
       out[m] = some = true;
     }
     if (some) continue;

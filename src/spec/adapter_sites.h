@@ -26,6 +26,9 @@ struct AdapterModule {
 std::vector<AdapterModule> adapter_modules(const ModelSpec& spec);
 // Those that LoRA may adapt: these, of an untied model the embedding and the head, and the experts' matrices.
 std::vector<AdapterModule> lora_modules(const ModelSpec& spec);
+// Whether peft 0.21 reads the name of a dense or shared MLP's matrix as that of all experts of the model: it
+// loads such an adapter wrongly, or not at all. Named in targets they get adapters all the same.
+bool peft_takes_for_experts(const ModelSpec& spec, const AdapterModule& module);
 // The norms with a weight of the layers, and the final one, whose layer is the number of layers. A norm's
 // name is the end of its path.
 std::vector<AdapterModule> norm_modules(const ModelSpec& spec);

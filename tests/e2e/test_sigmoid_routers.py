@@ -4,10 +4,12 @@ and layers of multi-token prediction, which nobody loads, come back with their b
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import peft
 import pytest
 import torch
+from peft.utils import transformers_weight_conversion
 from safetensors.torch import load_file, save_file
 from test_family_files import SETTINGS, make_work
 from test_run import config, lmlaunch, losses
@@ -55,7 +57,11 @@ def expect_kept(before, after, changed):
 
 def test_what_nobody_trains_comes_back_with_its_bits(work):
     lmlaunch(config(work, "full", **SETTINGS, model__dtype="bf16"), cwd=work)
-    expect_kept(load_file(work / "model/model.safetensors"), load_file(work / "runs/full/model/model.safetensors"), lambda name: True)
+    before, after = (load_file(work / path / "model.safetensors") for path in ("model", "runs/full/model"))
+    # An expert that no token has chosen in these steps has no gradient.
+    idle = {name for name in before if ".experts." in name and torch.equal(before[name], after[name])}
+    assert len(idle) < sum(".experts." in name for name in before) / 2
+    expect_kept(before, after, lambda name: name not in idle)
     lmlaunch("export", "runs/full", "-o", "exported", cwd=work)
     before, after = (load_file(work / path / "model.safetensors") for path in ("runs/full/model", "exported"))
     assert before.keys() == after.keys() and all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -76,7 +82,10 @@ def test_an_adapter_is_pefts_and_a_merged_one_keeps_the_rest(work):
     lmlaunch(config(work, "lora", **settings, lora__targets=["q_proj", "mlp.shared_experts.down_proj"]), cwd=work)
     adapter = load_file(work / "runs/lora/model/adapter_model.safetensors")
     assert {key.split(".lora_")[0].rsplit(".", 1)[1] for key in adapter} == {"q_proj", "down_proj"}
-    model = peft.PeftModel.from_pretrained(tiny_models.load(work / "model", torch.float32), work / "runs/lora/model")
+    # peft 0.21 takes these names for those of all experts, unless it is kept from that.
+    with mock.patch.dict(transformers_weight_conversion._MODEL_TO_CONVERSION_PATTERN):
+        transformers_weight_conversion._MODEL_TO_CONVERSION_PATTERN.pop("glm4_moe")
+        model = peft.PeftModel.from_pretrained(tiny_models.load(work / "model", torch.float32), work / "runs/lora/model")
     assert adapter.keys() <= peft.get_peft_model_state_dict(model).keys()
     lmlaunch("export", "runs/lora", "--merge", "-o", "merged", cwd=work)
     adapted = {key.removeprefix("base_model.model.").split(".lora_")[0] + ".weight" for key in adapter}

@@ -134,26 +134,28 @@ TEST(ClampedGlu, LimitsGateAndUpWhichAreNeighbours) {
       const Values dh = Values::random(dtype, kRows * ffn, 8);
       const Glu glu{.alpha = 1.702, .limit = both.rounded(0.7)};
       both.set(0, glu.limit), both.set(1, -glu.limit);
-      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
-        Values x = both, h(dtype, kRows * ffn), d = dh;
-        k.clamped_glu_forward({.gate_up = x.data(),
-                               .out = h.data(),
-                               .rows = kRows,
-                               .ffn = ffn,
-                               .alpha = 1.702F,
-                               .limit = static_cast<float>(glu.limit),
-                               .dtype = dtype},
-                              stream);
-        k.clamped_glu_backward({.gate_up = x.data(),
-                                .dh = d.data(),
-                                .rows = kRows,
-                                .ffn = ffn,
-                                .alpha = 1.702F,
-                                .limit = static_cast<float>(glu.limit),
-                                .dtype = dtype},
-                               stream);
-        return Outputs{h, d, x};
-      });
+      const Outputs got = same_everywhere(
+          [&](const Kernels& k, StreamView stream) {
+            Values x = both, h(dtype, kRows * ffn), d = dh;
+            k.clamped_glu_forward({.gate_up = x.data(),
+                                   .out = h.data(),
+                                   .rows = kRows,
+                                   .ffn = ffn,
+                                   .alpha = 1.702F,
+                                   .limit = static_cast<float>(glu.limit),
+                                   .dtype = dtype},
+                                  stream);
+            k.clamped_glu_backward({.gate_up = x.data(),
+                                    .dh = d.data(),
+                                    .rows = kRows,
+                                    .ffn = ffn,
+                                    .alpha = 1.702F,
+                                    .limit = static_cast<float>(glu.limit),
+                                    .dtype = dtype},
+                                   stream);
+            return Outputs{h, d, x};
+          },
+          Bits::kExp);
       EXPECT_TRUE(got[0] == got[1]) << "h is another one in the backward pass";
       std::vector<double> h, gradient;
       for (int64_t i = 0; i < dh.size(); ++i) {
