@@ -50,7 +50,7 @@ class Traffic {
   // divided and a unit has hundreds.
   struct SharedUnit {
     int64_t elements = 0, frozen_bytes = 0;
-    bool frozen = false;         // frozen weights are what is gathered
+    bool frozen = false;          // frozen weights are what is gathered
     int64_t shard = 0, part = 0;  // elements of the longest
   };
   std::vector<SharedUnit> share(const std::vector<Unit>& units, const PlacementPlan& placement) const;
