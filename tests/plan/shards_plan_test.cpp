@@ -192,6 +192,32 @@ TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
   EXPECT_GT(partly, 0);
 }
 
+// What the GPU does not have begins in the middle of the blocks, and so does what host memory does not have.
+TEST(ShardsPlan, HostMemoryHasRoomForTheRankWithMostOfItsBlocks) {
+  int uneven = 0;
+  for (int64_t quarter_gib = 20; quarter_gib < 34; ++quarter_gib) {
+    Case c{.spec = llama_8b(), .device = DeviceType::kCuda};
+    c.machine = gpu_machine("H100");
+    c.machine.gpus.front().memory_bytes = 14 * kGiB;
+    c.machine.host_memory = c.machine.host_available = quarter_gib * 256 * kMiB;
+    c.machine.disks = {{"/swap", 1'000 * kGiB, 2e9, 1e9}};
+    c.world = {8, 1};
+    c.config.optimizer.name = Rules::id<Muon>();
+    c.config.zero.stage = 3;
+    c.config.train.global_batch = 8;
+    c.config.train.micro_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = 1024;
+    stay_near(c.config);
+    c.config.offload.optimizer = OffloadTier::kAuto;
+    c.config.offload.paths = {"/swap"};
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits) << static_cast<double>(quarter_gib) / 4 << " GiB\n" << print_plan(plan);
+    uneven += bytes_at(plan, "longest shards", TierId::kHost) > 64 * kMiB ? 1 : 0;
+  }
+  EXPECT_GT(uneven, 0);
+}
+
 // Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
 TEST(ShardsPlan, TheDiskMovesShardsAlone) {
   for (const int ranks : {1, 2, 4}) {
