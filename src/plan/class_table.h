@@ -59,6 +59,15 @@ class ClassTable {
     rows_.push_back({name, bytes, note, TierId::kHost});
   }
 
+  // Above are the first rank's bytes: memory and disks are planned for the rank that has most of a tier.
+  void other_ranks() {
+    for (size_t t = tier_index(device_tier_); t < kTierCount; ++t) {
+      const auto tier_id = static_cast<TierId>(t);
+      if (const int64_t more = placement_.more_than_first(tier_id); more > 0)
+        rows_.push_back({"longest shards", more, "of whole matrices: another rank has more here", tier_id});
+    }
+  }
+
   // Where arrays pass through; from disk to a GPU they pass host memory too.
   void slots() {
     int64_t staging = 0, checked = 0, passing = 0;

@@ -92,9 +92,10 @@ void place_optimizer(const PlanInput& in, const NumericsPlan& n, TierId tier_id,
   }
   tiles.begin_block();
   placement.tile_granules = off_device ? tiles.longest_granules() : 0;
-  const int64_t slot = tiles.longest_bytes();
-  PoolPlan& pool = placement.pool(Pool::kOptimizer) = make_pool(tier_id, tiles.take(), kSlots + 1, in.device);
-  if (pool.slots > 0) pool.slot_bytes = round_up(slot, kSlotAlignment);
+  PoolPlan& pool = placement.pool(Pool::kOptimizer) =
+      make_pool(tier_id, tiles.bytes(), kSlots + 1, in.device);
+  pool.places = tiles.take_places();
+  if (pool.slots > 0) pool.slot_bytes = round_up(tiles.longest_bytes(), kSlotAlignment);
   if (!placement.update_on_host) return;
   if (placement.host_share > 0) placement.host_tiles = shared_tiles(placement);
   limit_slots(placement, Pool::kOptimizer);
@@ -140,14 +141,14 @@ SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
       which != Pool::kOptimizer || !plan.placement.update_on_host || plan.placement.shares_updates();
   const int64_t room =
       spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
-  const int64_t any_rank = plan.placement.slots_of_any_rank(which) ? pool.slot_bytes : 0;
-  int64_t kept = 0, others = 0, longest = any_rank;  // bytes that stay; arrays that do not, and their slots'
-  for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
+  // Arrays that do not stay, and what a slot of theirs needs.
+  int64_t others = 0, longest = plan.placement.slots_of_any_rank(which) ? pool.slot_bytes : 0;
+  BytesOfPlaces kept(pool);        // of what stays
   size_t end = pool.bytes.size();  // arrays before it stay
   const auto slots = [&] { return slots_on_device ? std::min(pool.slots, others) * longest : 0; };
-  for (; end > 0 && kept + slots() > room; --end) {
+  for (; end > 0 && kept.most() + slots() > room; --end) {
     if (pool.off_device[end - 1] == 0) continue;
-    kept -= pool.bytes[end - 1];
+    kept.remove(pool, end - 1, false);
     longest = std::max(longest, round_up(pool.bytes[end - 1], kSlotAlignment));
     ++others;
   }
@@ -164,11 +165,11 @@ SizedPlan keep_nearer(const PlanInput& in, SizedPlan plan, Pool which) {
        ++t) {
     PoolPlan& pool = plan.placement.pool(which);
     if (pool.slots == 0) return plan;
-    int64_t room = spare(plan, static_cast<TierId>(t));
+    const int64_t room = spare(plan, static_cast<TierId>(t));
+    BytesOfPlaces near;
     for (; a < pool.bytes.size(); ++a) {
-      const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
-      if (bytes > room) break;
-      room -= bytes;
+      if (pool.off_device[a] != 0) near.add(pool, a, true);
+      if (near.most() > room) break;
     }
     pool.kept[t] = static_cast<int64_t>(a);
     limit_slots(plan.placement, which);

@@ -46,6 +46,45 @@ int64_t PoolPlan::whole_bytes() const {
   return sum;
 }
 
+BytesOfPlaces::BytesOfPlaces(const PoolPlan& pool) {
+  for (size_t a = 0; a < pool.bytes.size(); ++a)
+    if (pool.off_device[a] != 0) add(pool, a, false);
+}
+
+void BytesOfPlaces::count(const PoolPlan& pool, size_t array, bool off_device, int64_t times) {
+  const auto there = [&](int64_t bytes) {
+    // Where a rank has nothing, the array is there all the same.
+    return off_device ? round_up(std::max<int64_t>(bytes, 1), kSlotAlignment) : bytes;
+  };
+  if (pool.places.empty() || pool.places[array].empty()) {
+    common_ += times * there(pool.shards > 1 ? pool.shard_bytes[array] : pool.bytes[array]);
+    return;
+  }
+  common_ += times * there(0);
+  for (const PlaceBytes& of : pool.places[array]) {
+    const auto place = static_cast<size_t>(of.place);
+    beyond_.resize(std::max(beyond_.size(), place + 1));
+    beyond_[place] += times * (there(of.bytes) - there(0));
+  }
+}
+
+int64_t BytesOfPlaces::most() const {
+  return common_ + std::ranges::max(beyond_);
+}
+
+int64_t PlacementPlan::more_than_first(TierId tier) const {
+  BytesOfPlaces sum;
+  for (const PoolPlan& plan : pools) {
+    for (size_t a = 0; a < plan.places.size(); ++a) {
+      // Whole arrays in shards are in slots alone, and what they are made of lies on the device.
+      const bool off = plan.off_device[a] != 0 && plan.shards == 1;
+      const TierId here = off ? plan.tier_id_of(a) : nearest_tier(device);
+      if (here == tier && !plan.places[a].empty()) sum.add(plan, a, off);
+    }
+  }
+  return sum.most() - sum.first();
+}
+
 int64_t PlacementPlan::head_segments() const {
   for (const Pool which : {Pool::kWeights, Pool::kGradients}) {
     const PoolPlan& arrays = pool(which);

@@ -28,6 +28,12 @@ const char* state_class_name(StateClass state);
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
+// What one place of a group of ranks has of an array.
+struct PlaceBytes {
+  int place = 0;
+  int64_t bytes = 0;
+};
+
 // Arrays of one pool (schedule/transfers.h says which). Those that are not off the device live in its memory
 // (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
@@ -41,7 +47,10 @@ struct PoolPlan {
   // pool of shards (shards_of) if that has it off the device, and else in its device's memory.
   int shards = 1;
   std::vector<int64_t> shard_bytes = {};  // then the first rank's, of each array
-  int64_t slots = 0;                      // 0: nothing passes through any
+  // Of arrays in shards of whole tensors, whose bytes above are the first rank's: every place with some.
+  // Empty, or empty for an array: all ranks have as many.
+  std::vector<std::vector<PlaceBytes>> places = {};
+  int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;
   TierId tier_id_of(size_t array) const {  // of an array off the device
     for (size_t t = 0; t < tier_index(tier_id); ++t)
@@ -54,6 +63,25 @@ struct PoolPlan {
   int64_t off_device_bytes(Medium medium) const;
   // Total unsharded bytes of the offloaded arrays.
   int64_t whole_bytes() const;
+};
+
+// Sums of arrays by the places of a group. Of all blocks the first rank has most, of a tier's alone another
+// one may: like blocks give their longest shard to one rank after the other (Unit::turn).
+class BytesOfPlaces {
+ public:
+  BytesOfPlaces() = default;
+  // Of the arrays that are off the device, as they are on it.
+  explicit BytesOfPlaces(const PoolPlan& pool);
+  // An array's bytes as they are on the device, or off it.
+  void add(const PoolPlan& pool, size_t array, bool off_device) { count(pool, array, off_device, 1); }
+  void remove(const PoolPlan& pool, size_t array, bool off_device) { count(pool, array, off_device, -1); }
+  int64_t first() const { return common_ + beyond_.front(); }
+  int64_t most() const;
+
+ private:
+  void count(const PoolPlan& pool, size_t array, bool off_device, int64_t times);
+  int64_t common_ = 0;                                     // of every place
+  std::vector<int64_t> beyond_ = std::vector<int64_t>(1);  // of each up to the last that has some
 };
 
 struct PlacementPlan {
@@ -120,6 +148,8 @@ struct PlacementPlan {
     return sharded && whole_tensors != WholeTensors::kNone &&
            (which == Pool::kOptimizer || holds_shards(which));
   }
+  // What the rank that has most in that tier has there beyond the first one.
+  int64_t more_than_first(TierId tier) const;
   Sharding sharding() const { return {ranks, sharded ? ranks / copies : 1, whole_tensors}; }
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }

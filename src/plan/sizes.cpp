@@ -246,6 +246,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), sizes.arena.saved + inputs.off_device_bytes(),
               off_device_bytes(inputs), saved_text(plan.recompute()));
+    table.other_ranks();
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
   const int64_t slot = p.defer_tied_gradient ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;

@@ -16,14 +16,24 @@ void TileCutter::add(int64_t first_granule, int64_t granules, int64_t bytes) {
 void TileCutter::cut_whole(const Unit& unit) {
   const BlockLayout& block = layout_.blocks[static_cast<size_t>(unit.block)];
   const std::vector<Shard> shards = shards_of_unit(unit, placement_.sharding());
-  for (const Shard& shard : shards) {
+  places_.resize(bytes_.size());
+  std::vector<PlaceBytes>& places = places_.emplace_back();
+  for (size_t place = 0; place < shards.size(); ++place) {
+    const Shard& shard = shards[place];
     if (shard.elements == 0) continue;  // of thousands of ranks most have nothing
+    const int64_t bytes = state_tensors_.bytes(block.count(shard.first, shard.end()));
+    places.push_back({static_cast<int>(place), bytes});
     longest_granules_ = std::max(longest_granules_, shard.elements / kGranule);
-    longest_bytes_ = std::max(longest_bytes_, state_tensors_.bytes(block.count(shard.first, shard.end())));
+    longest_bytes_ = std::max(longest_bytes_, bytes);
   }
   const Shard& first = shards.front();
   add(first.first / kGranule, first.elements / kGranule,
       std::max<int64_t>(state_tensors_.bytes(block.count(first.first, first.end())), 1));
+}
+
+std::vector<std::vector<PlaceBytes>> TileCutter::take_places() {
+  if (!places_.empty()) places_.resize(bytes_.size());
+  return std::move(places_);
 }
 
 void TileCutter::cut(const Unit& unit) {

@@ -24,7 +24,9 @@ class TileCutter {
   void cut(const Unit& unit);
   // Bytes of each tile, on the rank that has most of it; of whole tensors those of the first rank, which has
   // most of all together.
-  std::vector<int64_t> take() { return std::move(bytes_); }
+  const std::vector<int64_t>& bytes() const { return bytes_; }
+  // Of tiles of whole tensors the bytes of every place that has some; empty: there is none.
+  std::vector<std::vector<PlaceBytes>> take_places();
   // Of the longest tile of any rank.
   int64_t longest_bytes() const { return longest_bytes_; }
   int64_t longest_granules() const { return longest_granules_; }
@@ -40,6 +42,7 @@ class TileCutter {
   bool of_elements_;  // a tile's bytes follow from its length
   int64_t each_;
   std::vector<int64_t> bytes_;
+  std::vector<std::vector<PlaceBytes>> places_;  // up to the last tile that has some
   int64_t longest_bytes_ = 0, longest_granules_ = 0;
 };
 

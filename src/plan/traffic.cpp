@@ -5,6 +5,15 @@
 #include "model/head_loss.h"
 
 namespace lm {
+namespace {
+
+// Whether the shards of both are as long.
+bool shared_alike(const Unit& a, const Unit& b) {
+  return a.first == b.first && a.elements == b.elements && a.linear == b.linear &&
+         std::ranges::equal(a.borders, b.borders);
+}
+
+}  // namespace
 
 double Collective::mean_sent(int ranks) const {
   const double all = ranks, each = machine_ranks;
@@ -29,26 +38,45 @@ Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const 
       weight_shards_(placement.pool(Pool::kWeights).shards),
       weight_bytes_(static_cast<int64_t>(dtype_size(numerics.trained_dtype()))),
       gradient_bytes_(static_cast<int64_t>(dtype_size(numerics.gradient_dtype))),
-      units_(layout.units(placement.head_segments() > 0)) {
-  for (int64_t u = 0; u < std::ssize(units_); ++u) frozen_.push_back(placement.frozen_array(u) ? 1 : 0);
+      units_(share(layout.units(placement.head_segments() > 0), placement)) {}
+
+std::vector<Traffic::SharedUnit> Traffic::share(const std::vector<Unit>& units,
+                                                const PlacementPlan& placement) const {
+  std::vector<SharedUnit> out;
+  const Unit* last = nullptr;
+  for (const Unit& unit : units) {
+    SharedUnit& shared = out.emplace_back();
+    shared = {.elements = unit.elements,
+              .frozen_bytes = unit.frozen_bytes,
+              .frozen = placement.frozen_array(std::ssize(out) - 1)};
+    if (ranks_ == 1 || unit.elements == 0) continue;
+    if (last != nullptr && shared_alike(unit, *last)) {
+      const SharedUnit& before = out[static_cast<size_t>(last - units.data())];
+      shared.shard = before.shard, shared.part = before.part;
+    } else {
+      shared.shard = longest_shard(unit, sharding_), shared.part = longest_part(unit, sharding_);
+    }
+    last = &unit;
+  }
+  return out;
 }
 
 Collective Traffic::scalars(int64_t bytes) const {
   return {.kind = Collective::Kind::kVotes, .bytes = ranks_ * bytes, .shard = bytes};
 }
 
-Collective Traffic::of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
+Collective Traffic::of_unit(Collective::Kind kind, const SharedUnit& unit, int64_t element_bytes) const {
   return {.kind = kind,
           .bytes = unit.elements * element_bytes,
-          .shard = longest_part(unit, sharding_) * element_bytes,
+          .shard = unit.part * element_bytes,
           .copies = sharding_.copies()};
 }
 
-Collective Traffic::in_group(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
+Collective Traffic::in_group(Collective::Kind kind, const SharedUnit& unit, int64_t element_bytes) const {
   Collective call = of_unit(kind, unit, element_bytes);
   if (sharding_.group == ranks_) return call;
   call.reach = Collective::Reach::kGroup;
-  call.shard = longest_shard(unit, sharding_) * element_bytes;
+  call.shard = unit.shard * element_bytes;
   call.machine_ranks = sharding_.group;
   call.copies = 1;
   return call;
@@ -80,8 +108,8 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   if (op.kind == OperationKind::kCheck) return {scalars(sizeof(LossSums))};
   if (op.kind == OperationKind::kFetch) {
     if (op.pool != Pool::kWeights || weight_shards_ == 1) return {};
-    const Unit& unit = units_[static_cast<size_t>(op.array)];
-    if (frozen_[static_cast<size_t>(op.array)] == 0) return {in_group(Kind::kWeights, unit, weight_bytes_)};
+    const SharedUnit& unit = units_[static_cast<size_t>(op.array)];
+    if (!unit.frozen) return {in_group(Kind::kWeights, unit, weight_bytes_)};
     const bool all = weight_shards_ == ranks_;
     return {{.kind = Kind::kWeights,
              .reach = all ? Collective::Reach::kAll : Collective::Reach::kGroup,
@@ -89,7 +117,7 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
              .shard = frozen_shard_of(unit.frozen_bytes, 0, weight_shards_).elements,
              .machine_ranks = all ? 1 : weight_shards_}};
   }
-  const Unit& unit = units_[static_cast<size_t>(op.unit)];
+  const SharedUnit& unit = units_[static_cast<size_t>(op.unit)];
   if (is_transfer(op) || unit.elements == 0) return {};
   if (op.kind == OperationKind::kGather) return {in_group(Kind::kWeights, unit, weight_bytes_)};
   if (op.kind == OperationKind::kReduceScatter) {
@@ -105,7 +133,7 @@ std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   return {norms};
 }
 
-std::vector<Collective> Traffic::reduce_scatter_of(const Unit& unit) const {
+std::vector<Collective> Traffic::reduce_scatter_of(const SharedUnit& unit) const {
   Collective all = of_unit(Collective::Kind::kGradients, unit, gradient_bytes_);
   all.reduce_scatter = true;
   if (machine_ranks_ == 1) return {all};

@@ -46,10 +46,18 @@ class Traffic {
   // What is shared, as it goes across machines.
   std::vector<Collective> in_levels(const Collective& call) const;
   Collective scalars(int64_t bytes) const;  // of each rank
+  // What a call moves of a unit. Its longest shard is looked for once, as that takes long where no tensor is
+  // divided and a unit has hundreds.
+  struct SharedUnit {
+    int64_t elements = 0, frozen_bytes = 0;
+    bool frozen = false;          // frozen weights are what is gathered
+    int64_t shard = 0, part = 0;  // elements of the longest
+  };
+  std::vector<SharedUnit> share(const std::vector<Unit>& units, const PlacementPlan& placement) const;
   // Whose parts are each rank's; and whose shards are those of a group.
-  Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
-  Collective in_group(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
-  std::vector<Collective> reduce_scatter_of(const Unit& unit) const;
+  Collective of_unit(Collective::Kind kind, const SharedUnit& unit, int64_t element_bytes) const;
+  Collective in_group(Collective::Kind kind, const SharedUnit& unit, int64_t element_bytes) const;
+  std::vector<Collective> reduce_scatter_of(const SharedUnit& unit) const;
 
   int ranks_;
   int machine_ranks_;  // whose gradients are added up first
@@ -57,8 +65,7 @@ class Traffic {
   Sharding sharding_;
   int weight_shards_;                      // of a group; 1: each rank has all weights
   int64_t weight_bytes_, gradient_bytes_;  // of an element
-  std::vector<Unit> units_;
-  std::vector<char> frozen_;  // of each unit: whether its frozen weights are what is gathered
+  std::vector<SharedUnit> units_;
 };
 
 // Every rank sends to every other one: what each kind of link has to do, both at once, and what the call

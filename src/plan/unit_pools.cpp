@@ -30,15 +30,28 @@ std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
 // Bytes of a shard of each array: the first rank's, and any rank's longest.
 struct ShardBytes {
   std::vector<int64_t> first;
+  std::vector<std::vector<PlaceBytes>> places;  // PoolPlan's
   int64_t longest = 0;
   void add(int64_t bytes, int64_t of_any) {
     first.push_back(bytes);
     longest = std::max(longest, of_any);
   }
-  // Where the first rank has nothing, another one has something: the array is there.
   void add(const Unit& unit, const Sharding& sharding, int64_t size) {
-    add(std::max<int64_t>(shard_of(unit, sharding, 0).elements * size, 1),
-        longest_shard(unit, sharding) * size);
+    if (!sharding.of_whole_tensors(unit)) {
+      const int64_t bytes = shard_of(unit, sharding, 0).elements * size;
+      return add(std::max<int64_t>(bytes, 1), bytes);
+    }
+    const std::vector<Shard> shards = shards_of_unit(unit, sharding);
+    places.resize(first.size());
+    std::vector<PlaceBytes>& of_places = places.emplace_back();
+    int64_t most = 0;
+    for (size_t place = 0; place < shards.size(); ++place) {
+      const int64_t bytes = shards[place].elements * size;
+      if (bytes > 0) of_places.push_back({static_cast<int>(place), bytes});
+      most = std::max(most, bytes);
+    }
+    // Where the first rank has nothing, another one has something: the array is there.
+    add(std::max<int64_t>(shards.front().elements * size, 1), most);
   }
 };
 
@@ -50,8 +63,13 @@ UnitPools make_pools(const PlanInput& in, TierId tier_id, bool shards, std::vect
   UnitPools out{make_pool(TierId::kHost, std::move(bytes), kSlots, DeviceType::kCuda), {}};
   out.whole.shards = sharding_of(in).group;
   out.whole.shard_bytes = shard_bytes.first;
-  if (!is_off_device(tier_id, in.device)) return out;
+  if (!shard_bytes.places.empty()) shard_bytes.places.resize(shard_bytes.first.size());
+  if (!is_off_device(tier_id, in.device)) {
+    out.whole.places = std::move(shard_bytes.places);
+    return out;
+  }
   out.shards = make_pool(tier_id, std::move(shard_bytes.first), kSlots, in.device);
+  out.shards.places = std::move(shard_bytes.places);
   out.shards.slot_bytes = round_up(shard_bytes.longest, kSlotAlignment);
   return out;
 }

@@ -11,13 +11,16 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from test_run import BIN, config, lmlaunch, losses, rows, warm_program, work  # noqa: F401
 
 SHELL = "/bin/sh"
+EMULATOR = BIN.parent / "emulator"
 
 
 def hooked(work, name, script, **changes):
@@ -121,6 +124,59 @@ def test_prometheus_scrapes_a_run_while_it_trains(work):
         assert float(seen["lmlaunch_" + name]) == row[key], name
     assert seen["lmlaunch_planned_steps"] == "100000" and float(seen["lmlaunch_heartbeat_age_seconds"]) >= 0
     assert any(name.startswith('lmlaunch_run_info{run="scraped"') for name in seen)
+
+
+NO_ANSWER = """
+#include <fcntl.h>
+#include <unistd.h>
+int nvmlInit_v2(void) {
+  if (access("blocked", F_OK) != 0) return 1;
+  close(open("asked", O_CREAT | O_WRONLY, 0600));
+  while (access("blocked", F_OK) == 0) usleep(1000);
+  return 1;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+@pytest.mark.skipif(not EMULATOR.exists(), reason="built without CUDA: no emulated card's driver")
+def test_a_scrape_without_an_answer_delays_no_step(work):
+    """A driver's library answers when it likes: here after steps that the run does while a scrape waits for it."""
+    (work / "nvml.c").write_text(NO_ANSWER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"], cwd=work, check=True)
+    metrics, blocked = work / "runs" / "unanswered" / "metrics.jsonl", work / "blocked"
+    driver = {**os.environ, "LD_PRELOAD": str(EMULATOR / "lib" / "libemulator_devices.so"), "LD_LIBRARY_PATH": str(work)}
+    toml = config(work, "unanswered", log__prometheus="127.0.0.1:0", train__steps=100000)
+
+    def until(reached):
+        for _ in range(6000):
+            if reached():
+                return
+            assert run.poll() is None
+            time.sleep(0.01)
+        raise AssertionError("the run waits for the scrape")
+
+    def rows_written():
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    with subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, env=driver, stderr=subprocess.PIPE, text=True) as run, \
+            ThreadPoolExecutor(1) as scraper:
+        try:
+            url = next(found[1] for line in run.stderr if (found := re.match(r"prometheus: (http://127\.0\.0\.1:\d+/metrics)$", line)))
+            blocked.touch()
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            scrape = scraper.submit(lambda: opener.open(url).read().decode())
+            until((work / "asked").exists)
+            before = rows_written()
+            until(lambda: rows_written() >= before + 20)
+            assert not scrape.done()
+            blocked.unlink()
+            assert float(samples(scrape.result())["lmlaunch_planned_steps"]) == 100000
+        finally:
+            blocked.unlink(missing_ok=True)
+            run.send_signal(signal.SIGTERM)
+            run.stderr.read()
+    assert run.returncode == 75
 
 
 def test_a_file_for_a_collector_has_the_last_step(work):

@@ -5,6 +5,7 @@
 #include "base/bytes.h"
 #include "plan/traffic.h"
 #include "shapes.h"
+#include "spec/families/experts.h"
 #include "tests/support/oracles/simulate.h"
 
 namespace lm {
@@ -71,6 +72,80 @@ TEST(ShardsPlan, WholeMatricesAreShared) {
   }
 }
 
+// Of all blocks the first rank has most; of those of a tier another one may, whose bytes are planned.
+TEST(ShardsPlan, ATierHasRoomForTheRankWithMostOfItsMatrices) {
+  for (const int ranks : {2, 3, 4, 8, 16}) {
+    Case c = on_disk(3, ranks);
+    c.config.optimizer.name = Rules::id<Adafactor>();
+    c.config.offload.optimizer = OffloadTier::kNvme;
+    const Plan plan = c.plan();
+    const ModelLayout layout = c.layout(nullptr);
+    const std::vector<Unit> units = layout.units(false);
+    PlacementPlan p = plan.placement;
+    ASSERT_EQ(p.pool(Pool::kOptimizer).bytes.size(), units.size()) << "a tile is a unit";
+    // What that array takes of the disk on the rank with that place.
+    const auto on_disk_of = [&](Pool pool, size_t a, int place) {
+      const Shard shard = shard_of(units[a], p.sharding(), place);
+      const auto& block = layout.blocks[static_cast<size_t>(units[a].block)];
+      const int64_t bytes = pool == Pool::kOptimizer
+                                ? plan.numerics.state().bytes(block.count(shard.first, shard.end()))
+                                : shard.elements * (pool == Pool::kWeightShards ? 2 : 4);  // bf16, fp32
+      return round_up(std::max<int64_t>(bytes, 1), kSlotAlignment);
+    };
+    int uneven = 0;
+    for (size_t kept = 0; kept < units.size(); ++kept) {  // arrays that are not on the disk
+      std::vector<int64_t> of_ranks(static_cast<size_t>(ranks));
+      int64_t planned = 0;
+      for (const Pool pool : {Pool::kOptimizer, Pool::kWeightShards, Pool::kGradientShards}) {
+        std::vector<char>& off_device = p.pool(pool).off_device;
+        std::fill_n(off_device.begin(), kept, 0);
+        planned += p.pool(pool).off_device_bytes(TierId::kNvme);
+        for (size_t a = kept; a < off_device.size(); ++a) {
+          for (int r = 0; r < ranks && off_device[a] != 0; ++r)
+            of_ranks[static_cast<size_t>(r)] += on_disk_of(pool, a, r);
+        }
+      }
+      EXPECT_EQ(planned, of_ranks.front()) << ranks << " ranks, without " << kept;
+      planned += p.more_than_first(TierId::kNvme);
+      EXPECT_EQ(planned, std::ranges::max(of_ranks)) << ranks << " ranks, without " << kept;
+      uneven += planned > of_ranks.front() ? 1 : 0;
+    }
+    EXPECT_GT(uneven, 0) << ranks;
+  }
+}
+
+// Of layers with experts and of layers without.
+TEST(ShardsPlan, ACallHasTheLongestShardOfItsUnit) {
+  Case c{.spec = make_spec({256, 512, 6, 4, 2, 64, 4096}), .machine = cpu_machine(64)};
+  c.spec.names = families::expert_names();
+  for (size_t layer : {1, 2, 4})
+    c.spec.layers[layer].sublayers[1].mixer = ExpertsSpec{.experts = 16, .chosen = 4, .ffn = 96};
+  stay_near(c.config);
+  c.config.zero.stage = 1;
+  c.config.train.micro_batch = 2, c.config.train.global_batch = 8;
+  c.world.ranks = 4;
+  const ModelLayout layout = c.layout(nullptr);
+  const std::vector<Unit> units = layout.units(false);
+  for (const RuleId rule : {Rules::id<AdamW>(), Rules::id<Adafactor>(), Rules::id<Muon>()}) {
+    c.config.optimizer.name = rule;
+    const Plan plan = c.plan();
+    const Traffic traffic(layout, plan.numerics, plan.placement, c.world);
+    int reduced = 0, gathered = 0;
+    for (const Operation& op : make_schedule(plan.step).operations) {
+      const Unit& unit = units[static_cast<size_t>(op.unit)];
+      const int64_t longest = longest_shard(unit, plan.placement.sharding());
+      for (const Collective& call : traffic.of(op)) {
+        const bool sums = op.kind == OperationKind::kReduceScatter;
+        if (!sums && op.kind != OperationKind::kGather) continue;
+        EXPECT_EQ(call.shard, longest * (sums ? 4 : 2)) << unit.block;
+        ++(sums ? reduced : gathered);
+      }
+    }
+    EXPECT_GE(reduced, std::ssize(units));
+    EXPECT_GE(gathered, std::ssize(units));
+  }
+}
+
 // Ranks wait for the one with the longest shard: of Adafactor's embedding, a fifth of the model, one has all,
 // and of each block one of eight has a matrix, more than a quarter.
 TEST(ShardsPlan, AnUpdateTakesAsLongAsThatOfTheLongestShard) {
@@ -115,6 +190,32 @@ TEST(ShardsPlan, StateThatStaysLeavesRoomForSlotsOfEveryRank) {
     partly += count > 0 && count < std::ssize(off) ? 1 : 0;
   }
   EXPECT_GT(partly, 0);
+}
+
+// What the GPU does not have begins in the middle of the blocks, and so does what host memory does not have.
+TEST(ShardsPlan, HostMemoryHasRoomForTheRankWithMostOfItsBlocks) {
+  int uneven = 0;
+  for (int64_t quarter_gib = 20; quarter_gib < 34; ++quarter_gib) {
+    Case c{.spec = llama_8b(), .device = DeviceType::kCuda};
+    c.machine = gpu_machine("H100");
+    c.machine.gpus.front().memory_bytes = 14 * kGiB;
+    c.machine.host_memory = c.machine.host_available = quarter_gib * 256 * kMiB;
+    c.machine.disks = {{"/swap", 1'000 * kGiB, 2e9, 1e9}};
+    c.world = {8, 1};
+    c.config.optimizer.name = Rules::id<Muon>();
+    c.config.zero.stage = 3;
+    c.config.train.global_batch = 8;
+    c.config.train.micro_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = 1024;
+    stay_near(c.config);
+    c.config.offload.optimizer = OffloadTier::kAuto;
+    c.config.offload.paths = {"/swap"};
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits) << static_cast<double>(quarter_gib) / 4 << " GiB\n" << print_plan(plan);
+    uneven += bytes_at(plan, "longest shards", TierId::kHost) > 64 * kMiB ? 1 : 0;
+  }
+  EXPECT_GT(uneven, 0);
 }
 
 // Whoever fetches a shard reads it and no more; an update reads nothing that a gather would not have read.
