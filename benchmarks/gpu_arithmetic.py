@@ -300,14 +300,9 @@ HOPPER = "a Hopper attention kernel"
 TARGETS = [
     Target(LORA_H100, "tokens/s", 13300),
     Target(replace(LORA_H100, attention="hopper"), "tokens/s", 15000, needs=HOPPER),
-<<<<<<< HEAD
-    Target(Row("8B full, 2 x 2048, 4 micro-batches, H200", LLAMA_8B, sequences=2, micro_batches=4), "tokens/s", 12000),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26),
-=======
     Target(FULL_8B, "tokens/s", 12000),
     Target(PLANNED_8B, "tokens/s", 12000),
-    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26, share=balanced_share()),
->>>>>>> 2adf7e5e (Arithmetic of GPU steps: rows with the micro-batches that the plan takes)
+    Target(Row("8B full, 3 layers, state on the host, H200", _slice(LLAMA_8B, 3)), "s", 0.26),
     Target(FULL_7B, "% of peak", 59.5),
     Target(replace(FULL_7B, attention="hopper"), "% of peak", 61, needs=HOPPER),
     Target(PLANNED_7B, "% of peak", 59.5),
