@@ -154,7 +154,7 @@ std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedP
     off += experts_of(in, p, frozen, all).whole;
   }
   if (off == 0) return {};
-  const double share = expected_expert_share(*experts.spec, plan.micro_tokens);
+  const double share = expected_expert_share(*experts.spec, static_cast<double>(plan.micro_tokens));
   return Choice{
       "experts off the device", fmt::format("{} a pass", format_bytes(off)),
       fmt::format("{} tokens that choose evenly meet {:.3g} % of the experts, {} of these; a whole block is "
@@ -163,9 +163,14 @@ std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedP
                   format_bytes(static_cast<int64_t>(share * static_cast<double>(off))))};
 }
 
-double expected_expert_share(const ExpertsSpec& spec, int64_t tokens) {
+bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens) {
+  constexpr double kMost = 0.5;
+  return expected_expert_share(spec, static_cast<double>(tokens)) <= kMost;
+}
+
+double expected_expert_share(const ExpertsSpec& spec, double tokens) {
   const double missed = 1 - static_cast<double>(spec.chosen) / static_cast<double>(spec.experts);
-  return 1 - std::pow(missed, static_cast<double>(tokens));
+  return 1 - std::pow(missed, tokens);
 }
 
 }  // namespace lm
