@@ -24,6 +24,8 @@ double expected_expert_share(const ExpertsSpec& spec, double tokens);
 // Whether frozen experts off the device are fetched once the router has chosen, for `tokens` tokens at once.
 // Compute waits for these, while a whole block is fetched ahead: worth it where at most half is expected.
 bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens);
+// Whether a step fetches experts of that unit, a transformer block, so.
+bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec);
 
 // What a pass of a micro-batch is expected to need of experts whose weights are off the device.
 // Nothing where none are.

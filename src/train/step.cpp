@@ -208,10 +208,10 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   LM_CHECK(loan.has_value(), fmt::format("unit {} is used without a loan", unit));
   const Unit& range = weights_.units()[static_cast<size_t>(unit)];
   gathered_[static_cast<size_t>(unit)].wait(context_.stream);
-  BlockMemory memory{loan->trainable(), loan->frozen(),          nullptr,
-                     range.first,       range.first_frozen_byte, routed_.of(unit)};
+  BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   if (save_ != nullptr) save_->used(unit, memory.trainable);
+  memory.experts = routed_.of(unit);
   arrived();
   return memory;
 }
