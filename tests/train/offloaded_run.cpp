@@ -35,8 +35,7 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kCohere) like_cohere(spec);
   if (run.family == Family::kGranite) like_granite(spec);
   if (run.family == Family::kGemma4) like_gemma4(spec);
-  if (run.family == Family::kExperts) like_qwen3_moe(spec);
-  if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 512, 2);
+  if (run.family >= Family::kExperts) like_qwen3_moe(spec, run.family == Family::kExperts ? 5 : 512);
   return spec;
 }
 
