@@ -28,7 +28,7 @@ Variant of_base(EncodingKind base) {
   run.family = Family::kManyExperts;
   run.lora = true, run.base = base;
   run.layers = 2, run.micro_batches = 2, run.steps = 5;
-  run.weights = true;
+  run.weights = true, run.slots = 1;
   return run;
 }
 
