@@ -20,15 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_range.h"
 #include "base/cuda.h"
 #include "comm/liveness.h"
 
 namespace lm {
 
-// Bytes of an array, [begin, begin + bytes), that belong to one rank.
-struct ByteRange {
-  int64_t begin = 0, bytes = 0;
-};
+// Of an array, the bytes that belong to each rank.
 int64_t longest_of(std::span<const ByteRange> ranges);
 // From its byte `at` on, at most `most`.
 ByteRange part(const ByteRange& range, int64_t at, int64_t most);

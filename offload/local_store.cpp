@@ -183,23 +183,39 @@ void LocalStore::take(int64_t index, int64_t slot) {
   s.touched = false;
   s.arrival = Arrival::kKnown;
   s.stamped = false;
+  s.parts.clear();
   a.slot = slot;
 }
 
-void LocalStore::fetch(int64_t index, int64_t slot) {
-  if (setup_.slots_on_device) return fetch_to_device(index, slot);
-  take(index, slot);
-  if (array(index).fresh) {
-    slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
-  } else {
-    read_into_slot(array(index), index, slot);
+void LocalStore::fetch_parts(int64_t index, int64_t slot, std::span<const ByteRange> parts) {
+  if (setup_.slots_on_device) {
+    finish_pending_write(index);
+    clear(slot);
   }
+  take(index, slot);
+  const Array& a = array(index);
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  if (a.fresh) {
+    s.arrival = Arrival::kZeros;
+    if (setup_.slots_on_device) device_slots_[static_cast<size_t>(slot)].filled_here = true;
+    return;
+  }
+  if (!parts.empty()) {
+    s.parts.assign(static_cast<size_t>(chunks_of(a.bytes)), 0);
+    ask_for(index, parts);
+  }
+  setup_.slots_on_device ? start_to_device(index, slot) : read_into_slot(a, index, slot);
 }
 
+// One run after another, so that the last one's ticket is that of all.
 void LocalStore::read_into_slot(const Array& a, int64_t index, int64_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  const std::array<Ticket, 3> after = {s.read, s.written, a.written};
-  s.read = queue_->read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
+  for (const ByteRange& run : asked_for(index)) {
+    const std::array<Ticket, 3> after = {s.read, s.written, a.written};
+    const int64_t bytes = round_up(run.bytes, kAlignment);
+    s.read =
+        queue_->read(slice(a.extent, run.begin, bytes), memory(slot) + run.begin, bytes, name(index), after);
+  }
   s.before = 0;
   if (setup_.verify) s.arrival = Arrival::kUnchecked;
 }
@@ -215,6 +231,7 @@ void LocalStore::allocate_slot(int64_t index, int64_t slot) {
 
 void LocalStore::write_back(int64_t index) {
   if (!slot_of(index).touched) return;
+  LM_CHECK(slot_of(index).parts.empty(), name(index) + " is written, and was fetched in parts");
   if (setup_.slots_on_device) return write_back_from_device(index);
   write_from_slot(index, array(index).slot);
 }
@@ -272,19 +289,24 @@ std::byte* LocalStore::use_unchecked(int64_t index, Arrival* arrival) {
 std::byte* LocalStore::use(int64_t index) {
   Arrival arrival = Arrival::kKnown;
   std::byte* const bytes = use_unchecked(index, &arrival);
-  if (arrival == Arrival::kUnchecked) check_whole(index);
+  if (arrival == Arrival::kUnchecked) check_arrived(index);
   return bytes;
 }
 
-// For slots in host memory.
-void LocalStore::check_whole(int64_t index) {
-  const int64_t length = bytes(index);
+// For slots in host memory: of whole chunks, those that were asked for.
+void LocalStore::check_part(int64_t index, const ByteRange& part) {
+  const Array& a = array(index);
+  const int64_t first_chunk = part.begin / kChecksumChunk;
   // An exception must not leave an OpenMP thread: the threads only set a flag.
   std::atomic<bool> whole{true};
-  parallel_for(setup_.threads, chunks_of(length), kCheckGrain, [&](int64_t first, int64_t last) {
-    const int64_t begin = first * kChecksumChunk, end = std::min(last * kChecksumChunk, length);
-    if (!intact(index, begin, end) && !reread(index, begin, end)) whole = false;
-  });
+  parallel_for(setup_.threads, chunks_of(part.end()) - first_chunk, kCheckGrain,
+               [&](int64_t first, int64_t last) {
+                 for (int64_t c = first_chunk + first; c < first_chunk + last; ++c) {
+                   const int64_t begin = c * kChecksumChunk, end = std::min(begin + kChecksumChunk, a.bytes);
+                   if (!asked_for(a, c) || intact(index, begin, end)) continue;
+                   if (!reread(index, begin, end)) whole = false;
+                 }
+               });
   if (!whole) report_damage(index);
 }
 
@@ -318,7 +340,8 @@ void LocalStore::stamp(int64_t index, int64_t begin, int64_t end) {
 void LocalStore::report_damage(int64_t index) const {
   const Array& a = array(index);
   int64_t offset = 0;
-  while (offset + kChecksumChunk < a.bytes && intact(index, offset, offset + kChecksumChunk))
+  while (offset + kChecksumChunk < a.bytes &&
+         (!asked_for(a, offset / kChecksumChunk) || intact(index, offset, offset + kChecksumChunk)))
     offset += kChecksumChunk;
   fail_damaged(index, offset);
 }

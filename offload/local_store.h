@@ -59,7 +59,11 @@ class LocalStore : public Store, private ChunkChecks {
   LocalStore(const LocalStore&) = delete;
   LocalStore& operator=(const LocalStore&) = delete;
 
-  void fetch(int64_t array, int64_t slot) override;
+  void fetch(int64_t array, int64_t slot) override { fetch_parts(array, slot, {}); }
+  // In whole chunks. No parts: all of the array.
+  void fetch_parts(int64_t array, int64_t slot, std::span<const ByteRange> parts) override;
+  bool fetches_parts() const override { return true; }
+  void bring(int64_t array, std::span<const ByteRange> parts) override;
   void allocate_slot(int64_t array, int64_t slot) override;
   void write_back(int64_t array) override;
   void forget(int64_t array) override;
@@ -98,6 +102,8 @@ class LocalStore : public Store, private ChunkChecks {
     Arrival arrival = Arrival::kKnown;
     bool stamped = false;  // the caller has stamped its new bytes
     bool touched = false;  // used since its arrival
+    // Of an array that was fetched in parts: each of its chunks, nonzero where it was asked for. Empty: all.
+    std::vector<char> parts = {};
   };
   // The device's side of a slot.
   struct DeviceSlot {
@@ -131,11 +137,21 @@ class LocalStore : public Store, private ChunkChecks {
   void take(int64_t array, int64_t slot);
   void settle(Slot& slot);
   void read_into_slot(const Array& a, int64_t index, int64_t slot);
+  // local_store_parts.cpp
+  std::vector<ByteRange> ask_for(int64_t index, std::span<const ByteRange> parts);
+  std::vector<ByteRange> asked_for(int64_t index) const;
+  bool asked_for(const Array& a, int64_t chunk) const {
+    const std::vector<char>& parts = slots_[static_cast<size_t>(a.slot)].parts;
+    return parts.empty() || parts[static_cast<size_t>(chunk)] != 0;
+  }
+  void read_now(int64_t index, const std::vector<ByteRange>& runs);
   void write_from_slot(int64_t index, int64_t slot);
-  void check_whole(int64_t index);
+  void check_arrived(int64_t index) { check_part(index, {0, bytes(index)}); }
+  void check_part(int64_t index, const ByteRange& part);
   // local_store_in_place.cpp
   void check_host_array(int64_t index, int64_t begin, int64_t end) const;
   void check_what_arrived(int64_t index, int64_t slot);
+  int64_t first_difference(int64_t index, int64_t slot) const;
   bool read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to);
   struct Suspect {
     std::string place, next, tries = {};
@@ -144,19 +160,19 @@ class LocalStore : public Store, private ChunkChecks {
   [[noreturn]] void fail_changed(int64_t index, int64_t offset, const Suspect& suspect) const;
   // local_store_device.cpp
   std::byte* device_memory(int64_t slot) const { return device_.data() + slot * slot_bytes_; }
-  void fetch_to_device(int64_t index, int64_t slot);
+  void start_to_device(int64_t index, int64_t slot);
   std::byte* use_on_device(int64_t index);
   void write_back_from_device(int64_t index);
-  void copy_to_device(int64_t slot, const std::byte* from);
+  void copy_to_device(int64_t slot, const std::byte* from, const std::vector<ByteRange>& runs);
   void write_staged_to_disk(int64_t slot);
   void finish_pending_write(int64_t index);
-  void take_sums(int64_t slot, uint64_t* to, StreamView way);
+  void take_sums(int64_t slot, const ByteRange& run, uint64_t* to, StreamView way);
   const Event& left(int64_t index) const {
     return device_slots_[static_cast<size_t>(array(index).left_from)].left;
   }
   void end_use(int64_t slot);
   void clear(int64_t slot);
-  void copy(std::byte* to, const std::byte* from, int64_t index, StreamView way);
+  void copy(std::byte* to, const std::byte* from, int64_t index, const ByteRange& run, StreamView way);
   void wait_for_arrival(int64_t index, int64_t slot);
   bool checks_on_device(const Array& a) const { return setup_.verify && a.host_array != nullptr; }
   static uint64_t checksum(const std::byte* chunk);

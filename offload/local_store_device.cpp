@@ -25,38 +25,42 @@ void LocalStore::end_use(int64_t slot) {
   if (std::exchange(device.in_use, false)) device.used.record(setup_.stream);
 }
 
-// Enqueues a copy of the array; the stream has waited for both ends.
-void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, StreamView way) {
-  if (setup_.clock == nullptr) return copy_bytes(to, from, bytes(index), way);
+// Enqueues a copy of a part of the array; the stream has waited for both ends, where the whole array begins.
+void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, const ByteRange& run,
+                      StreamView way) {
+  if (setup_.clock == nullptr) return copy_bytes(to + run.begin, from + run.begin, run.bytes, way);
   const bool up = way.handle == up_.view().handle;
   const auto kind = up ? DeviceClock::Kind::kToDevice : DeviceClock::Kind::kFromDevice;
-  const int64_t span = setup_.clock->begin(kind, way, bytes(index), [&] { return name(index); });
-  copy_bytes(to, from, bytes(index), way);
+  const int64_t span = setup_.clock->begin(kind, way, run.bytes, [&] { return name(index); });
+  copy_bytes(to + run.begin, from + run.begin, run.bytes, way);
   setup_.clock->end(span, way);
 }
 
-// Enqueues the slot's checksums, written to host memory directly: a copy would wait behind those of slots.
-void LocalStore::take_sums(int64_t slot, uint64_t* to, StreamView way) {
-  const int64_t size = bytes(slots_[static_cast<size_t>(slot)].array);
-  if (device_sums_.size() == 0) return setup_.chunk_sums({device_memory(slot), size, to}, way);
-  auto* const sums = reinterpret_cast<uint64_t*>(device_sums_.data()) + slot * slot_sums_;
-  setup_.chunk_sums({device_memory(slot), size, sums}, way);
-  copy_bytes(to, sums, ceil_div(size, kChecksumChunk) * static_cast<int64_t>(sizeof(uint64_t)), way);
+// Enqueues the checksums of whole chunks in the slot, written to host memory directly: a copy would wait
+// behind those of slots. `to`: where that of the first chunk of all is written.
+void LocalStore::take_sums(int64_t slot, const ByteRange& run, uint64_t* to, StreamView way) {
+  const int64_t first = run.begin / kChecksumChunk;
+  const std::byte* const from = device_memory(slot) + run.begin;
+  if (device_sums_.size() == 0) return setup_.chunk_sums({from, run.bytes, to + first}, way);
+  auto* const sums = reinterpret_cast<uint64_t*>(device_sums_.data()) + slot * slot_sums_ + first;
+  setup_.chunk_sums({from, run.bytes, sums}, way);
+  copy_bytes(to + first, sums, ceil_div(run.bytes, kChecksumChunk) * static_cast<int64_t>(sizeof(uint64_t)),
+             way);
 }
 
-// Copies from host memory (staging buffer or tier) to the slot.
-void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
+// Copies these runs from host memory (staging buffer or tier) to the slot.
+void LocalStore::copy_to_device(int64_t slot, const std::byte* from, const std::vector<ByteRange>& runs) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const int64_t index = slots_[static_cast<size_t>(slot)].array;
   end_use(slot);
   device.used.wait(up_.view());
   device.left.wait(up_.view());
-  copy(device_memory(slot), from, index, up_.view());
+  for (const ByteRange& run : runs) copy(device_memory(slot), from, index, run, up_.view());
   device.unchecked = checks_on_device(array(index));
   if (device.unchecked) {
     device.copied.record(up_.view());
     device.copied.wait(checks_.view());
-    take_sums(slot, arrived_sums_ + slot * slot_sums_, checks_.view());
+    for (const ByteRange& run : runs) take_sums(slot, run, arrived_sums_ + slot * slot_sums_, checks_.view());
   }
   device.arrived.record(device.unchecked ? checks_.view() : up_.view());
   device.reading = false;
@@ -85,22 +89,16 @@ void LocalStore::finish_pending_write(int64_t index) {
   }
 }
 
-void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
-  finish_pending_write(index);
-  clear(slot);
-  take(index, slot);
-  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+// The first stage of a fetch.
+void LocalStore::start_to_device(int64_t index, int64_t slot) {
   const Array& a = array(index);
-  if (a.fresh) {
-    slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
-    device.filled_here = true;
-  } else if (a.host_array == nullptr) {
+  if (a.host_array == nullptr) {
     read_into_slot(a, index, slot);
-    device.reading = true;
+    device_slots_[static_cast<size_t>(slot)].reading = true;
   } else {
     // The event may have been recorded again for a later copy: then this one only waits a little longer.
     left(index).wait(up_.view());
-    copy_to_device(slot, a.host_array);
+    copy_to_device(slot, a.host_array, asked_for(index));
   }
 }
 
@@ -112,8 +110,8 @@ void LocalStore::wait_for_arrival(int64_t index, int64_t slot) {
     const double start = monotonic_seconds();
     queue_->wait(s.read);
     if (setup_.clock == nullptr) wait_seconds_ += monotonic_seconds() - start;
-    if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_whole(index);
-    copy_to_device(slot, memory(slot));
+    if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_arrived(index);
+    copy_to_device(slot, memory(slot), asked_for(index));
   }
   if (device.unchecked) check_what_arrived(index, slot);
   if (device.arriving) {
@@ -154,20 +152,20 @@ void LocalStore::write_back_from_device(int64_t index) {
   if (checks_on_device(a)) {
     // On the stream that has just written the bytes. On the copy stream it would wait until a GEMM leaves
     // room for it, and the link with it: 2 to 5 ms on an H200, for a copy of 0.7 ms.
-    take_sums(slot, a.sums, setup_.stream);
+    take_sums(slot, {0, a.bytes}, a.sums, setup_.stream);
     device.in_use = true;
   }
   end_use(slot);
   device.used.wait(down_->view());
   a.fresh = false;
   if (a.host_array != nullptr) {
-    copy(a.host_array, device_memory(slot), index, down_->view());
+    copy(a.host_array, device_memory(slot), index, {0, a.bytes}, down_->view());
     a.left_from = slot;
   } else {
     // An earlier write from the same host memory; or a read whose array was never used.
     queue_->wait(s.written);
     queue_->wait(s.read);
-    copy(memory(slot), device_memory(slot), index, down_->view());
+    copy(memory(slot), device_memory(slot), index, {0, a.bytes}, down_->view());
     device.leaving = index;
   }
   device.left.record(down_->view());
@@ -181,9 +179,9 @@ void LocalStore::poll() {
     if (device.leaving >= 0 && device.left.done()) write_staged_to_disk(slot);
     if (!device.reading || !queue_->done(slots_[s].read)) continue;
     queue_->wait(slots_[s].read);  // reports a failure
-    if (std::exchange(slots_[s].arrival, Arrival::kKnown) == Arrival::kUnchecked)
-      check_whole(slots_[s].array);
-    copy_to_device(slot, memory(slot));
+    const int64_t index = slots_[s].array;
+    if (std::exchange(slots_[s].arrival, Arrival::kKnown) == Arrival::kUnchecked) check_arrived(index);
+    copy_to_device(slot, memory(slot), asked_for(index));
   }
 }
 

@@ -49,22 +49,29 @@ void LocalStore::check_host_array(int64_t index, int64_t begin, int64_t end) con
 void LocalStore::check_what_arrived(int64_t index, int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const Array& a = array(index);
-  const uint64_t* const found = arrived_sums_ + slot * slot_sums_;
-  const auto chunks = static_cast<size_t>(ceil_div(a.bytes, kChecksumChunk));
   for (int tries = 0; std::exchange(device.unchecked, false); ++tries) {
     device.arrived.synchronize();
-    if (std::memcmp(found, a.sums, chunks * sizeof(uint64_t)) == 0) return;
+    const int64_t chunk = first_difference(index, slot);
+    if (chunk < 0) return;
     check_host_array(index, 0, a.bytes);
     if (tries > 0) {
-      const int64_t chunk = std::mismatch(found, found + chunks, a.sums).first - found;
       fail_changed(index, chunk * kChecksumChunk,
                    {"between host memory and the GPU",
                     "check the GPU: the ECC counts of nvidia-smi -q, the system log for errors of PCIe",
                     ", copied twice"});
     }
     log_note("INT-08", fmt::format("{}: corrupted in transfer to the GPU, and copied again", name(index)));
-    copy_to_device(slot, a.host_array);
+    copy_to_device(slot, a.host_array, asked_for(index));
   }
+}
+
+// The first chunk that arrived with another checksum than it has in host memory; -1: there is none.
+int64_t LocalStore::first_difference(int64_t index, int64_t slot) const {
+  const Array& a = array(index);
+  const uint64_t* const found = arrived_sums_ + slot * slot_sums_;
+  for (int64_t chunk = 0; chunk < ceil_div(a.bytes, kChecksumChunk); ++chunk)
+    if (asked_for(a, chunk) && found[chunk] != a.sums[chunk]) return chunk;
+  return -1;
 }
 
 // Reads chunks from `begin` on from disk into `to`; returns whether they are intact.
@@ -103,7 +110,8 @@ void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
   Array& a = array(index);
   const auto bytes = std::ssize(out);
   LM_CHECK(begin >= 0 && begin + bytes <= a.bytes, name(index) + " has no such bytes");
-  if (a.slot >= 0) {
+  // What was fetched in parts is as its tier has it.
+  if (a.slot >= 0 && slots_[static_cast<size_t>(a.slot)].parts.empty()) {
     copy_bytes(out.data(), use(index) + begin, bytes, setup_.stream);
     return synchronize(setup_.stream);
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -283,6 +284,7 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
         [&](const auto& spec) {
           auto mixer = unbound_mixer(spec, block - 1);
           mixer.visit(mixer, Binder(*this, place, memory, options));
+          if constexpr (std::is_same_v<decltype(mixer), Experts>) mixer.fetch = memory.experts;
           sublayer.mixer = std::move(mixer);
         },
         place.spec.mixer);

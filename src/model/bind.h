@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/embedding.h"
+#include "model/expert_fetch.h"
 #include "model/head_loss.h"
 #include "model/transformer.h"
 #include "spec/block_layout.h"
@@ -22,6 +23,8 @@ struct BlockMemory {
   std::byte* gradients = nullptr;  // flat_elements of the gradient type
   // Of the block: what the memory begins with.
   int64_t first = 0, first_frozen_byte = 0;
+  // Of a block whose experts are fetched by routing; null: all of it is there.
+  ExpertFetch* experts = nullptr;
 };
 
 struct BindOptions {

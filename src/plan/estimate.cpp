@@ -9,6 +9,7 @@
 #include "plan/limits.h"
 #include "plan/traffic.h"
 #include "plan/update_work.h"
+#include "plan/weight_rows.h"
 
 namespace lm {
 namespace {
@@ -89,7 +90,7 @@ bool has_timeline(const SizedPlan& plan) {
 // waits.
 Timeline estimate_transfers(const PlanInput& in, const SizedPlan& plan, const StepConfig& counted,
                             const StepCosts& costs, double step_tokens) {
-  const TimelineShape shape = plan.placement.timeline();
+  const TimelineShape shape = expected_timeline(in, plan);
   Timeline out = walk_few(counted, [&](const StepConfig& step) {
     return walk_timeline(step, shape, link_rates(in.machine, in.device), operation_seconds(in, plan, costs));
   });
@@ -167,6 +168,23 @@ Lengths lengths(const PlanInput& in) {
 }
 
 }  // namespace
+
+TimelineShape expected_timeline(const PlanInput& in, const SizedPlan& plan) {
+  TimelineShape shape = plan.placement.timeline();
+  std::vector<TimelineShape::Array>& weights = shape.arrays[static_cast<size_t>(Pool::kWeights)];
+  for (int64_t layer = 0; layer < in.spec.layer_count() && !weights.empty(); ++layer) {
+    const auto* const spec = in.spec.layer(layer).find<ExpertsSpec>();
+    const int64_t unit = layer + 1;
+    if (spec == nullptr || !routes_experts(plan, unit, *spec)) continue;
+    const double tokens = static_cast<double>(plan.numerics.micro_batch * plan.step.group) *
+                          std::max(lengths(in).sequence, 1.0);
+    const int64_t all = expert_bytes(in.layout.blocks[static_cast<size_t>(unit)]).frozen;
+    TimelineShape::Array& array = weights[static_cast<size_t>(unit)];
+    array.routed = static_cast<int64_t>(expected_expert_share(*spec, tokens) * static_cast<double>(all));
+    array.bytes += array.routed - all;
+  }
+  return shape;
+}
 
 StepShape step_shape(const PlanInput& in, const SizedPlan& plan) {
   const NumericsPlan& n = plan.numerics;

@@ -18,6 +18,10 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
 std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const SizedPlan& plan,
                                                           const StepCosts& costs);
 
+// What a step moves: of frozen experts that are fetched by routing, those that its tokens are expected to
+// meet.
+TimelineShape expected_timeline(const PlanInput& in, const SizedPlan& plan);
+
 // Micro-batches of a rank's step: fewer than the numerics' where an epoch has fewer.
 int64_t step_micro_batches(const PlanInput& in, const NumericsPlan& numerics);
 PlanCost estimate(const PlanInput& in, const SizedPlan& plan);

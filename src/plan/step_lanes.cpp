@@ -68,7 +68,7 @@ std::vector<StepLane> step_lanes(const PlanInputs& inputs, const Machine& machin
   const PlanInput in{inputs, machine, plan.world, PlanPurpose::kTrain};
   const StepCosts costs(step_shape(in, plan));
   std::vector<LaneSpan> all;
-  walk_timeline(step, plan.placement.timeline(), link_rates(machine, inputs.device),
+  walk_timeline(step, expected_timeline(in, plan), link_rates(machine, inputs.device),
                 operation_seconds(in, plan, costs), &all);
   const Names names(inputs.layout, plan);
   std::array<std::vector<StepSpan>, kLanes> lanes;

@@ -144,6 +144,18 @@ void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table)
   }
 }
 
+namespace {
+
+bool any_routed(const PlanInput& in, const SizedPlan& plan) {
+  for (int64_t i = 0; i < in.spec.layer_count(); ++i) {
+    const auto* const experts = in.spec.layer(i).find<ExpertsSpec>();
+    if (experts != nullptr && routes_experts(plan, i + 1, *experts)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedPlan& plan) {
   const Mixture experts = all_experts(in);
   if (experts.spec == nullptr) return {};
@@ -154,18 +166,30 @@ std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedP
     off += experts_of(in, p, frozen, all).whole;
   }
   if (off == 0) return {};
-  const double share = expected_expert_share(*experts.spec, plan.micro_tokens);
-  return Choice{
-      "experts off the device", fmt::format("{} a pass", format_bytes(off)),
-      fmt::format("{} tokens that choose evenly meet {:.3g} % of the experts, {} of these; a whole block is "
-                  "fetched",
-                  plan.micro_tokens, 100 * share,
-                  format_bytes(static_cast<int64_t>(share * static_cast<double>(off))))};
+  const double share = expected_expert_share(*experts.spec, static_cast<double>(plan.micro_tokens));
+  const char* const fetched =
+      any_routed(in, plan) ? "these are fetched when the router has chosen" : "a whole block is fetched";
+  return Choice{"experts off the device", fmt::format("{} a pass", format_bytes(off)),
+                fmt::format("{} tokens that choose evenly meet {:.3g} % of the experts, {} of these; {}",
+                            plan.micro_tokens, 100 * share,
+                            format_bytes(static_cast<int64_t>(share * static_cast<double>(off))), fetched)};
 }
 
-double expected_expert_share(const ExpertsSpec& spec, int64_t tokens) {
+bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens) {
+  constexpr double kMost = 0.5;
+  return expected_expert_share(spec, static_cast<double>(tokens)) <= kMost;
+}
+
+bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec) {
+  const PlacementPlan& p = plan.placement;
+  return p.pool(Pool::kWeights).shards == 1 && p.frozen_array(unit) &&
+         plan.step.pool(Pool::kWeights).holds(unit) &&
+         fetches_by_routing(spec, plan.step.micro_rows * plan.step.group);
+}
+
+double expected_expert_share(const ExpertsSpec& spec, double tokens) {
   const double missed = 1 - static_cast<double>(spec.chosen) / static_cast<double>(spec.experts);
-  return 1 - std::pow(missed, static_cast<double>(tokens));
+  return 1 - std::pow(missed, tokens);
 }
 
 }  // namespace lm

@@ -19,7 +19,13 @@ ExpertBytes expert_bytes(const BlockLayout& block);
 void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table);
 
 // The part of the experts that `tokens` tokens meet, if each chooses evenly: 1 - (1 - k/E)^T.
-double expected_expert_share(const ExpertsSpec& spec, int64_t tokens);
+double expected_expert_share(const ExpertsSpec& spec, double tokens);
+
+// Whether frozen experts off the device are fetched once the router has chosen, for `tokens` tokens at once.
+// Compute waits for these, while a whole block is fetched ahead: worth it where at most half is expected.
+bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens);
+// Whether a step fetches experts of that unit, a transformer block, so.
+bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec);
 
 // What a pass of a micro-batch is expected to need of experts whose weights are off the device.
 // Nothing where none are.

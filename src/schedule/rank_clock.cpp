@@ -1,6 +1,7 @@
 #include "schedule/rank_clock.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "schedule/transfers.h"
 
@@ -90,6 +91,28 @@ void RankClock::arrive(const TimedList& list, size_t i) {
         std::max({arrived(list, i), at(slot_free_, op.pool, op.slot), at(source_ready_, op.pool, op.array)}));
   // The thread that enqueues this did the updates before it.
   wait(std::max({arrived(list, i), host_, called(op)}));
+  if (computes(op.kind)) bring_routed(op);
+}
+
+// The part of a unit's weights that its last fetch has left out.
+void RankClock::bring_routed(const Operation& op) {
+  const auto unit = static_cast<size_t>(op.unit);
+  if (unit >= left_out_.size() || std::exchange(left_out_[unit], 0) == 0) return;
+  const Operation fetch{.kind = OperationKind::kFetch, .pool = Pool::kWeights, .array = op.unit};
+  const TimelineShape::Array& place = array(fetch);
+  const auto bytes = static_cast<double>(place.routed);
+  double done = now;
+  if (place.on_disk) {
+    done = DiskClock::pass(disks_.read, disks_.write, now, bytes / rates_.disk_read, rates_.disk_share);
+    note(Lane::kDiskRead, fetch, done - bytes / rates_.disk_read, done);
+    read += bytes;
+  }
+  if (config_.on_gpu()) {
+    done = occupy(up_free_, done, bytes / rates_.link);
+    note(Lane::kToDevice, fetch, done - bytes / rates_.link, done);
+    crossed += bytes;
+  }
+  wait(done);
 }
 
 bool RankClock::beside(const Operation& op) const {
@@ -179,7 +202,12 @@ void RankClock::update_on_host(const Operation& op, const TimelineShape::HostUpd
 
 void RankClock::transfer(const Operation& op) {
   const TimelineShape::Array& place = array(op);
-  const auto bytes = static_cast<double>(place.bytes);
+  const bool leaves_out = op.kind == OperationKind::kFetch && place.routed > 0;
+  if (leaves_out) {
+    left_out_.resize(std::max(left_out_.size(), static_cast<size_t>(op.array) + 1));
+    left_out_[static_cast<size_t>(op.array)] = 1;
+  }
+  const auto bytes = static_cast<double>(place.bytes - (leaves_out ? place.routed : 0));
   const bool disk = place.on_disk;
   const bool by_host = op.pool == Pool::kOptimizer && shape_.host_slots;
   const bool link = config_.on_gpu() && !by_host && !place.in_shards;

@@ -82,6 +82,7 @@ class RankClock {
   double arrived(const TimedList& list, size_t i);
   double called(const Operation& op) const;
   void wait(double until);
+  void bring_routed(const Operation& op);
   void update_on_host(const Operation& op, const TimelineShape::HostUpdate& update, double seconds,
                       double arrived, bool inputs_through_slots);
   void transfer(const Operation& op);
@@ -97,6 +98,7 @@ class RankClock {
   double up_free_ = 0, down_free_ = 0;
   double calls_free_ = 0;         // when the stream of calls has done what it was given so far
   std::vector<double> gathered_;  // when a unit's weights have come from all ranks
+  std::vector<char> left_out_;    // of each unit's weights: the routed part is not there yet
   Times slot_free_, source_ready_, ready_;
 };
 

@@ -30,6 +30,8 @@ struct TimelineShape {
     int64_t bytes = 0;
     bool on_disk = false;
     bool in_shards = false;  // of the ranks: a fetch is a call that all of them make
+    // Of the bytes, those that a fetch leaves out: compute asks for them, once after each fetch, and waits.
+    int64_t routed = 0;
   };
   // The CPU's update of a tile beside a GPU, and the bytes that it brings from there and sends there.
   struct HostUpdate {

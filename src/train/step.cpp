@@ -28,10 +28,12 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       sums_(parts.context.device, sizeof(LossSums)),
       host_sums_(
           reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
+      routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights)),
       pass_(parts.context, parts.model, *this, config_, reinterpret_cast<LossSums*>(sums_.data())) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(LossSums),
            "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
+  routed_.expect_tokens(tokens_at_once());
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
   if (gradients_ != nullptr && context_.device == DeviceType::kCpu && Routers::any(parts.model.spec))
     routers_.emplace(parts.model.spec);
@@ -193,6 +195,8 @@ void TrainStep::transfer(const Operation& operation) {
     const int64_t before = std::exchange(arrays[slot], operation.array);
     if (save_ != nullptr && before >= 0) save_->take_back(operation.pool, before);
   }
+  if (operation.kind == OperationKind::kFetch && operation.pool == Pool::kWeights)
+    return routed_.fetch(operation.array, operation.slot);
   if (operation.kind == OperationKind::kFetch) return store.fetch(operation.array, operation.slot);
   if (operation.kind == OperationKind::kAllocateSlot)
     return store.allocate_slot(operation.array, operation.slot);
@@ -207,6 +211,7 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   if (save_ != nullptr) save_->used(unit, memory.trainable);
+  memory.experts = routed_.of(unit);
   arrived();
   return memory;
 }
@@ -338,6 +343,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
   DeviceBatch placed = place_batch(context_, batch, caches);
   watch(routers, placed);
   ForwardPass pass(pass_, std::move(placed), routers != nullptr);
+  routed_.expect_tokens(batch.tokens());
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(progress_counter_);
   for (const Operation& operation : forward.list.operations) {
@@ -350,6 +356,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
       pass.carry_out(operation);
     }
   }
+  routed_.expect_tokens(tokens_at_once());
   for (size_t p = 0; p < kPools; ++p) {
     for (const Slot& slot : forward.slots.pools[p])
       if (slot.array >= 0) off_device_.store(static_cast<Pool>(p))->forget(slot.array);

@@ -24,6 +24,7 @@
 #include "train/objectives/objective.h"
 #include "train/off_device_state.h"
 #include "train/progress_counter.h"
+#include "train/routed_experts.h"
 #include "train/step_save.h"
 #include "weights/loans.h"
 
@@ -165,6 +166,8 @@ class TrainStep : private PassMemory {
     return weights_.units()[static_cast<size_t>(operation.unit)];
   }
   void wait_for_group();
+  // Of which a step's fetches are for so many: a group's micro-batches meet a unit's weights together.
+  int64_t tokens_at_once() const { return config_.micro_rows * config_.group; }
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   // `routers`: those of the step under way, whose dropouts the pass has; null: it is none of a step.
@@ -216,6 +219,7 @@ class TrainStep : private PassMemory {
   std::optional<DeviceDecision> decision_;  // where the device decides
   std::deque<int64_t> started_;             // target tokens of the steps whose decisions are unread
   std::deque<StepResult> finished_;         // that nobody has asked for yet
+  RoutedExperts routed_;
   Pass pass_;
 };
 

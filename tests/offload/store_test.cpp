@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 
 #include "base/bytes.h"
@@ -352,6 +354,107 @@ TEST(Store, GivesBytesOfAnArrayWhereverItIs) {
       f.store.forget(array);
     }
   }
+}
+
+// Array 2, five chunks, is written and lies in its tier; slot 1 holds other bytes.
+void write_whole(Fixture& f, unsigned seed) {
+  for (const int64_t slot : {0, 1}) {
+    f.store.allocate_slot(2, slot);
+    const unsigned now = slot == 0 ? seed : seed + 1;
+    std::memcpy(f.store.use(2), pattern(40960, now).data(), 40960);
+    if (slot == 0) f.store.write_back(2);
+    f.store.flush();
+    f.store.forget(2);
+  }
+}
+
+bool same_chunks(const std::byte* memory, const std::vector<std::byte>& want,
+                 const std::vector<int>& chunks) {
+  return std::ranges::all_of(chunks, [&](int c) {
+    return std::memcmp(memory + c * kChecksumChunk, want.data() + c * kChecksumChunk, kChecksumChunk) == 0;
+  });
+}
+
+// On a disk with slots in host memory and elsewhere, and in host memory.
+std::unique_ptr<Fixture> fixture_of_tier(int tier, ChunkSumsKernel sums = chunk_sums_cpu) {
+  return std::make_unique<Fixture>(std::vector<SimFaultAt>{}, 1, true, tier > 0,
+                                   tier == 2 ? std::vector<char>(6, 1) : std::vector<char>{}, sums);
+}
+
+TEST(Store, PartsOfAnArrayComeWhenTheyAreAskedForAndOnce) {
+  for (const int tier : {0, 1, 2}) {
+    SCOPED_TRACE(tier);
+    const std::unique_ptr<Fixture> fixture = fixture_of_tier(tier);
+    Fixture& f = *fixture;
+    const std::vector<std::byte> want = pattern(40960, 3);
+    write_whole(f, 3);
+    const int64_t before = f.queue.counters().read_bytes;
+    const auto read = [&] { return f.queue.counters().read_bytes - before; };
+    const auto chunks = [&](int64_t count) { return tier == 2 ? 0 : count * kChecksumChunk; };
+    f.store.fetch_parts(2, 1, std::vector<ByteRange>{{100, 50}, {33000, 10}});
+    EXPECT_TRUE(same_chunks(f.store.use(2), want, {0, 4}));
+    for (const int c : {1, 2, 3}) EXPECT_FALSE(same_chunks(f.store.use(2), want, {c})) << c << " came, too";
+    EXPECT_EQ(read(), chunks(2));
+    // What is not in the slot is read in its tier.
+    std::vector<std::byte> part(100);
+    f.store.read(2, 20000, part);
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), want.begin() + 20000));
+    const int64_t of_read = read() - chunks(2);
+    for (int times = 0; times < 2; ++times) {
+      f.store.bring(2, std::vector<ByteRange>{{8000, 400}, {9000, 100}, {40000, 960}});  // the end of chunk 0
+      EXPECT_TRUE(same_chunks(f.store.use(2), want, {0, 1, 4}));
+      EXPECT_FALSE(same_chunks(f.store.use(2), want, {2}));
+      EXPECT_EQ(read() - of_read, chunks(3));
+    }
+    EXPECT_THROW(f.store.write_back(2), Error) << "bytes that never came";
+    f.store.bring(2, std::vector<ByteRange>{{16384, 16384}});
+    EXPECT_TRUE(holds(f.store.use(2), want));
+    EXPECT_EQ(read() - of_read, chunks(5));
+    // Of a whole fetch nothing is left, nor of an array that was never written.
+    f.store.fetch_parts(2, 1, std::vector<ByteRange>{{0, 1}});
+    f.store.use(2);
+    f.store.fetch(2, 1);
+    f.store.bring(2, std::vector<ByteRange>{{0, 40960}});
+    EXPECT_TRUE(holds(f.store.use(2), want));
+    EXPECT_EQ(read() - of_read, chunks(11));
+    f.store.fetch_parts(0, 1, std::vector<ByteRange>{{0, 10}});
+    f.store.bring(0, std::vector<ByteRange>{{9000, 10}});
+    EXPECT_TRUE(holds(f.store.use(0), std::vector<std::byte>(20000)));
+  }
+}
+
+TEST(Store, APartThatComesBackChangedIsFoundAndOneThatDidNotComeIsNot) {
+  for (const int tier : {0, 1}) {
+    SCOPED_TRACE(tier);
+    const std::unique_ptr<Fixture> fixture = fixture_of_tier(tier);
+    Fixture& f = *fixture;
+    write_whole(f, 5);
+    f.store.fetch_parts(2, 1, std::vector<ByteRange>{{0, 1}});
+    f.store.use(2);
+    f.disk.plan_faults({{SimFault::kBitFlip, 0, true}});
+    try {
+      f.store.bring(2, std::vector<ByteRange>{{25000, 10}});
+      ADD_FAILURE() << "a part with a wrong bit is used";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kIntegrity);
+      EXPECT_NE(error.text().what.find("8192 bytes at 24576 of 40960"), std::string::npos)
+          << error.text().what;
+    }
+  }
+  const std::unique_ptr<Fixture> fixture = fixture_of_tier(2, changed_sums);
+  Fixture& f = *fixture;
+  write_whole(f, 5);
+  f.store.fetch_parts(2, 1, std::vector<ByteRange>{{0, 16384}});
+  f.store.use(2);
+  std::memset(f.store.use(2) + 16384, 7, kChecksumChunk);
+  changes = 1;  // of a run of two chunks the second one's
+  f.store.bring(2, std::vector<ByteRange>{{16384, 16384}});
+  EXPECT_EQ(changes, 0);
+  EXPECT_TRUE(holds(f.store.use(2), [&] {
+    std::vector<std::byte> out = pattern(40960, 5);
+    std::memcpy(out.data() + 32768, f.store.use(2) + 32768, kChecksumChunk);  // was not asked for
+    return out;
+  }()));
 }
 
 TEST(Store, ResetTakesEveryArrayAsNeverWritten) {

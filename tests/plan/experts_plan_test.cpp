@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "plan/cost_model.h"
+#include "plan/estimate.h"
 #include "plan/limits.h"
 #include "plan/weight_rows.h"
 #include "shapes.h"
@@ -165,6 +166,71 @@ TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
       EXPECT_GE(all, row_bytes(near, name));
     }
   }
+}
+
+// Where at most half of the frozen experts are expected to be met, these alone are read, and compute waits.
+TEST(ExpertsPlan, FrozenOnesThatFewTokensMeetAreReadByRouting) {
+  for (const int64_t tokens : {2, 3}) {  // 44 and 58 % of the experts
+    SCOPED_TRACE(tokens);
+    Case c = experts_case();
+    c.config.train.method = Method::kLora;
+    c.lora.targets = resolve_targets(c.spec.names, {"all-linear"}, "test");
+    c.config.train.micro_batch = 1;
+    c.config.train.global_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = tokens;
+    stay_near(c.config);
+    c.config.offload.weights = OffloadTier::kNvme;
+    c.config.offload.paths = {"d"};
+    c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
+    const Plan plan = c.plan();
+    const ModelLayout layout = c.layout(&c.lora);
+    const auto& spec = *c.spec.layer(0).find<ExpertsSpec>();
+    const bool routed = tokens == 2;
+    EXPECT_EQ(fetches_by_routing(spec, tokens), routed);
+    for (int64_t unit = 1; unit <= 4; ++unit) EXPECT_EQ(routes_experts(plan, unit, spec), routed);
+    const auto free = [](const Operation&) { return 0.0; };
+    const Timeline whole =
+        walk_timeline(plan.step, plan.placement.timeline(), link_rates(c.machine, c.device), free);
+    int64_t fetches = 0;
+    for (const Operation& op : steady_steps(plan.step).back().operations)
+      if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights && op.array >= 1 && op.array <= 4)
+        ++fetches;
+    ASSERT_GT(fetches, 0);
+    const double missed = 1 - expected_expert_share(spec, static_cast<double>(tokens));
+    const double left =
+        routed ? missed * static_cast<double>(fetches * expert_bytes(layout.blocks[1]).frozen) : 0;
+    EXPECT_NEAR(whole.disk_read_bytes - plan.timeline.disk_read_bytes, left,
+                8.0 * static_cast<double>(fetches));
+    const auto said = std::ranges::find(plan.choices, std::string("experts off the device"), &Choice::key);
+    ASSERT_NE(said, plan.choices.end());
+    EXPECT_NE(said->reason.find(routed ? "when the router has chosen" : "a whole block is fetched"),
+              std::string::npos)
+        << said->reason;
+  }
+}
+
+// What a router chooses comes when it has: nothing of it is hidden behind compute, and the rest is.
+TEST(ExpertsPlan, ComputeWaitsForWhatRoutersChoose) {
+  StepConfig step;
+  step.units = schedule_units(2);
+  for (ScheduleUnit& unit : step.units) unit.frozen = true;
+  step.pool(Pool::kWeights) = {{0, 1, 1, 0}, 1};
+  TimelineShape shape;
+  shape.arrays[static_cast<size_t>(Pool::kWeights)] = {{0}, {100, true}, {100, true}, {0}};
+  const auto seconds = [](const Operation& op) { return op.kind == OperationKind::kForward ? 10.0 : 1.0; };
+  const LinkRates rates{.disk_read = 10, .disk_write = 10};
+  const Timeline before = walk_timeline(step, shape, rates, seconds);
+  for (TimelineShape::Array& array : shape.arrays[static_cast<size_t>(Pool::kWeights)])
+    if (array.bytes > 0) array.bytes = 60, array.routed = 50;
+  int64_t fetches = 0;
+  for (const Operation& op : steady_steps(step).back().operations)
+    fetches += op.kind == OperationKind::kFetch ? 1 : 0;
+  ASSERT_GE(fetches, 2) << "through one slot";
+  ASSERT_EQ(before.disk_read_bytes, 100.0 * static_cast<double>(fetches));
+  const Timeline after = walk_timeline(step, shape, rates, seconds);
+  EXPECT_EQ(after.disk_read_bytes, 60.0 * static_cast<double>(fetches));
+  EXPECT_GE(after.waiting_seconds, 5.0 * static_cast<double>(fetches));
 }
 
 TEST(ExpertsPlan, TheirLoadIsBalancedAsTheFileSaysUnlessTheKeySaysOtherwise) {

@@ -36,10 +36,11 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kGranite) like_granite(spec);
   if (run.family == Family::kGemma4) like_gemma4(spec);
   if (run.family == Family::kExperts) like_qwen3_moe(spec);
+  if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 256, 1);
   return spec;
 }
 
-// Documents of unequal length, so that shapes vary from micro-batch to micro-batch.
+// Documents of unequal length: shapes vary from micro-batch to micro-batch.
 StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
   StepBatches out;
   for (int64_t m = 0; m < micro_batches; ++m) {
@@ -454,17 +455,16 @@ float Training::replace_norm_weight(float value) {
                                   [](const TensorPlace& p) { return p.parameter.name == "norm"; });
   EXPECT_NE(place, last.tensors.end());
   OpenUnit open = rank_->weights().open(std::ssize(layout_.blocks) - 1, true);
-  const bool half = run_.dtype == DType::kBF16;
-  const int64_t bytes = half ? 2 : 4;
+  const int64_t bytes = run_.dtype == DType::kBF16 ? 2 : 4;
   uint32_t was = 0, bits = 0;
   std::memcpy(&bits, &value, 4);
-  if (half) bits >>= 16;
+  if (bytes == 2) bits >>= 16;
   copy_bytes(&was, open.tensor(*place), bytes, stream_);
   synchronize(stream_);
   copy_bytes(open.tensor(*place), &bits, bytes, stream_);
   synchronize(stream_);
   open.close();
-  if (half) was <<= 16;
+  if (bytes == 2) was <<= 16;
   float old = 0;
   std::memcpy(&old, &was, 4);
   return old;

@@ -33,6 +33,7 @@ enum class Family {
   kGranite,
   kGemma4,
   kExperts,
+  kManyExperts,  // of which a micro-batch meets few
 };
 
 // A run of the matrix. The first twenty decide the numbers, the rest must not.

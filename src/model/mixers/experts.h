@@ -4,7 +4,8 @@
 // Tokens are gathered into T k rows sorted by expert, so that each expert's are one range and its products
 // are the ordinary ones of a linear layer (plain or quantized weights). Memory for them does not depend on
 // the router. An expert without rows costs nothing; its gradient is exactly zero, and written: the optimizer
-// goes on with its state. Experts' adapters are in mixers/expert_adapters.h.
+// goes on with its state, and its weights need not be there (model/expert_fetch.h). Experts' adapters are in
+// mixers/expert_adapters.h.
 //
 // Recomputation routes again, with the same bits: the same logits of the same kernels, in whatever number of
 // threads. Weights are applied to an expert's output in forward; in backward to the gradient of what `down`
@@ -14,6 +15,7 @@
 
 #include <vector>
 
+#include "model/expert_fetch.h"
 #include "model/mixers/mixer.h"
 
 namespace lm {
@@ -28,6 +30,9 @@ struct Experts {
   Linear router;      // [E, H]
   Buffer correction;  // [E], of sigmoid scores
   std::vector<Expert> experts;
+  // What fetches the experts that have rows, before their weights are read; null: all are there. The weights
+  // of others may be anything then, and no product may depend on them.
+  ExpertFetch* fetch = nullptr;
 
   static constexpr bool kKeptWithAttention = false;
   struct Saved {

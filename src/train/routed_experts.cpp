@@ -1,0 +1,93 @@
+#include "train/routed_experts.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "plan/weight_rows.h"
+
+namespace lm {
+namespace {
+
+// What lies in [0, bytes) beside these ranges, which may touch each other.
+std::vector<ByteRange> without(int64_t bytes, std::vector<ByteRange> ranges) {
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  std::vector<ByteRange> out;
+  int64_t at = 0;
+  for (const ByteRange& range : ranges) {
+    if (range.begin > at) out.push_back({at, range.begin - at});
+    at = std::max(at, range.end());
+  }
+  if (at < bytes) out.push_back({at, bytes - at});
+  return out;
+}
+
+}  // namespace
+
+ExpertParts expert_parts(const ExpertsSpec& spec, int64_t layer, const BlockLayout& block) {
+  std::unordered_map<std::string, const TensorPlace*> places;
+  for (const TensorPlace& place : block.tensors) {
+    if (place.frozen) places[place.parameter.name] = &place;
+  }
+  ExpertParts out;
+  std::vector<ByteRange> all;
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    std::vector<ByteRange>& expert = out.experts.emplace_back();
+    for (const char* const tensor : {"gate_up", "gate_up_bias", "down", "down_bias"}) {
+      const auto found =
+          places.find(fmt::format("layers.{}.{}", layer, expert_name(static_cast<size_t>(e), tensor)));
+      if (found == places.end()) continue;
+      // With what fills a piece up: the next one's then follows without a gap for others.
+      for (const FrozenPiece& piece : found->second->pieces)
+        expert.push_back(
+            {piece.offset, std::min(frozen_piece_bytes(piece), block.frozen_bytes - piece.offset)});
+    }
+    all.insert(all.end(), expert.begin(), expert.end());
+  }
+  if (all.empty()) return {};
+  out.others = without(block.frozen_bytes, std::move(all));
+  return out;
+}
+
+RoutedExperts::RoutedExperts(const Context& context, const ModelLayout& layout, const WeightStore& weights,
+                             Store* store)
+    : context_(context), store_(store) {
+  if (store == nullptr || !store->fetches_parts()) return;
+  const auto layers = static_cast<int64_t>(context.spec.layer_count());
+  blocks_.resize(static_cast<size_t>(layers) + 1);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const auto* const spec = context.spec.layer(layer).find<ExpertsSpec>();
+    const int64_t unit = layer + 1;
+    if (spec == nullptr || !weights.through_slots(unit) || weights.trained_through_slots(unit)) continue;
+    ExpertParts parts = expert_parts(*spec, layer, layout.blocks[static_cast<size_t>(unit)]);
+    if (!parts.experts.empty()) blocks_[static_cast<size_t>(unit)] = {spec, std::move(parts)};
+  }
+}
+
+void RoutedExperts::fetch(int64_t unit, int64_t slot) {
+  const Block* const block = experts_of(unit);
+  if (block == nullptr || !fetches_by_routing(*block->spec, tokens_)) return store_->fetch(unit, slot);
+  store_->fetch_parts(unit, slot, block->parts.others);
+}
+
+void RoutedExperts::bring(int64_t layer, const int32_t* start) {
+  const Block& block = *experts_of(layer + 1);
+  const auto count = static_cast<size_t>(block.spec->experts);
+  if (context_.device == DeviceType::kCuda) {
+    start_.resize(count + 1);
+    copy_bytes(start_.data(), start, std::ssize(start_) * static_cast<int64_t>(sizeof(int32_t)),
+               context_.stream);
+    synchronize(context_.stream);
+    start = start_.data();
+  }
+  std::vector<ByteRange> chosen;
+  for (size_t e = 0; e < count; ++e) {
+    const std::vector<ByteRange>& expert = block.parts.experts[e];
+    if (start[e + 1] > start[e]) chosen.insert(chosen.end(), expert.begin(), expert.end());
+  }
+  store_->bring(layer + 1, chosen);
+}
+
+}  // namespace lm

@@ -1,0 +1,58 @@
+// Frozen experts off the device are fetched by routing where a pass meets few of them: the list's fetch of
+// their block brings what every token meets, and the block's mixer asks here for the experts that its router
+// has chosen, once it has. They come into the slot that the list gave the block, in their places: slots, list
+// and bits are those of whole fetches, and what crosses the link depends on the tokens. Owned by the step,
+// used by the rank's compute thread.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/byte_range.h"
+#include "model/context.h"
+#include "model/expert_fetch.h"
+#include "offload/store.h"
+#include "weights/loans.h"
+
+namespace lm {
+
+// Of a block, in its frozen bytes.
+struct ExpertParts {
+  std::vector<std::vector<ByteRange>> experts;  // what is frozen of each one's matrices and biases
+  std::vector<ByteRange> others;                // all that is frozen beside these
+};
+// Of the layer's block. No experts: it has none that are frozen.
+ExpertParts expert_parts(const ExpertsSpec& spec, int64_t layer, const BlockLayout& block);
+
+class RoutedExperts : public ExpertFetch {
+ public:
+  // Borrows all; `store` has the weights that are off the device, null: there are none.
+  RoutedExperts(const Context& context, const ModelLayout& layout, const WeightStore& weights, Store* store);
+
+  // Fetches from here on are for passes of so many tokens at once (plan/weight_rows.h: fetches_by_routing).
+  void expect_tokens(int64_t tokens) { tokens_ = tokens; }
+  // The list's fetch of a unit's weights.
+  void fetch(int64_t unit, int64_t slot);
+  // Whom the mixer of a unit's block asks; null: nobody, its experts are never fetched by routing.
+  ExpertFetch* of(int64_t unit) { return experts_of(unit) != nullptr ? this : nullptr; }
+
+  void bring(int64_t layer, const int32_t* start) override;
+
+ private:
+  struct Block {
+    const ExpertsSpec* spec = nullptr;
+    ExpertParts parts;
+  };
+  const Block* experts_of(int64_t unit) const {
+    const auto u = static_cast<size_t>(unit);
+    return u < blocks_.size() && blocks_[u].spec != nullptr ? &blocks_[u] : nullptr;
+  }
+
+  const Context& context_;
+  Store* store_;
+  std::vector<Block> blocks_;   // by unit, up to the last transformer block
+  std::vector<int32_t> start_;  // of a layer's experts, where a device has them
+  int64_t tokens_ = 0;
+};
+
+}  // namespace lm

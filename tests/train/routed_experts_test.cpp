@@ -1,0 +1,150 @@
+// Frozen experts that are fetched once the router has chosen them: the bits are the resident run's, and fewer
+// bytes are read than of whole blocks. Built for the CPU, which stands in for a GPU where a run is
+// `slots_on_device`, and for a GPU.
+#include "train/routed_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "offloaded_run.h"
+#include "plan/weight_rows.h"
+#include "tests/support/counts.h"
+#include "tests/support/device_test.h"
+#include "tests/support/family_shapes.h"
+#include "tests/support/llama_spec.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+class RoutedExpertsTest : public DeviceTest {};
+
+// The base of an adapter on the attention, off the device.
+Variant of_base(EncodingKind base) {
+  Variant run;
+  run.family = Family::kManyExperts;
+  run.lora = true, run.base = base;
+  run.layers = 2, run.micro_batches = 2, run.steps = 5;
+  run.weights = true, run.slots = 1;
+  return run;
+}
+
+// Bytes that a list's fetches of whole units read.
+int64_t fetched_whole(const Training& training, const StepSchedule& list) {
+  const std::vector<int64_t>& bytes = training.plan().placement.pool(Pool::kWeights).bytes;
+  int64_t sum = 0;
+  for (const Operation& op : list.operations)
+    if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights)
+      sum += round_up(bytes[static_cast<size_t>(op.array)], kChecksumChunk);
+  return sum;
+}
+
+// The same of all steps of a run.
+int64_t streamed_bytes(const Training& training, const Variant& run) {
+  StepLists lists(training.plan().step);
+  int64_t bytes = 0;
+  for (int64_t s = 0; s < run.steps; ++s) bytes += fetched_whole(training, lists.step(run.micro_batches));
+  return bytes;
+}
+
+TEST_F(RoutedExpertsTest, GiveTheBitsOfTheResidentRunAndReadLess) {
+  for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4}) {
+    for (const int kind : {0, 1, 2, 3, 4, 5}) {
+      // In the short tier four of them, each of one base: disk and host memory, slots here and on the device.
+      const bool short_tier = base == EncodingKind::kNf4 ? kind == 1 || kind == 4 : kind == 0 || kind == 2;
+      if (!test::full_counts() && !short_tier) continue;
+      Variant run = of_base(base);
+      run.group = kind % 2 == 0 ? 2 : 1;
+      run.recompute = kind == 0 || kind == 3;
+      run.activations = kind == 3;
+      run.slots_on_device = kind >= 2;
+      run.host = kind == 3 ? 1 : kind == 4 ? 2 : 0;
+      run.mixed = kind == 5;
+      run.verify = kind != 1;
+      SCOPED_TRACE(run.text());
+      Training training(run);
+      const int64_t loaded = training.rank().off_device().counters().read_bytes;
+      const Outcome got = training.run();
+      expect_same(run, got);
+      if (run.host > 0 || run.mixed || run.activations) continue;
+      const int64_t read = training.rank().off_device().counters().read_bytes - loaded;
+      EXPECT_GT(read, 0);
+      // Some 31 % of the experts, of groups of one 17 %, in whole chunks: of plain ones a chunk has two, of
+      // nf4 ones four; and what all tokens meet.
+      const double most = base == EncodingKind::kPlain ? 0.65 : 0.85;
+      EXPECT_LT(static_cast<double>(read), most * static_cast<double>(streamed_bytes(training, run)));
+    }
+  }
+}
+
+// A pass decides by its own tokens: those of this model's steps meet all experts, one token meets two of
+// five.
+TEST_F(RoutedExpertsTest, AnEvaluationOfOneTokenReadsWhatItMeets) {
+  Variant run;
+  run.family = Family::kExperts;
+  run.lora = true;
+  Variant far = run;
+  far.weights = true;
+  Training resident(run), training(far);
+  const Batch one{.token = {7}, .position = {0}, .target = {9}, .sample = {0}, .document_start = {0, 1}};
+  const auto read_bytes = [&] { return training.rank().off_device().counters().read_bytes; };
+  const StepConfig& step = training.plan().step;
+  int64_t before = read_bytes();
+  EXPECT_EQ(training.step(1).loss, resident.step(1).loss);
+  EXPECT_GE(read_bytes() - before, fetched_whole(training, StepLists(step).step(1))) << "whole blocks";
+  training.flush();
+  before = read_bytes();
+  EXPECT_EQ(training.train_step().evaluate(one).nll, resident.train_step().evaluate(one).nll);
+  const int64_t read = read_bytes() - before;
+  // Of each layer three experts or more stay where they are: 9 KiB each, less a chunk at both ends.
+  EXPECT_LE(read, fetched_whole(training, StepLists(step).evaluation().list) - run.layers * kChecksumChunk);
+  EXPECT_GT(read, 0);
+}
+
+// The list's fetch and the routers' together are the block: nothing of it is in both, or in neither.
+TEST(ExpertParts, AndWhatAllTokensMeetAreTheWholeBlock) {
+  ModelSpec plain = llama_spec({.layers = 2}), sinks = plain;
+  like_qwen3_moe(plain, 6, 2);
+  like_gpt_oss(sinks, 4, 2);
+  for (const ModelSpec& spec : {plain, sinks}) {
+    for (const Encoding* const encoding :
+         {static_cast<const Encoding*>(nullptr), &encoding_of(EncodingKind::kNf4)}) {
+      const AdapterSpec lora{.r = 4, .alpha = 8, .targets = {"q_proj"}};
+      const ModelLayout layout = make_layout(spec, &lora, DType::kBF16, encoding);
+      const BlockLayout& block = layout.blocks[2];
+      const auto& experts = *spec.layer(1).find<ExpertsSpec>();
+      const ExpertParts parts = expert_parts(experts, 1, block);
+      ASSERT_EQ(std::ssize(parts.experts), experts.experts);
+      std::vector<ByteRange> all = parts.others;
+      EXPECT_LE(all.size(), 2U) << "each is a request of its own";
+      int64_t of_experts = 0;
+      for (const std::vector<ByteRange>& expert : parts.experts) {
+        all.insert(all.end(), expert.begin(), expert.end());
+        for (const ByteRange& range : expert) of_experts += range.bytes;
+      }
+      std::ranges::sort(all, {}, &ByteRange::begin);
+      int64_t end = 0;
+      for (const ByteRange& range : all) {
+        EXPECT_EQ(range.begin, end);
+        end = range.end();
+      }
+      EXPECT_EQ(end, block.frozen_bytes);
+      EXPECT_GE(of_experts, expert_bytes(block).frozen);
+      // One expert's matrix lies in its own parts.
+      const TensorPlace* const down = block.find("layers.1.experts.3.down");
+      ASSERT_NE(down, nullptr);
+      EXPECT_TRUE(std::ranges::any_of(parts.experts[3], [&](const ByteRange& range) {
+        return range.begin <= down->offset && down->offset < range.end();
+      }));
+    }
+  }
+  // Experts that are trained have nothing to fetch so.
+  const ModelLayout full = make_layout(plain, nullptr, DType::kBF16, nullptr);
+  EXPECT_TRUE(expert_parts(*plain.layer(0).find<ExpertsSpec>(), 0, full.blocks[1]).experts.empty());
+}
+
+}  // namespace
+}  // namespace lm
