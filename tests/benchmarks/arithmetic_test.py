@@ -96,7 +96,7 @@ def test_what_a_norm_and_the_heads_sum_read_is_what_the_emulated_gpu_counts():
     # Two norms: dy, x, the residual's gradient and dx once, the weight twice for each row, and rstd for each of 32 lanes.
     assert of_block == 2 * (4 + 2 + 1) * array
     # No pass adds a part of dX in the model's type to fp32.
-    assert not any("add_arrays<Bf16, float" in line for line in lines)
+    assert not any("add_arrays<float, Bf16" in line for line in lines)
     full, lora = (arithmetic.Row("", arithmetic.LLAMA_8B, lora=lora) for lora in (False, True))
     before = arithmetic.elementwise_units(replace(lora, measured_program=True))[1] - arithmetic.elementwise_units(lora)[1]
     assert before == pytest.approx(4 + 3 * 3.5)  # and the activation once more
