@@ -116,7 +116,7 @@ def test_a_change_of_a_rate_moves_the_rows_that_have_it(monkeypatch):
 def test_predictions_and_where_the_targets_stand():
     print(arithmetic.table())
     reached = [target.figure() <= target.value if target.what == "s" else target.figure() >= target.value for target in arithmetic.TARGETS]
-    assert reached == [True, True, False, True, False, False]
+    assert reached == [True, True, False, True, True, False, False, True, True]
     # The CPU's share of updates: what crosses the link without one, and with it.
     offloaded = next(target for target in arithmetic.TARGETS if target.what == "s")
     assert 0.4 < offloaded.share < 0.5
@@ -125,6 +125,20 @@ def test_predictions_and_where_the_targets_stand():
     # What the program's own changes have given, by the same sums.
     now = arithmetic.LORA_H100
     assert arithmetic.tokens_per_second(now) > 1.06 * arithmetic.tokens_per_second(replace(now, measured_program=True))
+
+
+def test_seven_billion_is_nearer_its_peak_at_8192_tokens_for_its_products_alone():
+    many, few = (arithmetic.seconds_of(row) for row in (arithmetic.FULL_7B, arithmetic.PLANNED_7B))
+    tokens = arithmetic.FULL_7B.tokens * arithmetic.FULL_7B.micro_batches
+    assert arithmetic.PLANNED_7B.tokens * arithmetic.PLANNED_7B.micro_batches == tokens
+    assert {name for name in many if many[name] != pytest.approx(few[name])} == {"products"}
+    output = {rows: arithmetic.gemm_rates()["7b", "o", rows][0] for rows in (8192, 16384)}
+    assert output[8192] > 1.15 * output[16384]
+
+
+def test_the_update_of_more_tokens_is_a_smaller_part_of_the_step():
+    per_token = [arithmetic.seconds_of(row)["update"] / row.micro_batches for row in (arithmetic.FULL_8B, arithmetic.PLANNED_8B)]
+    assert per_token[0] == pytest.approx(4 * per_token[1])
 
 
 def test_the_page_has_the_figures():

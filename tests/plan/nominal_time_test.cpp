@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "optim/rules/rules.h"
 #include "shapes.h"
 
 namespace lm {
@@ -26,6 +27,29 @@ TEST(NominalTime, EightBillionOn140GibSaveActivationsOfSomeSequences) {
   EXPECT_EQ(plan.recompute(), RecomputeChoice(Recompute::kNone));
   EXPECT_GE(plan.numerics.micro_batch, 2);
   EXPECT_LE(plan.numerics.micro_batch, 4);
+}
+
+// The rows of benchmarks/gpu_arithmetic.py that are named for what the plan takes.
+TEST(NominalTime, EightBillionOn140GibInStepsOf65536Tokens) {
+  Case c = full_8b("H200", 140);
+  c.config.train.global_batch = 32;
+  EXPECT_EQ(c.plan().numerics.micro_batch, 2);
+}
+
+TEST(NominalTime, SevenBillionTakeEightSequencesOf1024) {
+  Case c = full_8b("H200", 140);
+  c.spec = make_spec({4096, 11008, 32, 32, 32, 128, 32000}, false);
+  c.config.data.max_length = 1024;
+  c.config.train.global_batch = 128;
+  EXPECT_EQ(c.plan().numerics.micro_batch, 8);
+  c.machine = gpu_machine("H100");
+  c.machine.gpus[0].memory_bytes = 80 * kGib;
+  c.config.optimizer.name = Rules::id<AdamW8bit>();
+  c.config.optimizer.master = Master::kNone;
+  const Plan plan = c.plan();
+  EXPECT_TRUE(plan.fits);
+  EXPECT_EQ(plan.numerics.micro_batch, 8);
+  EXPECT_EQ(plan.recompute(), RecomputeChoice(Recompute::kNone));
 }
 
 TEST(NominalTime, MeasuredRatesChangeNoNumerics) {
