@@ -28,6 +28,7 @@ struct Case {
   const char* name;
   int64_t bytes;  // read and written
   std::function<void(StreamView)> run;
+  int64_t elements = 0;  // of a matrix that is decoded
 };
 
 // Device memory that the cases share; every case may overwrite it.
@@ -197,7 +198,8 @@ std::vector<Case> other_cases(const Sizes& n, const Arrays& m) {
               .form = MasterForm::kSplit},
              s);
   };
-  // A base of 4-bit codes, and what goes to host memory.
+  // A base of 4-bit codes with an fp32 scale for 64 of them, and what goes to host memory.
+  const int64_t matrix = n.ffn * n.hidden;
   const auto decode = [=, &k, &m](StreamView s) {
     k.materialise({.kind = EncodingKind::kNf4,
                    .pieces = {m.b.data(), reinterpret_cast<const std::byte*>(state)},
@@ -212,7 +214,7 @@ std::vector<Case> other_cases(const Sizes& n, const Arrays& m) {
           {"accumulate bf16 into fp32", 10 * elements, accumulate},
           {"granule norms fp32", 4 * elements, norms},
           {"AdamW bf16, split master", 26 * elements, adamw},
-          {"nf4 to bf16", (4 * n.ffn * n.hidden + n.ffn * n.hidden) / 2 + n.ffn * n.hidden / 16, decode},
+          {"nf4 to bf16", matrix * 2 + matrix / 2 + matrix / 16, decode, matrix},
           {"checksums", 4 * elements, checksums}};
 }
 
@@ -256,7 +258,13 @@ void run(bool quick) {
                  copy_gbps = static_cast<double>(c.bytes) / copied / 1e9;
     std::printf("%-28s %10.1f %10.1f %10.1f %8.0f%% %9.0f%%\n", c.name, ours * 1e6, gbps, copy_gbps,
                 100 * gbps / copy_gbps, gpu.bandwidth > 0 ? 100 * gbps * 1e9 / gpu.bandwidth : 0);
-    rows.push_back({{"kernel", c.name}, {"gbps", gbps}, {"copy_gbps", copy_gbps}});
+    nlohmann::json row = {{"kernel", c.name}, {"gbps", gbps}, {"copy_gbps", copy_gbps}};
+    if (c.elements > 0) {
+      const double each = static_cast<double>(c.bytes) / static_cast<double>(c.elements);
+      row["bytes_per_element"] = each;
+      std::printf("  %.2f bytes of each element, %.2f ms for 10^9 elements\n", each, each / gbps * 1e3);
+    }
+    rows.push_back(row);
     if (gbps / copy_gbps < least) least = gbps / copy_gbps, slowest = c.name;
   }
   std::printf("%s\n",
