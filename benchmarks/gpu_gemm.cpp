@@ -1,4 +1,5 @@
-// How near to the card's peak do its matrix products come on the shapes of 1B, 7B and 8B layers? Forward
+// How near to the card's peak do its matrix products come on the shapes of 1B, 7B and 8B layers, and how near
+// to its memory's speed those of adapters (gbps: what a product has to read and write)? Forward
 // (x Wᵀ), the input's gradient (dy W) and the weight's (dyᵀ x), through the same function as the model's, in
 // bf16 and fp32 (no TF32), at 2048 to 16384 rows; TFLOP/s and share of the data sheet's dense peak, and in
 // bf16 how much faster the fastest of cuBLASLt's first few algorithms is than the first, which is the
@@ -32,6 +33,8 @@ constexpr Shape kShapes[] = {
     {"1b", "down", 2048, 8192},     {"7b", "qkv", 12288, 4096},     {"7b", "o", 4096, 4096},
     {"7b", "gate_up", 22016, 4096}, {"7b", "down", 4096, 11008},    {"8b", "qkv", 6144, 4096},
     {"8b", "o", 4096, 4096},        {"8b", "gate_up", 28672, 4096}, {"8b", "down", 4096, 14336},
+    {"8b", "A r16", 16, 4096},      {"8b", "B r16", 14336, 16},     {"8b", "A r64", 64, 4096},
+    {"8b", "B r64", 14336, 64},
 };
 constexpr Shape kQuick = {"quick", "o", 96, 64};
 constexpr int64_t kRows[] = {2048, 4096, 8192, 16384};
@@ -94,11 +97,15 @@ class Bench {
         shape.model, shape.layer, dtype_ == DType::kBF16 ? "bf16" : "fp32", rows, shape.out, shape.in,
         forward, share(forward), input, share(input), weight, share(weight), faster(0, forward),
         faster(1, input), faster(2, weight));
+    const double size = static_cast<double>(dtype_size(dtype_));
+    const double bytes = size * static_cast<double>(rows * (shape.in + shape.out) + shape.out * shape.in);
+    const auto gbps = [&](double reached) { return bytes * reached * 1e3 / flops; };
     return {{"model", shape.model},
             {"layer", shape.layer},
             {"dtype", dtype_ == DType::kBF16 ? "bf16" : "fp32"},
             {"rows", rows},
             {"tflops", {forward, input, weight}},
+            {"gbps", {gbps(forward), gbps(input), gbps(weight)}},
             {"best_tflops", best},
             {"best_algorithm", choice}};
   }
