@@ -139,12 +139,12 @@ def elementwise_units(row):
     attention = 2 * q * copies
     forward = 8 + 2 * qk + attention + 3 * f  # norms with their residuals, rope, output, activation
     forward += 2 if row.measured_program else 0  # a copy of the residual, to which the product was added
-    # normed twice once more, norms, rope, activation; the attention's own passes: out . dout, dq in fp32 zeroed, added to and
-    # rounded, and with grouped heads dk and dv of every head, which are then summed.
+    # The program that was measured normed twice once more. Norms, rope, activation; the attention's own passes: out . dout, dq in
+    # fp32 zeroed, added to and rounded, and with grouped heads dk and dv of every head, which are then summed.
     own = 11 * q + (5 * q if s.kv_heads < s.heads else 0)
     # A norm reads dy, x and the residual's gradient and writes dx; without a weight's gradient it read the first two twice.
     norms = 2 * (6 if row.lora and row.measured_program else 4)
-    backward = 4 + norms + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
+    backward = (4 if row.measured_program else 0) + norms + 2 * qk + 6 * f + (own if copies else own / 2) + 2 * qkv * copies
     if row.lora:
         backward += 3 * f if row.measured_program else 0  # the activation once more, for A of down
     else:

@@ -78,6 +78,7 @@ std::vector<Row> rows() {
       {"7b-slice-lora", kLlama7B, 3, true, {b8}},
       {"8b-slice", kLlama8B, 3, false, {b8, bf16}},
       {"8b-slice-lora", kLlama8B, 3, true, {b8}},
+      {"8b-slice-lora-norms-again", kLlama8B, 3, true, {b8, "train.recompute=\"none\""}},  // not kept
       {"8b-slice-host", kLlama8B, 3, false, {b8, bf16, host}},
       {"1b", kLlama1B, 0, false, {b8, bf16}},
       {"1b-host", kLlama1B, 0, false, {b8, bf16, host}},

@@ -233,9 +233,10 @@ View Pass::input(int64_t block, int64_t micro) {
 void Pass::keep(const TransformerBlock& bound, int64_t block, int64_t micro, Keep how) {
   MicroBatch& m = at(micro);
   const Recompute level = config_.recompute.of(block);
+  BlockSaved& saved = m.saved[static_cast<size_t>(block)];
+  saved.keep_norms = config_.keep_norms;
   const auto allocate = [&](const Context& context) {
-    allocate_block_saved(context, bound, m.device.rows, level, SavedPart::kKept,
-                         m.saved[static_cast<size_t>(block)]);
+    allocate_block_saved(context, bound, m.device.rows, level, SavedPart::kKept, saved);
   };
   if (!config_.inputs_off_device()) {
     if (how == Keep::kMake) allocate(context_);

@@ -164,6 +164,8 @@ void allocate_block_saved(const Context& context, const TransformerBlock& block,
       if (s > 0 && !sublayer.beside) out.x = context.tensor(rows, hidden);
       if (sublayer.norm) out.rstd = context.tensor(rows, 1, DType::kF32);
     }
+    if (sublayer.norm && saved.keep_norms && kept && level == Recompute::kNone)
+      out.normed = context.tensor(rows, hidden);
     if (keeps_mixer(sublayer, level) != kept) continue;
     if (sublayer.norm_after) {
       out.output = context.tensor(rows, hidden);
@@ -183,7 +185,7 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
 void block_forward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                    const View& x_in, BlockSaved& saved, const View& x_out) {
   const ArenaFrame frame(context.arena);
-  const View normed = context.tensor(batch.rows, context.spec.hidden);
+  View shared;  // by all norms whose output is not kept
   // x: what a group reads. stream: the same, and behind its first sublayer the sum with outputs so far. y: an
   // output that has not been added yet.
   View x = x_in, stream, y, input;
@@ -191,6 +193,11 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
     const Sublayer& sublayer = block.sublayers[s];
     BlockSaved::Sublayer& kept = saved.sublayers[s];
     if (!sublayer.beside) {
+      View normed = kept.normed;
+      if (sublayer.norm && !normed.defined()) {
+        if (!shared.defined()) shared = context.tensor(batch.rows, context.spec.hidden);
+        normed = shared;
+      }
       read_stream(context, sublayer, kept, y, normed, x);
       stream = x;
       input = sublayer.norm ? normed : x;
@@ -258,11 +265,11 @@ void block_backward(const Context& context, const TransformerBlock& block, const
     if (wanted && end - begin > 1) others = context.like(x);
     for (size_t s = end - 1; s > begin; --s) {
       const ArenaFrame beside(context.arena);
-      MixerInput input(context, norm, x, wanted, s + 1 == end ? others : View());
+      MixerInput input(context, {norm, x, kept.normed}, wanted, s + 1 == end ? others : View());
       mixer_backward(context, block.sublayers[s], batch, saved.sublayers[s], gradient, input);
       if (wanted && s + 1 < end) accumulate(context, others, input.gradient());
     }
-    MixerInput input(context, norm, x, wanted);
+    MixerInput input(context, {norm, x, kept.normed}, wanted);
     mixer_backward(context, block.sublayers[begin], batch, kept, gradient, input);
     const View& dinput = input.gradient();
     if (!dinput.defined()) continue;

@@ -34,10 +34,12 @@ struct BlockSaved {
   struct Sublayer {
     View x;                   // [T, H], the sublayer's input; undefined: the block's, or it is beside another
     View rstd;                // [T] fp32, where a norm is before the mixer
+    View normed;              // [T, H] that this norm gives, if it is kept
     View output, rstd_after;  // [T, H] that the norm after the mixer reads and [T] fp32; else undefined
     MixerSaved mixer;
   };
   std::vector<Sublayer> sublayers;
+  bool keep_norms = false;  // StepConfig's
 };
 
 // A level of recomputation keeps one part of it from forward to backward; backward begins with the other.

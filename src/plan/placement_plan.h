@@ -126,6 +126,7 @@ struct PlacementPlan {
   int64_t group = 1;  // micro-batches that pass a block before the next
   // The level of recomputation, if another one than the numerics' makes a shorter step (recompute_level.h).
   std::optional<RecomputeChoice> recompute = {};
+  bool keep_norms = false;  // as in StepConfig: where all activations stay on the device and memory is left
   // Per array of the weight pool: 1 if its transfers are of frozen weights, such as the base of an adapter
   // (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};

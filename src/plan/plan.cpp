@@ -108,7 +108,9 @@ Plan place_plan(const PlanInput& in, bool estimated) {
   ChosenNumerics chosen = choose_numerics(in);
   SizedPlan plan = choose_placement(in, chosen.numerics);
   if (estimated) {
-    if (std::optional<LevelChoice> level = choose_recompute_level(in, plan)) {
+    for (const auto choose : {choose_recompute_level, choose_kept_norms}) {
+      std::optional<LevelChoice> level = choose(in, plan);
+      if (!level) continue;
       plan = std::move(level->plan);
       std::ranges::replace_if(
           chosen.choices, [&](const Choice& choice) { return choice.key == level->choice.key; },

@@ -23,8 +23,12 @@ struct LevelChoice {
 };
 std::optional<LevelChoice> choose_recompute_level(const PlanInput& in, const SizedPlan& plan);
 
+// With the outputs of norms kept, too (StepConfig::keep_norms): where train.recompute = "auto", a GPU has all
+// activations and nothing moves, what is free holds them, and the estimated step is shorter. Else nothing.
+std::optional<LevelChoice> choose_kept_norms(const PlanInput& in, const SizedPlan& plan);
+
 // For the plan's table: the level, and what the saved activations are with it.
 std::string recompute_text(const RecomputeChoice& recompute);
-std::string saved_text(const RecomputeChoice& recompute);
+std::string saved_text(const RecomputeChoice& recompute, bool keep_norms);
 
 }  // namespace lm

@@ -245,7 +245,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
     add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), sizes.arena.saved + inputs.off_device_bytes(),
-              off_device_bytes(inputs), saved_text(plan.recompute()));
+              off_device_bytes(inputs), saved_text(plan.recompute(), p.keep_norms));
     table.other_ranks();
   }
   // The arena has the slot of gradients, too, where a tied table's takes its place.
@@ -365,6 +365,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
           .micro_batches = n.micro_batches,
           .tied = spec.tied,
           .recompute = plan.recompute(),
+          .keep_norms = p.keep_norms,
           .clip = clip,
           .group = p.group,
           .ranks = p.ranks,

@@ -110,6 +110,9 @@ struct StepConfig {
   int64_t micro_batches = 1;  // of a full step; of a list, its own
   bool tied = false;
   RecomputeChoice recompute = Recompute::kNone;  // never kAuto
+  // Blocks that keep everything also keep what their norms give the mixers, which backward otherwise computes
+  // again. Changes no bit.
+  bool keep_norms = false;
   Clip clip = Clip::kGlobal;
   // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
   // the device each of their bytes crosses its link once per pass and group.

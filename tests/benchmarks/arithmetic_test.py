@@ -76,7 +76,7 @@ def test_loras_products_are_those_that_the_counters_test_counts():
 
 def test_the_elementwise_passes_are_those_of_the_emulated_gpu():
     full = counted("full")
-    assert full["rms_norm.cu forward"] == 4  # two of them once more, for backward
+    assert full["rms_norm.cu forward"] == counted("lora")["rms_norm.cu forward"] == 2  # their outputs are kept
     assert full["rms_norm.cu backward"] == 2
     assert full["rope.cu rotate"] == 2
     assert full["gated.cu forward"] == full["gated.cu backward"] == 1
@@ -99,7 +99,7 @@ def test_what_a_norm_and_the_heads_sum_read_is_what_the_emulated_gpu_counts():
     assert not any("add_arrays<float, Bf16" in line for line in lines)
     full, lora = (arithmetic.Row("", arithmetic.LLAMA_8B, lora=lora) for lora in (False, True))
     before = arithmetic.elementwise_units(replace(lora, measured_program=True))[1] - arithmetic.elementwise_units(lora)[1]
-    assert before == pytest.approx(4 + 3 * 3.5)  # and the activation once more
+    assert before == pytest.approx(4 + 4 + 3 * 3.5)  # and both norms and the activation once more
     head = lambda row: arithmetic.seconds_of(row)["head"]
     assert 0 < head(replace(full, measured_program=True)) - head(full) < 2e-3
 
@@ -120,7 +120,7 @@ def test_predictions_and_where_the_targets_stand(monkeypatch):
     # The CPU's share of updates, which begins behind the step's check, while the link carries state all step long.
     offloaded = next(target for target in arithmetic.TARGETS if target.what == "s")
     assert 0.1 < arithmetic.balanced_share(offloaded.row) < 0.25
-    assert offloaded.figure() == pytest.approx(0.31, abs=0.005)
+    assert offloaded.figure() == pytest.approx(0.305, abs=0.005)
     monkeypatch.setattr(arithmetic, "balanced_share", lambda row: 0)
     assert offloaded.figure() == pytest.approx(0.34, abs=0.005)
     monkeypatch.undo()

@@ -51,7 +51,7 @@ TEST(RecomputeLevel, IsTheOneWithTheShortestStepOfThoseThatFit) {
       const Plan other = c.draft();
       if (!other.fits) continue;
       shortest = std::min(shortest, other.step_seconds);
-      if (level == plan.recompute()) {
+      if (level == plan.recompute() && !plan.placement.keep_norms) {
         EXPECT_NEAR(other.step_seconds, plan.step_seconds, 1e-9 * plan.step_seconds);
       }
     }
@@ -131,6 +131,50 @@ TEST(RecomputeLevel, KeptActivationsLeaveADeviceThatIsTooSmallForThem) {
   EXPECT_TRUE(tight.fits);
   EXPECT_EQ(tight.recompute(), Recompute::kNone);
   EXPECT_GT(tight.placement.pool(Pool::kActivations).off_device_bytes(TierId::kHost), 0);
+}
+
+// Two of each layer, bf16; a level that was asked for keeps what it says.
+TEST(RecomputeLevel, OutputsOfNormsAreKeptWhereMemoryAllows) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  stay_near(c.config);
+  c.config.train.method = Method::kLora;
+  c.config.data.max_length = 2048;
+  c.config.train.micro_batch = 2;
+  const Plan kept = c.plan();
+  EXPECT_TRUE(kept.placement.keep_norms && kept.step.keep_norms);
+  EXPECT_EQ(kept.recompute(), Recompute::kNone);
+  EXPECT_NE(print_plan(kept).find("outputs of norms"), std::string::npos);
+  c.config.train.recompute = Recompute::kNone;
+  const Plan without = c.plan();
+  EXPECT_FALSE(without.placement.keep_norms);
+  EXPECT_EQ(kept.arena.saved - without.arena.saved, int64_t{2} * 2048 * 32 * 2 * 4096 * 2);
+  EXPECT_LT(kept.step_seconds, without.step_seconds);
+
+  c.config.train.recompute = Recompute::kAuto;
+  const int64_t needed = kept.tiers.front().bytes;
+  for (const int64_t spare : {kMiB, -kMiB}) {
+    c.config.offload.device_memory = {.bytes = needed + spare};
+    const Plan plan = c.plan();
+    EXPECT_TRUE(plan.fits);
+    EXPECT_EQ(plan.placement.keep_norms, spare > 0);
+    EXPECT_EQ(plan.recompute(), Recompute::kNone);
+  }
+}
+
+TEST(RecomputeLevel, OutputsOfNormsAreNotKeptWhereSomethingMoves) {
+  Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  c.config.train.micro_batch = 1;
+  EXPECT_TRUE(c.plan().placement.keep_norms);
+  c.config.offload.optimizer = OffloadTier::kHost;
+  EXPECT_FALSE(c.plan().placement.keep_norms);
+  Case weights{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  weights.config.train.method = Method::kLora;
+  weights.config.data.max_length = 2048;
+  weights.config.train.micro_batch = weights.config.train.global_batch = 32;  // bound by compute
+  weights.config.offload.weights = OffloadTier::kHost;
+  EXPECT_FALSE(weights.plan().placement.keep_norms);
+  Case cpu{.machine = cpu_machine(64)};
+  EXPECT_FALSE(cpu.plan().placement.keep_norms);
 }
 
 TEST(RecomputeLevel, IsRecordedAndKept) {

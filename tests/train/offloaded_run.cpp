@@ -258,7 +258,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   if (cuda_built()) machine.gpus.push_back(built_in_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine,
                     {.ranks = ranks_, .nodes = run.nodes, .share_memory = run.one_copy});
-  plan_.placement.io_timeout = run.io_timeout;
+  plan_.placement.io_timeout = run.io_timeout, plan_.placement.keep_norms = run.keep_norms;
   set_pools();
   set_update_site();
   if (run.slots_on_device && run.weights && !run.tied) {

@@ -62,6 +62,7 @@ struct Variant {
 
   bool recompute = false;
   RecomputeChoice level = Recompute::kBlock;                                        // where it recomputes
+  bool keep_norms = false;                                                          // StepConfig's
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
   bool mixed = false;    // the earlier half of each pool stays on the device
   int64_t granules = 1;  // of a tile

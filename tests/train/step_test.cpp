@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <set>
 
 #include "base/error.h"
 #include "config/config_names.h"
@@ -53,7 +52,7 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 struct Fixture {
   Fixture(const ModelSpec& model, bool lora, RecomputeChoice recompute, DType dtype, DType gradients,
           bool round_rows = false, bool weighted = false,
-          const Objective& minimised = objectives::cross_entropy)
+          const Objective& minimised = objectives::cross_entropy, bool keep_norms = false)
       : objective(minimised),
         spec(model),
         layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
@@ -66,6 +65,7 @@ struct Fixture {
     plan.numerics.threads = 2;
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
+    plan.placement.keep_norms = keep_norms;
     plan.micro_tokens = 256;
     plan.step = step_config(spec, layout, plan, plan.micro_tokens, optimizer.clip);
     plan.step.weighted = weighted;
@@ -115,8 +115,10 @@ struct Outcome {
   std::vector<float> moments;  // all of them
   double evaluated = 0;
 };
-Outcome step_on(const ModelSpec& spec, bool lora, RecomputeChoice recompute, bool round_rows, int fill) {
-  Fixture f(spec, lora, recompute, DType::kF32, DType::kF32, round_rows);
+Outcome step_on(const ModelSpec& spec, bool lora, RecomputeChoice recompute, bool round_rows, int fill,
+                bool keep_norms = false) {
+  Fixture f(spec, lora, recompute, DType::kF32, DType::kF32, round_rows, false, objectives::cross_entropy,
+            keep_norms);
   auto& arena = const_cast<Arena&>(f.rank->arena());
   {
     const ArenaFrame frame(arena);
@@ -178,20 +180,17 @@ TEST(Step, NothingComesFromWhatLayInTheArena) {
   }
 }
 
-TEST(Step, RowsAreRoundedToFewNumbers) {
-  std::set<int64_t> different;
-  for (int64_t tokens = 1; tokens <= 16384; ++tokens) {
-    const int64_t rows = rounded_rows(tokens);
-    EXPECT_GE(rows, tokens);
-    EXPECT_LT(static_cast<double>(rows - tokens), std::max(32.0, 0.125 * static_cast<double>(tokens)));
-    if (tokens > 1024 && tokens <= 4096) different.insert(rows);
-  }
-  EXPECT_EQ(different.size(), 16U);
-  for (const int64_t power : {32, 64, 512, 2048}) EXPECT_EQ(rounded_rows(power), power);
-}
-
 StepBatches one_batch(const ModelSpec& spec) {
   return {{batch_of(2, 128, spec.vocab)}, 2 * 127};
+}
+
+void expect_planned_arena(Fixture& f) {
+  f.step(one_batch(f.spec));
+  const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
+  // The plan knows of one document; of the two that there are each has a last token without target.
+  EXPECT_LE(used, planned);
+  EXPECT_GE(used, planned - 1024) << "recompute " << recompute_name(f.plan.numerics.recompute);
+  EXPECT_EQ(f.rank->arena().mark(), 0);
 }
 
 TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
@@ -200,13 +199,8 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
       for (const RecomputeChoice recompute : kLevels) {
         for (const DType gradients : {DType::kF32, DType::kBF16}) {
           Fixture f(tiny_spec(qk_norm, qk_norm, !qk_norm), lora, recompute, DType::kBF16, gradients);
-          f.step(one_batch(f.spec));
-          const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
-          // The plan knows of one document; of the two that there are each has a last token without target.
-          EXPECT_LE(used, planned);
-          EXPECT_GE(used, planned - 1024)
-              << "q/k norm " << qk_norm << " lora " << lora << " recompute " << recompute_name(recompute);
-          EXPECT_EQ(f.rank->arena().mark(), 0);
+          SCOPED_TRACE(qk_norm ? "q/k norm" : "no q/k norm");
+          expect_planned_arena(f);
         }
       }
     }
@@ -228,8 +222,10 @@ TEST(Step, LevelsOfRecomputationChangeNoBit) {
   bool lora = false;
   for (const ModelSpec& spec : other_shapes(true)) {
     const Outcome none = step_on(spec, lora, Recompute::kNone, false, 0);
-    for (const RecomputeChoice level : kLevels) {
-      const Outcome other = step_on(spec, lora, level, false, 255);
+    for (size_t i = 0; i <= std::size(kLevels); ++i) {  // at last with outputs of norms kept
+      const bool keep_norms = i == std::size(kLevels);
+      const RecomputeChoice level = keep_norms ? Recompute::kNone : kLevels[i];
+      const Outcome other = step_on(spec, lora, level, false, 255, keep_norms);
       EXPECT_EQ(other.result.loss, none.result.loss) << recompute_name(level);
       EXPECT_EQ(other.result.grad_norm, none.result.grad_norm) << recompute_name(level);
       EXPECT_EQ(other.moments, none.moments) << recompute_name(level);
@@ -243,12 +239,11 @@ TEST(Step, TakesFromTheArenaWhatThePlanSaidOfOtherShapes) {
     for (const bool lora : {false, true}) {
       for (const RecomputeChoice recompute : kLevels) {
         Fixture f(spec, lora, recompute, DType::kBF16, DType::kF32);
-        f.step(one_batch(f.spec));
-        const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
-        EXPECT_LE(used, planned);
-        EXPECT_GE(used, planned - 1024) << "lora " << lora << " recompute " << recompute_name(recompute);
-        EXPECT_EQ(f.rank->arena().mark(), 0);
+        expect_planned_arena(f);
       }
+      Fixture kept(spec, lora, Recompute::kNone, DType::kBF16, DType::kF32, false, false,
+                   objectives::cross_entropy, true);
+      expect_planned_arena(kept);
     }
   }
 }

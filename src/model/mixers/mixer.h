@@ -38,34 +38,40 @@ struct MixerOutput {
 View project_output(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                     LinearSaved& saved, const MixerOutput& output);
 
-// The input of a mixer in the backward pass: the output of the sublayer's norm, which is computed once more,
-// and its gradient. Both lie in the arena from when they are asked for, which is late: what a mixer needs
-// before has ended.
+// What a mixer's input is made of. Borrowed.
+struct NormedStream {
+  const std::optional<Norm>& norm;  // unset where none is before the mixer
+  const View& x;                    // [T, H], the residual stream
+  const View& normed;               // the norm of x, if that was kept; nobody writes it
+};
+
+// The input of a mixer in the backward pass: the output of the sublayer's norm, which is computed once more
+// unless it was kept, and its gradient. Both lie in the arena from when they are asked for, which is late:
+// what a mixer needs before has ended.
 class MixerInput {
  public:
-  // `norm`: borrowed; unset where none is before the mixer. `wanted`: whether anybody wants the gradient.
-  // `gradient`: memory for it; undefined: the arena has some when it is asked for.
-  MixerInput(const Context& context, const std::optional<Norm>& norm, const View& x, bool wanted,
-             const View& gradient = {})
-      : context_(context), norm_(norm), x_(x), wanted_(wanted), gradient_(gradient) {}
+  // `wanted`: whether anybody wants the gradient. `gradient`: memory for it; undefined: the arena has some
+  // when it is asked for.
+  MixerInput(const Context& context, const NormedStream& stream, bool wanted, const View& gradient = {})
+      : context_(context), stream_(stream), wanted_(wanted), gradient_(gradient) {}
 
   // [T, H]; the residual stream itself where no norm is before the mixer.
   View normed() const {
-    if (!norm_) return x_;
-    const View out = context_.like(x_);
-    norm_forward(context_, *norm_, x_, out, {});
+    if (!stream_.norm) return stream_.x;
+    if (stream_.normed.defined()) return stream_.normed;
+    const View out = context_.like(stream_.x);
+    norm_forward(context_, *stream_.norm, stream_.x, out, {});
     return out;
   }
   // [T, H], uninitialised; undefined where nobody wants it.
   const View& gradient() {
-    if (wanted_ && !gradient_.defined()) gradient_ = context_.like(x_);
+    if (wanted_ && !gradient_.defined()) gradient_ = context_.like(stream_.x);
     return gradient_;
   }
 
  private:
   const Context& context_;
-  const std::optional<Norm>& norm_;
-  const View& x_;
+  NormedStream stream_;
   bool wanted_;
   View gradient_;
 };
