@@ -367,7 +367,7 @@ ModelSpec small_model(const std::string& family) {
     like_gpt_oss(spec, 3, 3);
     // The published limit. Of bf16 values close to a limit rounding decides whether they have a gradient; in
     // fp32 the models beside this one have a limit that bites.
-    for (LayerSpec& layer : spec.layers) layer.find<ExpertsSpec>()->clamped->limit = 7;
+    for (LayerSpec& layer : spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).clamped->limit = 7;
   }
   if (family == "gpt-oss, many experts") like_gpt_oss(spec, kExpertsAtOnce + 3, 2);
   return spec;

@@ -395,8 +395,8 @@ TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
     }
     // Under global clipping block 1 is updated and gathered under the next step's forward.
     EXPECT_EQ(gathers, clip == Clip::kGlobal ? 3 : 4);
-    const std::string flush =
-        text(make_flush_schedule({shape.units, 1, false, Recompute::kNone, clip, 1, true, 2, true}));
+    const std::string flush = text(make_flush_schedule(
+        {.units = shape.units, .clip = clip, .pending = true, .ranks = 2, .sharded = true}));
     EXPECT_EQ(flush, clip == Clip::kGlobal ? "update1.0 update1.1 gather1.0 " : "");
     StepSchedule missing = good;
     std::erase_if(missing.operations,
