@@ -174,6 +174,16 @@ class LocalStore : public Store, private ChunkChecks {
   void clear(int64_t slot);
   void copy(std::byte* to, const std::byte* from, int64_t index, const ByteRange& run, StreamView way);
   void wait_for_arrival(int64_t index, int64_t slot);
+  // Calls wait(), in which compute waits for a transfer of the array. By the device's clock the wait begins
+  // at the end of compute's work so far, whether the host waits now or the stream does later.
+  template <class Wait>
+  void stall(int64_t index, const Wait& wait) {
+    if (setup_.clock == nullptr) return wait();
+    const int64_t span = setup_.clock->begin(DeviceClock::Kind::kStall, setup_.stream, 0,
+                                             [&] { return "wait for " + name(index); });
+    wait();
+    setup_.clock->end(span, setup_.stream);
+  }
   bool checks_on_device(const Array& a) const { return setup_.verify && a.host_array != nullptr; }
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);

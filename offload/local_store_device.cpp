@@ -127,16 +127,8 @@ std::byte* LocalStore::use_on_device(int64_t index) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   // An array that has already arrived is not a wait.
   const bool waits = device.reading || (device.arriving && !device.arrived.done()) || device.filled_here;
-  if (setup_.clock != nullptr && waits) {
-    // The wait begins at the end of compute's work so far, whether the host waits now or the stream does
-    // later.
-    const int64_t span = setup_.clock->begin(DeviceClock::Kind::kStall, setup_.stream, 0,
-                                             [&] { return "wait for " + name(index); });
-    wait_for_arrival(index, slot);
-    setup_.clock->end(span, setup_.stream);
-  } else {
-    wait_for_arrival(index, slot);
-  }
+  const auto wait = [&] { wait_for_arrival(index, slot); };
+  waits ? stall(index, wait) : wait();
   device.in_use = true;
   if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kZeros)
     zero_bytes(device_memory(slot), slot_bytes_, setup_.stream);

@@ -75,11 +75,14 @@ void LocalStore::bring(int64_t index, std::span<const ByteRange> parts) {
   use(index);  // what was asked for before has its own verification
   const std::vector<ByteRange> runs = ask_for(index, parts);
   if (runs.empty()) return;
-  const Array& a = array(index);
-  if (a.host_array == nullptr) read_now(index, runs);
-  if (!setup_.slots_on_device) return;
-  copy_to_device(a.slot, a.host_array != nullptr ? a.host_array : memory(a.slot), runs);
-  use(index);
+  if (!setup_.slots_on_device) return read_now(index, runs);
+  stall(index, [&] {
+    const Array& a = array(index);
+    if (a.host_array == nullptr) read_now(index, runs);
+    copy_to_device(a.slot, a.host_array != nullptr ? a.host_array : memory(a.slot), runs);
+    wait_for_arrival(index, a.slot);
+  });
+  use(index);  // it has arrived: what compute reads from here on is a use of the slot
 }
 
 }  // namespace lm

@@ -166,12 +166,13 @@ std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedP
     off += experts_of(in, p, frozen, all).whole;
   }
   if (off == 0) return {};
-  const double share = expected_expert_share(*experts.spec, static_cast<double>(plan.micro_tokens));
+  const int64_t tokens = plan.micro_tokens * plan.step.group;  // for which a block is fetched once
+  const double share = expected_expert_share(*experts.spec, static_cast<double>(tokens));
   const char* const fetched =
       any_routed(in, plan) ? "these are fetched when the router has chosen" : "a whole block is fetched";
   return Choice{"experts off the device", fmt::format("{} a pass", format_bytes(off)),
                 fmt::format("{} tokens that choose evenly meet {:.3g} % of the experts, {} of these; {}",
-                            plan.micro_tokens, 100 * share,
+                            tokens, 100 * share,
                             format_bytes(static_cast<int64_t>(share * static_cast<double>(off))), fetched)};
 }
 

@@ -27,7 +27,7 @@ bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens);
 // Whether a step fetches experts of that unit, a transformer block, so.
 bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec);
 
-// What a pass of a micro-batch is expected to need of experts whose weights are off the device.
+// What a pass of a group of micro-batches is expected to need of experts whose weights are off the device.
 // Nothing where none are.
 std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedPlan& plan);
 

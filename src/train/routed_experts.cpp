@@ -67,13 +67,15 @@ RoutedExperts::RoutedExperts(const Context& context, const ModelLayout& layout, 
 }
 
 void RoutedExperts::fetch(int64_t unit, int64_t slot) {
-  const Block* const block = experts_of(unit);
-  if (block == nullptr || !fetches_by_routing(*block->spec, tokens_)) return store_->fetch(unit, slot);
+  Block* const block = experts_of(unit);
+  if (block != nullptr) block->in_parts = fetches_by_routing(*block->spec, tokens_);
+  if (block == nullptr || !block->in_parts) return store_->fetch(unit, slot);
   store_->fetch_parts(unit, slot, block->parts.others);
 }
 
 void RoutedExperts::bring(int64_t layer, const int32_t* start) {
   const Block& block = *experts_of(layer + 1);
+  if (!block.in_parts) return;  // all of it is there: nobody waits for what the router has chosen
   const auto count = static_cast<size_t>(block.spec->experts);
   if (context_.device == DeviceType::kCuda) {
     start_.resize(count + 1);

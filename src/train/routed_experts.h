@@ -42,8 +42,9 @@ class RoutedExperts : public ExpertFetch {
   struct Block {
     const ExpertsSpec* spec = nullptr;
     ExpertParts parts;
+    bool in_parts = false;  // the list's last fetch of it has left experts out
   };
-  const Block* experts_of(int64_t unit) const {
+  Block* experts_of(int64_t unit) {
     const auto u = static_cast<size_t>(unit);
     return u < blocks_.size() && blocks_[u].spec != nullptr ? &blocks_[u] : nullptr;
   }

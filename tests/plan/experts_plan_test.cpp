@@ -132,10 +132,12 @@ TEST(ExpertsPlan, InShardsTheirMemoryStandsApart) {
 }
 
 TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
-  const auto plan_of = [](OffloadTier tier) {
+  const auto plan_of = [](OffloadTier tier, int64_t micro_batches = 1) {
     Case c = experts_case();
     c.config.offload.weights = tier;
     c.config.train.micro_batch = 1;
+    c.config.train.global_batch = micro_batches;
+    c.config.train.recompute = Recompute::kBlock;
     c.config.data.max_length = 8;
     c.machine = gpu_machine("H100");
     c.device = DeviceType::kCuda;
@@ -152,6 +154,12 @@ TEST(ExpertsPlan, WhereTheyAreStreamedTheirRowsAddUpAndRoutingIsExpected) {
       expected_expert_share(std::get<ExpertsSpec>(experts_spec().layers[0].sublayers[1].mixer), 8), share);
   EXPECT_NE(said(far)->reason.find("8 tokens that choose evenly meet 90 % of the experts"), std::string::npos)
       << said(far)->reason;
+  // A group of micro-batches meets what is fetched for it once.
+  const Plan grouped = plan_of(OffloadTier::kHost, 2);
+  ASSERT_EQ(grouped.step.group, 2);
+  EXPECT_NE(said(grouped)->reason.find("16 tokens that choose evenly meet 99 % of the experts"),
+            std::string::npos)
+      << said(grouped)->reason;
   for (const char* const name : {"experts", "weights"}) {
     int64_t host = 0, all = 0;
     for (const ClassBytes& row : far.classes) {

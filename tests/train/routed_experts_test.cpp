@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "memory_store.h"
 #include "offloaded_run.h"
 #include "plan/weight_rows.h"
 #include "tests/support/counts.h"
@@ -80,6 +81,10 @@ TEST_F(RoutedExpertsTest, GiveTheBitsOfTheResidentRunAndReadLess) {
   }
 }
 
+Batch one_token() {
+  return {.token = {7}, .position = {0}, .target = {9}, .sample = {0}, .document_start = {0, 1}};
+}
+
 // A pass decides by its own tokens: those of this model's steps meet all experts, one token meets two of
 // five.
 TEST_F(RoutedExpertsTest, AnEvaluationOfOneTokenReadsWhatItMeets) {
@@ -89,7 +94,7 @@ TEST_F(RoutedExpertsTest, AnEvaluationOfOneTokenReadsWhatItMeets) {
   Variant far = run;
   far.weights = true;
   Training resident(run), training(far);
-  const Batch one{.token = {7}, .position = {0}, .target = {9}, .sample = {0}, .document_start = {0, 1}};
+  const Batch one = one_token();
   const auto read_bytes = [&] { return training.rank().off_device().counters().read_bytes; };
   const StepConfig& step = training.plan().step;
   int64_t before = read_bytes();
@@ -102,6 +107,36 @@ TEST_F(RoutedExpertsTest, AnEvaluationOfOneTokenReadsWhatItMeets) {
   // Of each layer three experts or more stay where they are: 9 KiB each, less a chunk at both ends.
   EXPECT_LE(read, fetched_whole(training, StepLists(step).evaluation().list) - run.layers * kChecksumChunk);
   EXPECT_GT(read, 0);
+}
+
+// Counts how often it is asked for parts; they are there.
+class AskedStore : public MemoryStore {
+ public:
+  AskedStore(const LocalStoreSetup& setup, Calls& calls, int64_t& times)
+      : MemoryStore(setup, calls), times_(times) {}
+  bool fetches_parts() const override { return true; }
+  void bring(int64_t /*array*/, std::span<const ByteRange> /*parts*/) override { ++times_; }
+
+ private:
+  int64_t& times_;
+};
+
+// On a GPU who asks waits for the router first.
+TEST_F(RoutedExpertsTest, OfWholeBlocksNobodyAsksForExperts) {
+  Variant run;
+  run.family = Family::kExperts;
+  run.lora = run.weights = true;
+  MemoryStore::Calls calls;
+  int64_t asked = 0;
+  Training training(run, {}, [&](Pool, const LocalStoreSetup& setup) {
+    return std::make_unique<AskedStore>(setup, calls, asked);
+  });
+  training.step(1);
+  EXPECT_EQ(asked, 0);
+  training.train_step().evaluate(one_token());
+  EXPECT_EQ(asked, run.layers);
+  training.step(2);
+  EXPECT_EQ(asked, run.layers) << "a step after an evaluation fetches whole blocks again";
 }
 
 // The list's fetch and the routers' together are the block: nothing of it is in both, or in neither.
