@@ -2,7 +2,6 @@
 // simulation of all of them.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <span>
 
 #include "base/bytes.h"
@@ -83,30 +82,6 @@ TEST(RanksPlan, RanksOfAMachineHaveOneCopyOfWhatIsFrozen) {
   c.device = DeviceType::kCuda;
   c.machine = gpu_machine("H100");
   EXPECT_EQ(class_bytes(c.plan(), "frozen weights"), all);
-}
-
-// The plan keeps blocks in memory until what is free has no room for another one, of which each rank has
-// half.
-TEST(RanksPlan, OneCopyOfWhatIsFrozenLeavesRoomForMoreOfIt) {
-  int partly = 0;
-  for (int64_t gib = 4; gib <= 24; ++gib) {
-    Case c = stage_case(1, 2, llama_8b());
-    c.machine = cpu_machine(gib);
-    c.config.train.method = Method::kLora;
-    c.config.train.micro_batch = 1;
-    c.config.offload.paths = {"d"};
-    c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
-    const Plan plan = c.draft();
-    const PoolPlan& weights = plan.placement.pool(Pool::kWeights);
-    const auto off = std::ranges::count(weights.off_device, 1);
-    const auto all = std::ranges::count_if(weights.bytes, [](int64_t bytes) { return bytes > 0; });
-    if (!plan.fits || off == 0 || off == all) continue;
-    ++partly;
-    const Tier& host = plan.tiers.front();
-    const int64_t next = std::ranges::max(weights.bytes) / 2, margin = 64 * kMiB;
-    EXPECT_LE(host.usable - host.bytes, next + margin + kMiB) << gib;
-  }
-  EXPECT_GT(partly, 0);
 }
 
 TEST(RanksPlan, ShardsOfGpusAreInTheirMemory) {
