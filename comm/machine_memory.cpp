@@ -93,6 +93,7 @@ std::span<std::byte> MachineMemory::map(int64_t bytes) {
 }
 
 void MachineMemory::filled() {
+  if (memory_ == nullptr) return;
   group_.barrier("the frozen weights of a machine");
   const auto size = static_cast<size_t>(bytes_);
   if (mprotect(memory_, size, PROT_READ) != 0) throw no_memory(bytes_);

@@ -28,8 +28,8 @@ class MachineMemory {
 
   // Zeros, once; only the first rank may write to them. REQUIRES: works(), bytes > 0. Throws Error(31).
   std::span<std::byte> map(int64_t bytes);
-  // Waits until the first rank has filled it. From here on nobody can write to it, and all of it is resident
-  // in every rank.
+  // Waits until the first rank has filled it, if it is mapped. From here on nobody can write to it, and all
+  // of it is resident in every rank.
   void filled();
   // Of the mapped bytes what this rank's share leaves to the other ranks of its machine: its resident memory
   // counts all of them.

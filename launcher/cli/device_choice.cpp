@@ -11,6 +11,7 @@ constexpr int64_t kMostRanks = 256;  // processes of one machine
 
 // Why a GPU cannot be used here; "" if it can.
 std::string obstacle(const DeviceFacts& facts) {
+  if (facts.gpus == 0 && !facts.file.empty()) return "the machine of " + facts.file + " has no GPU";
   if (facts.gpus == 0) return "there is no GPU (no /dev/nvidia0)";
   if (facts.visible == 0) return all_hidden(facts);
   return facts.cuda_program ? "" : "lmlaunch-cuda is not built";

@@ -13,6 +13,7 @@ struct DeviceFacts {
   int visible = 0;             // of these, visible to a run
   std::string hidden_by = {};  // CUDA_VISIBLE_DEVICES, if it is set
   bool cuda_program = false;   // lmlaunch-cuda was built
+  std::string file = {};       // that describes the machine; "": this machine
 };
 
 // "no GPU is visible: CUDA_VISIBLE_DEVICES="3" hides the 2 that are there"

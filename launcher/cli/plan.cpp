@@ -39,11 +39,11 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
                     .visible = static_cast<int>(found.visible.gpus.size()),
                     .hidden_by = found.cuda.visible_devices.value_or(""),
                     .cuda_program = true};
-  // An imagined GPU counts as present.
   if (!planned.file.empty()) {
-    facts = {.gpus = static_cast<int>(planned.machine.gpus.size()), .cuda_program = true};
-    facts.visible = facts.gpus;
+    const auto gpus = static_cast<int>(planned.machine.gpus.size());
+    facts = {.gpus = gpus, .visible = gpus, .cuda_program = true, .file = planned.file};
   }
+  // An imagined GPU counts as present.
   if (imagines_gpus(line)) facts.gpus = facts.visible = 1;
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);

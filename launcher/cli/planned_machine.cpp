@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/bytes.h"
@@ -77,6 +78,12 @@ Machine idle(Machine machine) {
   return machine;
 }
 
+std::string describe(const Machine& machine) {
+  std::string out = fmt::format("{} cores, {}", machine.cores, format_bytes(machine.host_capacity()));
+  if (!machine.gpus.empty()) out += fmt::format(", {} x {}", machine.gpus.size(), machine.gpus.front().name);
+  return out;
+}
+
 }  // namespace
 
 bool imagines_gpus(const CommandLine& line) {
@@ -87,10 +94,13 @@ PlannedMachine planned_machine(const CommandLine& line, const SurveyedGpus& foun
   PlannedMachine out;
   out.file = line.value("--machine").value_or("");
   out.machine = out.file.empty() ? survey_machine(found.visible.gpus) : idle(read_machine_file(out.file));
+  if (!out.file.empty()) out.described = describe(out.machine);
   // Before an imagined GPU takes the place of all that are there.
   out.world = world_of(line, out);
   refuse_more_gpus(line, out);
-  out.machine = with_imagined(std::move(out.machine), {imagined_gpu(line), line.bytes("--host-memory")});
+  const std::optional<int64_t> host = line.bytes("--host-memory");
+  if (host) out.described += ", but " + format_bytes(*host) + " of memory";
+  out.machine = with_imagined(std::move(out.machine), {imagined_gpu(line), host});
   imagine_links(line, out.machine);
   out.imagined = !out.file.empty() || imagines_gpus(line) || line.has("--host-memory") || out.world.nodes > 1;
   return out;
@@ -123,16 +133,13 @@ std::vector<Disk> disks_of_file(const PlannedMachine& planned, const Config& con
 
 std::vector<std::string> machine_assumptions(const PlannedMachine& planned) {
   std::vector<std::string> out;
-  const Machine& machine = planned.machine;
-  if (!planned.file.empty()) {
-    std::string what = fmt::format("{} cores, {}", machine.cores, format_bytes(machine.host_capacity()));
-    if (!machine.gpus.empty())
-      what += fmt::format(", {} x {}", machine.gpus.size(), machine.gpus.front().name);
-    out.push_back(fmt::format("the machine of {} ({}), with nothing else running on it", planned.file, what));
-  }
+  if (!planned.file.empty())
+    out.push_back(fmt::format("the machine of {} ({}), with nothing else running on it", planned.file,
+                              planned.described));
   if (planned.world.nodes > 1)
-    out.push_back(fmt::format("{} equal machines with {} ranks each", planned.world.nodes,
-                              planned.world.ranks_per_node()));
+    out.push_back(fmt::format("{} equal machines with {} {} each", planned.world.nodes,
+                              planned.world.ranks_per_node(),
+                              planned.world.ranks_per_node() == 1 ? "rank" : "ranks"));
   return out;
 }
 

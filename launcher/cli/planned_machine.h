@@ -16,6 +16,7 @@ struct PlannedMachine {
   Machine machine;
   World world;
   std::string file;       // of --machine; "": this machine
+  std::string described;  // what it has: "2 cores, 23.5 GiB, 8 x H200"; an imagined GPU is not in it
   bool imagined = false;  // not this machine as it is, and no run of its own
 };
 

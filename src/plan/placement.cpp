@@ -131,6 +131,17 @@ SizedPlan stage_more(const PlanInput& in, SizedPlan plan) {
   return sized(in, std::move(plan));
 }
 
+// With the bytes that each array takes of a rank's memory where it stays on the device: of frozen ones the
+// ranks of a machine may have one copy.
+PoolPlan as_kept(const PlacementPlan& placement, Pool which) {
+  PoolPlan out = placement.pool(which);
+  if (which != Pool::kWeights) return out;
+  for (size_t a = 0; a < out.bytes.size(); ++a)
+    if (placement.frozen_array(static_cast<int64_t>(a)))
+      out.bytes[a] = ceil_div(out.bytes[a], placement.frozen_sharers);
+  return out;
+}
+
 // The earliest arrays of a class stay on the device, as many as fit beside the slots that the others need:
 // shorter ones where only segments of a head are left.
 SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
@@ -143,12 +154,13 @@ SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
       spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   // Arrays that do not stay, and what a slot of theirs needs.
   int64_t others = 0, longest = plan.placement.slots_of_any_rank(which) ? pool.slot_bytes : 0;
-  BytesOfPlaces kept(pool);        // of what stays
+  const PoolPlan on_device = as_kept(plan.placement, which);
+  BytesOfPlaces kept(on_device);   // of what stays
   size_t end = pool.bytes.size();  // arrays before it stay
   const auto slots = [&] { return slots_on_device ? std::min(pool.slots, others) * longest : 0; };
   for (; end > 0 && kept.most() + slots() > room; --end) {
     if (pool.off_device[end - 1] == 0) continue;
-    kept.remove(pool, end - 1, false);
+    kept.remove(on_device, end - 1, false);
     longest = std::max(longest, round_up(pool.bytes[end - 1], kSlotAlignment));
     ++others;
   }

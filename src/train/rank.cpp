@@ -186,9 +186,11 @@ WeightPlaces Rank::weight_places() {
                    .embedding = off_device_.embedding(),
                    .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1};
   if (!shares_frozen()) return out;
+  const int64_t bytes =
+      WeightStore::frozen_in_memory(setup_.layout, setup_.plan.numerics.trained_dtype(), out);
+  if (bytes == 0) return out;  // all of it passes through slots
   MachineMemory& memory = *setup_.machine_memory;
-  out.frozen =
-      memory.map(WeightStore::frozen_in_memory(setup_.layout, setup_.plan.numerics.trained_dtype(), out));
+  out.frozen = memory.map(bytes);
   out.loads_frozen = memory.first();
   return out;
 }

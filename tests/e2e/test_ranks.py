@@ -164,6 +164,18 @@ def test_ranks_of_a_machine_have_one_copy_of_the_frozen_base(work):
     assert "one copy for the 3 ranks of a machine" in (work / "runs" / "one_copy" / "plan.txt").read_text()
 
 
+def test_ranks_of_a_machine_whose_frozen_weights_are_all_off_memory(work):
+    """Blocks alone are frozen here, and each rank has a shard of them, or fetches them: none is left to have in common."""
+    settings = {"train__only": ["embed_tokens", "model.norm"]}
+    prepared(work, "blocks_frozen", **settings, zero__stage=1)
+    run(work, "blocks_frozen", 2)
+    wanted = result(work, "blocks_frozen")
+    for changes in ({"zero__stage": 3}, {"offload__weights": "nvme", "offload__paths": ["."]}):
+        prepared(work, "blocks_frozen", **settings, **changes)
+        run(work, "blocks_frozen", 2)
+        assert result(work, "blocks_frozen") == wanted, changes
+
+
 @pytest.mark.parametrize("rule, method", some_of(("adafactor", "full"), ("muon", "lora"), ("muon", "full"), ("adafactor", "lora"), short=2))
 def test_shards_of_whole_matrices_give_the_same_bits(work, rule, method):
     """And a run that was in shards goes on as it would have, in others: each matrix then has another rank."""

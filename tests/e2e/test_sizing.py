@@ -141,6 +141,10 @@ def test_its_gpus_are_those_of_each_machine(written):
     assert plan(FULL, "--machine", written(gpus=[GPU], host_memory=2000 << 30, host_limit=0))["placement"]["device"] == "cuda"
     slower = plan(FULL, "--gpus", "16", "--machine", written(host_memory=2000 << 30, host_limit=0, gpus=[{**GPU, "bf16_flops": 400e12}] * 8), *several)
     assert slower["step_seconds"] > 1.5 * found["step_seconds"]
+    other = plan(SMALL, "--gpu", "H100", "--host-memory", "64GiB", "--machine", file)["assumptions"]
+    assert "8 x H200, but 64.00 GiB of memory" in other[0] and any(sentence.startswith("H100: ") for sentence in other)
+    cpu = called("plan", SMALL, "--machine", written(gpus=[])).stderr
+    assert "has no GPU: using the CPU" in cpu and "/dev/nvidia0" not in cpu
     none = called("plan", FULL, "--gpus", "2", "--machine", written(gpus=[]))
     assert none.returncode == 2 and "has no GPU" in none.stderr
 

@@ -2,6 +2,8 @@
 // links.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/bytes.h"
 #include "plan/traffic.h"
 #include "shapes.h"
@@ -342,6 +344,30 @@ TEST(ShardsPlan, TheCostModelAgreesWithTheSimulation) {
       EXPECT_GE(plan.step_seconds, simulation.bound * 0.999) << ranks << " ranks, " << which;
     }
   }
+}
+
+// The plan keeps blocks in memory until what is free has no room for another one, of which each rank has
+// half.
+TEST(ShardsPlan, OneCopyOfWhatIsFrozenLeavesRoomForMoreOfIt) {
+  int partly = 0;
+  for (int64_t gib = 4; gib <= 24; ++gib) {
+    Case c{.spec = llama_8b(), .machine = cpu_machine(gib), .world = {.ranks = 2}};
+    c.config.train.method = Method::kLora;
+    c.config.train.global_batch = 16, c.config.train.micro_batch = 1;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.offload.paths = {"d"};
+    c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
+    const Plan plan = c.draft();
+    const PoolPlan& weights = plan.placement.pool(Pool::kWeights);
+    const auto off = std::ranges::count(weights.off_device, 1);
+    const auto all = std::ranges::count_if(weights.bytes, [](int64_t bytes) { return bytes > 0; });
+    if (!plan.fits || off == 0 || off == all) continue;
+    ++partly;
+    const Tier& host = plan.tiers.front();
+    const int64_t next = std::ranges::max(weights.bytes) / 2, margin = 64 * kMiB;
+    EXPECT_LE(host.usable - host.bytes, next + margin + kMiB) << gib;
+  }
+  EXPECT_GT(partly, 0);
 }
 
 }  // namespace
