@@ -7,6 +7,7 @@
 #include <span>
 
 #include <map>
+#include <regex>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -234,15 +235,20 @@ TEST(Alternatives, ArePrintedAndGivenToPrograms) {
   EXPECT_EQ(json[0]["peak"]["device_bytes"], compared.rows.front().plan.peak.device);
 }
 
+// A refusal looks at too many to choose for each what a run with the shortest step keeps: rates differ.
+std::string without_rates(const std::string& text) {
+  return std::regex_replace(text, std::regex(" \\([^)]* tokens/s\\)"), "");
+}
+
 TEST(Alternatives, ThatFitAreNamedByARefusal) {
   const Compared compared(6);
   try {
     compared.c.plan();
     FAIL() << "it fits";
   } catch (const Error& error) {
-    const std::string named = name_alternatives(compared.rows);
+    const std::string named = without_rates(name_alternatives(compared.rows));
     EXPECT_NE(named.find("train.method=lora"), std::string::npos) << named;
-    EXPECT_NE(error.text().next.find(named), std::string::npos) << error.text().next;
+    EXPECT_NE(without_rates(error.text().next).find(named), std::string::npos) << error.text().next;
   }
 }
 
