@@ -18,6 +18,7 @@ from test_gguf import FAMILIES, SPECIAL, byte_level, make_model, name_of, senten
 from test_run import lmlaunch
 from test_smollm2 import train
 from test_smollm2 import work as smollm2  # noqa: F401
+from tiny_families import LONGROPE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lmlaunch"
@@ -72,12 +73,16 @@ def test_llama_cpp_answers_as_transformers_does(family, tmp_path):
     assert answers(tmp_path / "a.gguf", prompts, 24) == [greedy(model, ids, 24) for ids in prompts]
 
 
-# Windows that llama.cpp does not slide are longer than the texts.
+# Windows that llama.cpp does not slide are longer than the texts. It takes longrope's factors by its context, of 256 tokens at least:
+# the model's texts are short up to there.
+SHORT_UP_TO = {"original_max_position_embeddings": 256}
 OTHERS = {
     "phi3_odd_window": {"sliding_window": 100}, "starcoder2": {"sliding_window": 100}, "mixtral": {"sliding_window": 100},
+    "ministral3_odd_window_factor": {"sliding_window": 100},
+    "phi3_partial_longrope_short_texts":
+        {**SHORT_UP_TO, "max_position_embeddings": 1024, "rope_parameters": {**LONGROPE["rope_parameters"], **SHORT_UP_TO}},
 }
-# (tokens of a prompt, of an answer, of llama.cpp's context), where both must be on one side of what longrope calls long.
-LENGTHS = {"phi3_partial_longrope_short_texts": (12, 16, 32), "phi3_partial_longrope_long_texts": (40, 24, 128)}
+LENGTHS = {"phi3_partial_longrope_long_texts": (40, 24, 128)}  # tokens of a prompt, of an answer, of llama.cpp's context
 
 
 @pytest.mark.parametrize("name", gguf_families.SUPPORTED)
