@@ -42,7 +42,7 @@ class MpiWorker {
   friend class MpiLink;  // the compute thread's side
 
   struct Order {
-    const char* what = "";
+    std::string what = {};  // a copy: the thread may have it when the caller is gone
     uint64_t number = 0;
     int tag = 0;
     std::span<const Transfer> transfers;

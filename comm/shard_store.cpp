@@ -6,7 +6,8 @@
 
 namespace lm {
 
-ShardStore::ShardStore(ShardStoreSetup setup) : setup_(std::move(setup)) {
+ShardStore::ShardStore(ShardStoreSetup setup)
+    : setup_(std::move(setup)), gathers_("gather of array", setup_.bytes.size()) {
   int64_t longest = 0;
   for (size_t a = 0; a < setup_.bytes.size(); ++a) {
     Array array(setup_.stream.device);
@@ -78,7 +79,7 @@ void ShardStore::fetch(int64_t array, int64_t slot) {
   }
   copy_from_shard(array, to.memory.data() + own(a).begin);
   end_copies(a);
-  if (setup_.gathers) setup_.group.all_gather("gather of an array", to.memory.data(), a.shards);
+  if (setup_.gathers) setup_.group.all_gather(gathers_.of(array), to.memory.data(), a.shards);
   to.moved.record(way());
 }
 

@@ -19,6 +19,7 @@
 
 #include "base/arena.h"
 #include "base/cuda.h"
+#include "comm/collective_names.h"
 #include "comm/group.h"
 #include "offload/store.h"
 
@@ -94,6 +95,7 @@ class ShardStore final : public Store {
   void copy_to_shard(int64_t array, const std::byte* from);
 
   ShardStoreSetup setup_;
+  CollectiveNames gathers_;
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;
 };

@@ -20,6 +20,9 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
       stream_(stream),
       places_(std::move(places)),
       units_(layout.units(places_.chunked_head)),
+      reduce_scatters_("reduce_scatter of gradients of unit", units_.size()),
+      shares_("all_gather of gradients of unit", units_.size()),
+      norms_("all_gather of gradient norms of unit", units_.size()),
       sums_(stream.device, norm_bytes(layout)),
       host_sums_(reinterpret_cast<double*>(host_sums.empty() ? sums_.data() : host_sums.data())) {
   LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),
@@ -127,7 +130,7 @@ void Gradients::reduce_scatter(int64_t u, Group& group, const Sharding& sharding
   if (machine_ranks > 1) {
     if (!levels_) levels_.emplace(group, machine_ranks, stream.device, partial_sum_bytes(stream.device));
     levels_->reduce_scatter(
-        "reduce_scatter of gradients", all, ranges,
+        reduce_scatters_.of(u), all, ranges,
         {.element_bytes = size,
          .inside =
              [&](float* to, int64_t elements, std::span<const std::byte* const> from) {
@@ -138,12 +141,12 @@ void Gradients::reduce_scatter(int64_t u, Group& group, const Sharding& sharding
                add_into(own + first * size, elements, DType::kF32, from, stream);
              }});
   } else {
-    group.reduce_scatter("reduce_scatter of gradients", all, ranges,
+    group.reduce_scatter(reduce_scatters_.of(u), all, ranges,
                          [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
                            add_into(own + offset, bytes / size, dtype_, from, stream);
                          });
   }
-  if (sharding.copies() > 1) group.share_copies(sharding.group, "all_gather of gradients", all, ranges);
+  if (sharding.copies() > 1) group.share_copies(sharding.group, shares_.of(u), all, ranges);
   leave_to_compute(u, group);
 }
 
@@ -164,7 +167,7 @@ void Gradients::granule_norms(int64_t u, Group& group, const Sharding& sharding)
   if (sharding.group == 1) return;
   std::vector<ByteRange> ranges = shard_bytes(range, sharding, sizeof(double));
   for (ByteRange& one : ranges) one.begin /= kGranule, one.bytes /= kGranule;
-  group.all_gather("all_gather of gradient norms", reinterpret_cast<std::byte*>(sums), ranges);
+  group.all_gather(norms_.of(u), reinterpret_cast<std::byte*>(sums), ranges);
 }
 
 int64_t Gradients::norm_bytes(const ModelLayout& layout) {

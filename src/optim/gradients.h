@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "comm/collective_names.h"
 #include "comm/two_levels.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
@@ -120,7 +121,8 @@ class Gradients {
   StreamView stream_;
   GradientPlaces places_;
   std::vector<Unit> units_;
-  std::vector<Memory> memory_;          // per unit; empty if it is offloaded or in a slot
+  CollectiveNames reduce_scatters_, shares_, norms_;  // of units
+  std::vector<Memory> memory_;                        // per unit; empty if it is offloaded or in a slot
   Memory slot_;                         // shared by blocks in turn, laid out as the current block
   std::byte* slot_memory_;              // the same, or the lent memory
   int64_t slot_block_ = -1;             // the block whose gradient is in it

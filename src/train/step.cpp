@@ -25,6 +25,7 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       lists_(std::move(config)),
       config_(lists_.config()),
       loans_(parts.weights.units().size()),
+      gathers_("gather of weights of unit", loans_.size()),
       sums_(parts.context.device, sizeof(LossSums)),
       host_sums_(
           reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
@@ -276,16 +277,16 @@ void TrainStep::norm(const Operation& operation) {
 void TrainStep::gather(const Operation& operation) {
   const Unit& range = unit(operation);
   if (update_.skipped || range.elements == 0) return;
-  constexpr char kWhat[] = "gather of weights";
+  const char* const what = gathers_.of(operation.unit);
   const std::vector<ByteRange> shards =
       shard_bytes(range, config_.sharding(), static_cast<int64_t>(dtype_size(weights_.dtype())));
   std::byte* const weights = weights_.trainable_in_place(operation.unit);
   if (weights_.in_host_memory(operation.unit)) {
     synchronize(context_.stream);
-    return group_.all_gather(kWhat, weights, shards);
+    return group_.all_gather(what, weights, shards);
   }
   device_group_.begin_after(context_.stream);
-  device_group_.all_gather(kWhat, weights, shards);
+  device_group_.all_gather(what, weights, shards);
   // The slot's copies follow compute.
   if (weights_.trained_through_slots(operation.unit)) return device_group_.end_before(context_.stream);
   gathered_[static_cast<size_t>(operation.unit)].record(device_group_.stream(context_.stream));

@@ -214,6 +214,7 @@ class TrainStep : private PassMemory {
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
   std::vector<Moved> gathered_;
+  CollectiveNames gathers_;
   Memory sums_;                             // LossSums, on the device
   LossSums* host_sums_;                     // the same where the host reads them
   std::optional<DeviceDecision> decision_;  // where the device decides

@@ -100,7 +100,11 @@ SimulatedSteps::SimulatedSteps(Setup setup)
       sharding_(config_.sharding()),
       part_(sharding_.part(setup_.group.rank())),
       micros_(static_cast<size_t>(config_.micro_batches)),
-      loans_(config_.units.size()) {
+      loans_(config_.units.size()),
+      reduce_scatters_("reduce_scatter of gradients of unit", config_.units.size()),
+      shares_("all_gather of gradients of unit", config_.units.size()),
+      norms_("all_gather of gradient norms of unit", config_.units.size()),
+      gathers_("gather of weights of unit", config_.units.size()) {
   const auto make = [this](Pool pool) {
     ShardStoreSetup store{.group = group_,
                           .shards = [this](int64_t unit) { return shards(unit, kFloat); },
@@ -330,23 +334,22 @@ void SimulatedSteps::reduce(int64_t unit) {
   const std::vector<ByteRange> ranges = parts(unit, kFloat);
   const std::span<float> all = gradient(unit);
   float* const own = all.data() + first_of_part(unit);
-  constexpr char kWhat[] = "reduce_scatter of gradients";
+  const char* const what = reduce_scatters_.of(unit);
   if (levels_) {
     levels_->reduce_scatter(
-        kWhat, bytes_of(all), ranges,
+        what, bytes_of(all), ranges,
         {.element_bytes = kFloat,
          .inside = add_up,
          .across = [&](int64_t first, int64_t elements, std::span<const std::byte* const> from) {
            add_up(own + first, elements, from);
          }});
   } else {
-    group_.reduce_scatter(kWhat, bytes_of(all), ranges,
+    group_.reduce_scatter(what, bytes_of(all), ranges,
                           [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
                             add_up(own + offset / kFloat, bytes / kFloat, from);
                           });
   }
-  if (sharding_.copies() > 1)
-    group_.share_copies(sharding_.group, "all_gather of gradients", bytes_of(all), ranges);
+  if (sharding_.copies() > 1) group_.share_copies(sharding_.group, shares_.of(unit), bytes_of(all), ranges);
 }
 
 // A number for each part, as there is one for each granule.
@@ -362,7 +365,7 @@ void SimulatedSteps::norm(int64_t unit) {
   if (sharding_.group == 1) return;
   std::vector<ByteRange> ranges = shards(unit, kDouble);
   for (ByteRange& one : ranges) one.begin /= part, one.bytes /= part;
-  group_.all_gather("all_gather of gradient norms", bytes_of(sums), ranges);
+  group_.all_gather(norms_.of(unit), bytes_of(sums), ranges);
 }
 
 void SimulatedSteps::check() {
@@ -374,7 +377,7 @@ void SimulatedSteps::check() {
 }
 
 void SimulatedSteps::gather(int64_t unit) {
-  group_.all_gather("gather of weights", bytes_of(weights(unit)), shards(unit, kFloat));
+  group_.all_gather(gathers_.of(unit), bytes_of(weights(unit)), shards(unit, kFloat));
 }
 
 void SimulatedSteps::update(const Operation& op) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/collective_names.h"
 #include "comm/group.h"
 #include "comm/shard_store.h"
 #include "comm/two_levels.h"
@@ -117,6 +118,7 @@ class SimulatedSteps {
   std::vector<float> rows_;                   // of the embedding's gradient
   std::unique_ptr<ShardStore> weight_shards_, gradient_shards_;
   std::unique_ptr<TwoLevels> levels_;
+  CollectiveNames reduce_scatters_, shares_, norms_, gathers_;  // of units
 };
 
 }  // namespace lm::test

@@ -70,6 +70,17 @@ TEST(Simulation, ASeedRepeatsItsFaults) {
   }
 }
 
+// Arrays of a list are as long as one another: one of another unit must not be taken for the one that is due.
+TEST(Simulation, BytesOfAnotherUnitAreNotUsed) {
+  const StepShape shape{
+      .layers = 3, .micro_batches = 2, .stage = 3, .recompute = Recompute::kBlock, .slots = 1};
+  for (int64_t operation = 0; operation < 24; ++operation) {
+    Job job{.ranks = 3, .shape = shape, .seed = 1};
+    job.faults = {Fault{.kind = Fault::Kind::kOtherList, .rank = 2, .step = 2, .operation = operation}};
+    EXPECT_EQ(broken_promise(job, run_job(job), undisturbed(job)), "") << text_of(job);
+  }
+}
+
 // Of thousands of ranks one dies without a word: all others end with one code, and name it.
 TEST(Simulation, ThousandsOfRanksEndTogether) {
   const int ranks = static_cast<int>(counts(512, 4096));
