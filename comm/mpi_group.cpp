@@ -7,7 +7,10 @@
 namespace lm {
 
 MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char* what)> on_enter)
-    : link_(link), on_enter_(std::move(on_enter)), staging_(static_cast<size_t>(staging)) {
+    : link_(link),
+      on_enter_(std::move(on_enter)),
+      staging_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(staging))),
+      staging_bytes_(staging) {
   LM_CHECK(staging >= kReduceScatterPart * ranks(), "staging for a part of every rank");
 }
 
@@ -40,7 +43,7 @@ void MpiGroup::all_gather_among(const Members& members, const char* what, std::b
 void MpiGroup::reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
                                     std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const auto count = static_cast<int>(members.ranks.size());
-  const int64_t room = std::ssize(staging_) / count / kReduceScatterPart * kReduceScatterPart;
+  const int64_t room = staging_bytes_ / count / kReduceScatterPart * kReduceScatterPart;
   std::vector<const std::byte*> from(members.ranks.size());
   for (int64_t at = 0; at == 0 || at < longest; at += room) {
     const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at, room);
@@ -48,7 +51,7 @@ void MpiGroup::reduce_scatter_among(const Members& members, const char* what, co
     for (int i = 1; i < count; ++i) {
       const auto other = static_cast<size_t>((members.place + i) % count);
       const int peer = members.ranks[other];
-      std::byte* const staged = staging_.data() + static_cast<int64_t>(other) * room;
+      std::byte* const staged = staging_.get() + static_cast<int64_t>(other) * room;
       from[other] = staged;
       const ByteRange theirs = part(shards[other], at, room);
       if (mine.bytes > 0) transfers_.push_back({.to = staged, .bytes = mine.bytes, .peer = peer});
@@ -57,7 +60,7 @@ void MpiGroup::reduce_scatter_among(const Members& members, const char* what, co
     }
     move(what);
     // A copy, as the sum may be made where the array is.
-    std::byte* const own = staging_.data() + members.place * room;
+    std::byte* const own = staging_.get() + members.place * room;
     if (mine.bytes > 0) std::memcpy(own, data + mine.begin, static_cast<size_t>(mine.bytes));
     from[static_cast<size_t>(members.place)] = own;
     if (mine.bytes > 0) add(at, mine.bytes, from);

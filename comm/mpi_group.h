@@ -2,6 +2,7 @@
 // the order of ranks, as in SharedGroup: the same bits.
 #pragma once
 
+#include <memory>
 #include "comm/group.h"
 #include "comm/mpi_link.h"
 
@@ -28,7 +29,9 @@ class MpiGroup final : public Group {
 
   MpiLink& link_;
   const std::function<void(const char*)> on_enter_;
-  std::vector<std::byte> staging_;
+  // Pages that no reduce_scatter has touched cost nothing: with thousands of ranks these are megabytes.
+  std::unique_ptr<std::byte[]> staging_;
+  int64_t staging_bytes_;
   std::vector<Transfer> transfers_;
 };
 
