@@ -210,6 +210,11 @@ class Trainee {
     if (!t_.lora) return nullptr;
     adapter_.dropout = t_.dropout;
     adapter_.targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    if (t_.adapted_experts) {
+      adapter_.targets.insert(adapter_.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});
+      adapter_.ranks = {{"experts.down_proj", 8}};  // rows of bf16 in whole packs
+      adapter_.alphas = {{"experts.down_proj", 12}};
+    }
     return &adapter_;
   }
 
@@ -369,6 +374,7 @@ ModelSpec small_model(const std::string& family) {
     // fp32 the models beside this one have a limit that bites.
     for (LayerSpec& layer : spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).clamped->limit = 7;
   }
+  if (family.ends_with("experts") && !family.starts_with("gpt-oss")) spec.names.experts = "mlp.experts";
   if (family == "gpt-oss, many experts") like_gpt_oss(spec, kExpertsAtOnce + 3, 2);
   return spec;
 }

@@ -26,6 +26,7 @@ struct Training {
   Master master = Master::kSplit;
   Clip clip = Clip::kGlobal;
   bool lora = false;
+  bool adapted_experts = false;  // of LoRA: experts have pairs, too
   double dropout = 0;
   bool recompute = false;
   bool weighted = false;  // targets have weights in the loss

@@ -204,6 +204,29 @@ TEST_F(ModelOnDevice, MixturesOfExpertsAgree) {
   expect_agreement(make("many experts", DType::kF32, false, "two launches"));
 }
 
+// Some experts have no rows, whose pairs have no gradient, and their ranks are whole packs or less than one.
+TEST_F(ModelOnDevice, AdaptersOfExpertsAgree) {
+  const auto adapted = [](const std::string& family, DType dtype, const std::string& what) {
+    Training training = make(family, dtype, true, what);
+    training.adapted_experts = true;
+    training.dropout = 0;
+    training.documents = {{20, 9, 17}, {2}, {31}};
+    return training;
+  };
+  Training training = adapted("experts", DType::kF32, "adapted experts");
+  expect_agreement(training);
+  training.recompute = true;
+  training.documents = {{2}, {31}};
+  training.name += ", recomputed, two tokens first";
+  expect_agreement(training);
+  training = adapted("all experts", DType::kBF16, "adapted experts");
+  expect_agreement(training);
+  training.name += ", bf16 gradients";
+  training.gradients = DType::kBF16;
+  expect_agreement(training);
+  expect_agreement(adapted("many experts", DType::kF32, "adapted experts, two launches"));
+}
+
 // A correction is fp32 whatever the model is: its fresh values are drawn as fp32.
 TEST_F(ModelOnDevice, SharedExpertsAndSigmoidRoutersAgree) {
   for (const char* const family : {"shared expert", "sigmoid router"}) {
