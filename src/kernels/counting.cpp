@@ -327,7 +327,7 @@ void zero(const View& x, StreamView stream) {
 }
 
 // What no pass calls has no count: null in the table.
-constexpr std::nullptr_t decide = nullptr, update = nullptr, quantize = nullptr;
+constexpr std::nullptr_t decide = nullptr, settle_routes = nullptr, update = nullptr, quantize = nullptr;
 
 Kernels table(DeviceType device) {
   const bool cpu = device == DeviceType::kCpu;

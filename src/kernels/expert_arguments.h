@@ -107,9 +107,9 @@ struct CombineRows {
   int64_t tokens = 0, chosen = 0;
 };
 
-// out[r] = scale * x[r] W_eᵀ of the rows of each expert e of `count`, or scale * x[r] W_e with `columns`, with
-// `add` out[r] + that: sums in fp32 in the order of W's columns (rows), rounded once. bf16 and fp16 on tensor
-// cores, fp32 without TF32.
+// out[r] = scale * x[r] W_eᵀ of the rows of each expert e of `count`, or scale * x[r] W_e with `columns`,
+// with `add` out[r] + that: sums in fp32 in the order of W's columns (rows), rounded once. bf16 and fp16 on
+// tensor cores, fp32 without TF32.
 struct MultiplyExperts {
   View x;                                   // [rows, in], with `columns` [rows, out]: of all experts
   View out;                                 // [rows, out], with `columns` [rows, in], contiguous
