@@ -61,7 +61,7 @@ void TrainStep::check() {
 void TrainStep::decide() {
   if (decision_->unread() > 0) read_decision();
   const double divisor = batches_->divisor();
-  decision_->enqueue(*sums(),
+  decision_->enqueue(sums()->loss, routers_ ? &sums()->routers : nullptr,
                      {.divisor = divisor, .loss_scale = loss_scale_, .max_grad_norm = config_.max_grad_norm});
   started_.push_back(batches_->target_tokens);
   update_ = {.lr = lr_, .scale = 1, .step = step_, .skipped = false};
