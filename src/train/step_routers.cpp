@@ -46,9 +46,9 @@ void TrainStep::settle_routers() {
 
 // The same in stream order: sums pass from GPU to GPU.
 void TrainStep::settle_routers_on_device() {
-  if (group_.ranks() > 1) {
+  if (const int ranks = group_.ranks(); ranks > 1) {
     std::vector<ByteRange> shards;
-    for (int r = 0; r < group_.ranks(); ++r)
+    for (int r = 0; r < ranks; ++r)
       shards.push_back({r * routers_->bytes_of_rank(), routers_->bytes_of_rank()});
     device_group_.begin_after(context_.stream);
     device_group_.all_gather("loads of experts", routers_->sums_of_ranks(), shards);
