@@ -1,5 +1,6 @@
-"""LoRA on the experts of a mixture (lora.experts), on the CPU (test_emulator.py has a GPU's): steps and files against peft's target_parameters, tiers, ranks, resumption,
-quantized bases, merging, and what is refused. Some experts are met by no token of a micro-batch."""
+"""LoRA on the experts of a mixture (lora.experts), on the CPU (test_emulator.py has a GPU's): steps and files against peft's
+target_parameters, tiers, ranks, resumption, quantized bases, merging, and what is refused. Some experts are met by no token of a
+micro-batch."""
 
 import json
 import sys
