@@ -285,14 +285,16 @@ void expert_products(const View& x, int64_t columns, int64_t experts, double wri
   Cost& cost = counted(stream);
   cost.gemm_flops += flops;
   if (x.dtype == DType::kF32) cost.fp32_gemm_flops += flops;
-  const double read = flops / 2 * (1.0 / kExpertTileRows + 1.0 / kExpertTileColumns) * size(x.dtype);
+  const double tiles = flops / 2 * (1.0 / kExpertTileRows + 1.0 / kExpertTileColumns) * size(x.dtype);
+  // Of fewer columns than a tile has, those of a pair's reduced rows, x is still read once.
+  const double read = std::max(tiles, product(x.rows, x.columns) * size(x.dtype));
   // Of few rows each expert's weights are still read, or their gradients written.
   const double once = product(std::min(experts, x.rows), x.columns, columns) * size(x.dtype);
   cost.bytes += std::max(read, once) + written;
 }
 void multiply_experts(const MultiplyExperts& a, StreamView stream) {
-  expert_products(a.x, a.out.columns, a.count, product(a.out.rows, a.out.columns) * size(a.out.dtype),
-                  stream);
+  const double written = product(a.out.rows, a.out.columns) * size(a.out.dtype) * (a.add ? 2 : 1);
+  expert_products(a.x, a.out.columns, a.count, written, stream);
 }
 void expert_gradients(const ExpertGradients& a, StreamView stream) {
   const double written =
@@ -325,7 +327,7 @@ void zero(const View& x, StreamView stream) {
 }
 
 // What no pass calls has no count: null in the table.
-constexpr std::nullptr_t decide = nullptr, update = nullptr, quantize = nullptr;
+constexpr std::nullptr_t decide = nullptr, settle_routes = nullptr, update = nullptr, quantize = nullptr;
 
 Kernels table(DeviceType device) {
   const bool cpu = device == DeviceType::kCpu;

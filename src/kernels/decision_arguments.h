@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/router_arguments.h"
 
 namespace lm {
 
@@ -20,6 +21,7 @@ struct StepDecision {
   int32_t skipped = 0;  // loss or norm not finite: the updates change nothing
   int32_t is_nan = 0;   // the element; else it is infinite
   int32_t unused = 0;
+  RouterFigures routers;  // of a model with experts
 };
 
 // Steps whose decisions the host has not read; a step's are read while the next one is enqueued.
@@ -40,9 +42,10 @@ struct Decide {
   int64_t blocks = 0;
   const GradientArray* arrays = nullptr;  // [array_count], in the order of their granules
   int64_t array_count = 0;
-  const double* nll = nullptr;      // their sum
-  const double* correct = nullptr;  // likewise
-  double divisor = 0;               // of nll
+  const double* nll = nullptr;             // their sum
+  const double* correct = nullptr;         // likewise
+  const RouterFigures* routers = nullptr;  // copied; null: none
+  double divisor = 0;                      // of nll
   double loss_scale = 1, max_grad_norm = 1;
   StepDecision* out = nullptr;
   DType gradient_dtype = DType::kF32;

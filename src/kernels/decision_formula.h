@@ -25,6 +25,7 @@ LM_HOST_DEVICE StepDecision decision_of(const Decide& a, double square) {
   d.loss = one_nan(a.divisor > 0 ? *a.nll / a.divisor : 0.0);
   d.correct = *a.correct;
   d.grad_norm = one_nan(root(square) / a.loss_scale);
+  if (a.routers != nullptr) d.routers = *a.routers;
   d.skipped = is_finite(d.loss) && is_finite(d.grad_norm) ? 0 : 1;
   d.scale =
       static_cast<float>(static_cast<double>(clipped_scale(d.grad_norm, a.max_grad_norm)) / a.loss_scale);

@@ -107,15 +107,18 @@ struct CombineRows {
   int64_t tokens = 0, chosen = 0;
 };
 
-// out[r] = x[r] W_eᵀ of the rows of each expert e of `count`, or x[r] W_e with `columns`: sums in fp32 in the
-// order of W's columns (rows), rounded once. bf16 and fp16 on tensor cores, fp32 without TF32.
+// out[r] = scale * x[r] W_eᵀ of the rows of each expert e of `count`, or scale * x[r] W_e with `columns`,
+// with `add` out[r] + that: sums in fp32 in the order of W's columns (rows), rounded once. bf16 and fp16 on
+// tensor cores, fp32 without TF32.
 struct MultiplyExperts {
   View x;                                   // [rows, in], with `columns` [rows, out]: of all experts
   View out;                                 // [rows, out], with `columns` [rows, in], contiguous
   const int32_t* start = nullptr;           // [count + 1], of the first of these experts
   const void* weight[kExpertsAtOnce] = {};  // each [out, in], contiguous
   int64_t count = 0;
+  float scale = 1;       // of the products
   bool columns = false;  // the input's gradient from the output's
+  bool add = false;      // to what is in `out`
 };
 
 // gradient of W_e (+)= dyᵀ x over the rows of each expert e of `count`, in their order, in fp32, rounded

@@ -264,7 +264,10 @@ __global__ void __launch_bounds__(kThreads) multiply(MultiplyExperts a) {
   if constexpr (columns) w = {weight + column, a.out.columns, left};
   multiply_tile<false, columns, n>(s, x, w, depth);
   T* const out = static_cast<T*>(a.out.data) + tile.row * a.out.stride + column;
-  each_sum(s, rows, left, [&](int r, int c, float sum) { out[r * a.out.stride + c] = round_to<T>(sum); });
+  each_sum(s, rows, left, [&](int r, int c, float sum) {
+    T* const to = out + r * a.out.stride + c;
+    *to = round_to<T>(a.add ? to_float(*to) + a.scale * sum : a.scale * sum);
+  });
 }
 
 template <class T, class Gradient, int n>

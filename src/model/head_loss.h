@@ -57,9 +57,15 @@ struct LossSums {
   double correct = 0;  // rows whose target is the argmax of their logits, whatever their weight
 };
 
+// What a step's check looks at, in device memory.
+struct StepSums {
+  LossSums loss;
+  RouterFigures routers;  // on a GPU, of a model with experts
+};
+
 // What a step copies to the host beside norms of granules: its sums, and decisions (train/device_decision.h).
 inline constexpr int64_t kStepResultBytes =
-    static_cast<int64_t>(sizeof(LossSums)) + kDecisionsInFlight * static_cast<int64_t>(sizeof(StepDecision));
+    static_cast<int64_t>(sizeof(StepSums)) + kDecisionsInFlight * static_cast<int64_t>(sizeof(StepDecision));
 
 // The rows of a micro-batch between the steps, in arena order.
 struct HeadRows {

@@ -106,10 +106,4 @@ void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, L
                      out + "lora.start");
 }
 
-void refuse_expert_adapters(const ModelSpec& model, const AdapterSpec* adapter, DeviceType device) {
-  if (device == DeviceType::kCpu || adapter == nullptr || !adapts_experts(model, *adapter)) return;
-  throw lora_error("adapters of experts (lora.experts) are not supported on a GPU yet",
-                   "set --gpus 0 (run.device = \"cpu\") for the CPU, or leave lora.experts out");
-}
-
 }  // namespace lm

@@ -25,7 +25,5 @@ void require_plain_vocabulary(const ModelSpec& model, const AdapterSpec& adapter
 void require_experts(const ModelSpec& model);
 // Pairs of experts have no dropout, as peft's, no magnitudes and no start from the base.
 void require_plain_experts(const ModelSpec& model, const AdapterSpec& adapter, LoraStart start);
-// Pairs of experts are the CPU's. `adapter` may be null.
-void refuse_expert_adapters(const ModelSpec& model, const AdapterSpec* adapter, DeviceType device);
 
 }  // namespace lm

@@ -117,11 +117,6 @@ double norm_seconds(const StepConfig& step, const StepCosts& costs, const Comput
   return step_seconds - estimate_step(costs, after, rates).seconds;
 }
 
-// The loss that balances experts: of several groups of micro-batches a forward pass of all comes first.
-bool has_router_pass(const PlanInput& in, const StepConfig& step) {
-  return router_aux_loss(in.config.train, in.spec) != 0 && step.micro_batches > step.group;
-}
-
 double forward_seconds(const PlanCost& cost) {
   return cost.estimate.by_kind[static_cast<size_t>(OperationKind::kForward)];
 }
@@ -263,7 +258,7 @@ PlanCost estimate(const PlanInput& in, const SizedPlan& plan) {
     out.timeline = estimate_transfers(in, plan, step, costs, out.step_tokens);
     out.step_seconds = out.timeline.seconds + stop_vote_seconds(in, plan);
   }
-  if (has_router_pass(in, step)) out.step_seconds += forward_seconds(out);
+  if (has_router_pass(in.config.train, in.spec, step)) out.step_seconds += forward_seconds(out);
   out.links = links_of(out, link_rates(in.machine, in.device));
   out.binding = std::ranges::max_element(out.links, {}, &LinkTime::seconds)->name;
   return out;
@@ -282,7 +277,7 @@ std::vector<Choice> explain_estimate(const PlanInput& in, const Plan& plan) {
                    "known NVLink, 45 GB/s from machine to machine"});
   if (const double coefficient = router_aux_loss(in.config.train, in.spec); coefficient != 0) {
     out.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient),
-                   has_router_pass(in, plan.step)
+                   has_router_pass(in.config.train, in.spec, plan.step)
                        ? fmt::format("a forward pass more, {:.3g} s of each step: the first backward pass "
                                      "needs what all micro-batches choose",
                                      forward_seconds(plan))

@@ -32,6 +32,10 @@ double router_aux_loss(const TrainConfig& train, const ModelSpec& spec) {
   return train.router_aux_loss.value_or(spec.scores() ? 0 : spec.router_aux_loss);
 }
 
+bool has_router_pass(const TrainConfig& train, const ModelSpec& spec, const StepConfig& step) {
+  return router_aux_loss(train, spec) != 0 && step.micro_batches > step.group;
+}
+
 namespace {
 
 bool has_sigmoid_router(const LayerSpec& layer) {
@@ -41,20 +45,16 @@ bool has_sigmoid_router(const LayerSpec& layer) {
 
 }  // namespace
 
-void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device) {
+void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec) {
   const auto has = [](const LayerSpec& layer) { return layer.find<ExpertsSpec>() != nullptr; };
   const double coefficient = router_aux_loss(train, spec);
   if (coefficient == 0) return;
   const bool experts = std::ranges::any_of(spec.layers, has);
   const bool sigmoid = std::ranges::any_of(spec.layers, has_sigmoid_router);
-  if (experts && !sigmoid && device == DeviceType::kCpu) return;
+  if (experts && !sigmoid) return;
   const std::string of = fmt::format("train.router_aux_loss = {:g}", coefficient);
   std::string what = of + " balances experts, and a model of type " + spec.model_type + " has none";
   std::string next = "leave it out";
-  if (experts) {
-    what = of + " is not supported on a GPU yet";
-    next = "set it to 0, or --gpus 0 for the CPU";
-  }
   if (sigmoid) {
     what = of + " is of a softmax over all experts, and a router of " + spec.model_type +
            " has sigmoid scores, which its correction bias balances";

@@ -23,8 +23,11 @@ void refuse_many_threads(const char* key, std::optional<int64_t> threads, const 
 void refuse_products(Products products, DeviceType device, const Machine& machine);
 // The coefficient of the loss that balances experts.
 double router_aux_loss(const TrainConfig& train, const ModelSpec& spec);
-// That loss of a model without experts, of routers whose corrections balance them, or on a GPU.
-void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec, DeviceType device);
+// Whether it costs a step a forward pass of all micro-batches: of several groups of them, since the first
+// backward pass needs what all have chosen.
+bool has_router_pass(const TrainConfig& train, const ModelSpec& spec, const StepConfig& step);
+// That loss of a model without experts, or of routers whose corrections balance them.
+void refuse_router_loss(const TrainConfig& train, const ModelSpec& spec);
 // A step's list has some operations for each micro-batch and layer.
 void refuse_many_micro_batches(const Config& config, const NumericsPlan& n);
 // `least`: bytes of a tile where there are kMostTiles of them.

@@ -286,8 +286,7 @@ void refuse_bf16(const PlanInput& in) {
 ChosenNumerics choose_numerics(const PlanInput& in) {
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   refuse_bf16(in);
-  refuse_expert_adapters(in.spec, in.adapter, in.device);
-  if (in.trains()) refuse_router_loss(in.config.train, in.spec, in.device);
+  if (in.trains()) refuse_router_loss(in.config.train, in.spec);
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);

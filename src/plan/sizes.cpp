@@ -10,10 +10,12 @@
 #include "model/embedding.h"
 #include "model/head_loss.h"
 #include "model/key_value_cache.h"
+#include "model/routers.h"
 #include "plan/class_table.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/generation.h"
+#include "plan/limits.h"
 #include "plan/recompute_level.h"
 #include "plan/start_bytes.h"
 #include "plan/state_catalogue.h"
@@ -48,13 +50,15 @@ int64_t order_numbers(int64_t table, int64_t rows, int64_t step_tokens, int64_t 
   return rows == 0 ? 0 : table + step_tokens + micro_batches * rows;
 }
 
-// cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
+// cos and sin, granule norms, batches, the order in which a step's tokens reach their rows, and a GPU's sums
+// over routers' choices.
 int64_t table_bytes(const PlanInput& in, const NumericsPlan& n) {
   const int64_t angles = RopeTable::bytes(in.spec, in.config.data.max_length);
   const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
   if (!in.trains()) return angles + micro_tokens(in, n) * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  const int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
+  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
+  if (in.device == DeviceType::kCuda) bytes += Routers::device_bytes(in.spec, in.world.ranks);
   const UpdatedRows rows = updated_rows(in);
   const int64_t micro_batches = n.micro_batches;
   // Of chosen rows the order has these alone, and a list the place of every row of the table.
@@ -413,9 +417,11 @@ PlanSizes size_plan(const PlanInput& in, const PlacedPlan& plan) {
   out.gemm_shapes = kept_gemm_shapes(in, plan, out.step);
   if (in.device == DeviceType::kCuda) {
     // Two steps', where the next one may be enqueued meanwhile (model/uploads.h). A second backward sends
-    // what it needs behind what the first one has sent, and so does a table's gradient.
-    out.upload_bytes = (out.step.may_run_ahead() ? 2 : 1) * upload_bytes(in, n, out.micro_tokens) *
-                       (out.step.two_pass_clip() || out.step.defer_tied_gradient ? 2 : 1);
+    // what it needs behind what the first one has sent, and so does a table's gradient; the pass that counts
+    // routers' choices sends it before.
+    const int passes = (out.step.two_pass_clip() || out.step.defer_tied_gradient ? 2 : 1) +
+                       (has_router_pass(in.config.train, in.spec, out.step) ? 1 : 0);
+    out.upload_bytes = (out.step.may_run_ahead() ? 2 : 1) * upload_bytes(in, n, out.micro_tokens) * passes;
     const Gpu& gpu = in.machine.gpus.front();
     const AttentionShape shape{.tokens = std::max(out.micro_tokens, out.cache_positions),
                                .processors = gpu.processors,

@@ -32,7 +32,7 @@ DeviceDecision::DeviceDecision(const Gradients& gradients, const Kernels& kernel
   for (int64_t i = 0; i < kInFlight; ++i) arrived_.emplace_back(stream.device);
 }
 
-void DeviceDecision::enqueue(const LossSums* sums, const Limits& limits) {
+void DeviceDecision::enqueue(const LossSums& sums, const RouterFigures* routers, const Limits& limits) {
   LM_CHECK(unread() < kInFlight, "the results of earlier steps have not been read");
   auto* const out = reinterpret_cast<StepDecision*>(memory_.data());
   kernels_.decide({.sums = gradients_.granule_sums(),
@@ -41,8 +41,9 @@ void DeviceDecision::enqueue(const LossSums* sums, const Limits& limits) {
                    .blocks = blocks_,
                    .arrays = reinterpret_cast<const GradientArray*>(memory_.data() + arrays_at_),
                    .array_count = arrays_,
-                   .nll = &sums->nll,
-                   .correct = &sums->correct,
+                   .nll = &sums.nll,
+                   .correct = &sums.correct,
+                   .routers = routers,
                    .divisor = limits.divisor,
                    .loss_scale = limits.loss_scale,
                    .max_grad_norm = limits.max_grad_norm,

@@ -28,8 +28,9 @@ class DeviceDecision {
     double divisor = 0;  // of the sum of losses
     double loss_scale = 1, max_grad_norm = 1;
   };
-  // After the step's last gradient and norm. At most kInFlight are unread.
-  void enqueue(const LossSums* sums, const Limits& limits);
+  // After the step's last gradient and norm. At most kInFlight are unread. `sums` and `routers`: device
+  // memory; null: the model has none.
+  void enqueue(const LossSums& sums, const RouterFigures* routers, const Limits& limits);
   // What the updates enqueued next read; device memory.
   const StepDecision* on_device() const { return reinterpret_cast<const StepDecision*>(memory_.data()); }
   // The oldest unread one. Waits only if the GPU has not come to it yet.

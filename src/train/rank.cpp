@@ -18,7 +18,7 @@ int64_t step_memory_bytes(const PlanSizes& sizes) {
 }
 
 // Results lie as the sums of the loss, decisions, then the norms; on the CPU there is no memory for them.
-constexpr size_t kLossBytes = sizeof(LossSums), kResultBytes = kStepResultBytes;
+constexpr size_t kSumBytes = sizeof(StepSums), kResultBytes = kStepResultBytes;
 std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
   return block.bytes().first(block.size() > 0 ? bytes : 0);
 }
@@ -207,21 +207,22 @@ void Rank::make_step() {
   // The plan's memory is enough: a fused pass takes more.
   config.two_phases = setup_.objective.weigh != nullptr;
   step_ = std::make_unique<TrainStep>(
-      StepParts{.context = context_,
-                .model = {setup_.spec, setup_.layout, setup_.adapter},
-                .weights = weights_,
-                .off_device = off_device_,
-                .gradients = gradients_.get(),
-                .optimizer = optimizer_.get(),
-                .embedding_gradient = embedding_gradient_.get(),
-                .group = group_,
-                .device_group = device_group_,
-                .host_loss = head(result_memory_, kLossBytes),
-                .host_decisions = tail(result_memory_, kLossBytes)
-                                      .first(result_memory_.size() > 0 ? kResultBytes - kLossBytes : 0),
-                .trace = setup_.trace,
-                .progress_counter = &progress_counter_,
-                .objective = setup_.objective},
+      StepParts{
+          .context = context_,
+          .model = {setup_.spec, setup_.layout, setup_.adapter},
+          .weights = weights_,
+          .off_device = off_device_,
+          .gradients = gradients_.get(),
+          .optimizer = optimizer_.get(),
+          .embedding_gradient = embedding_gradient_.get(),
+          .group = group_,
+          .device_group = device_group_,
+          .host_sums = head(result_memory_, kSumBytes),
+          .host_decisions =
+              tail(result_memory_, kSumBytes).first(result_memory_.size() > 0 ? kResultBytes - kSumBytes : 0),
+          .trace = setup_.trace,
+          .progress_counter = &progress_counter_,
+          .objective = setup_.objective},
       std::move(config));
 }
 

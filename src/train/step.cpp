@@ -26,18 +26,18 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       config_(lists_.config()),
       loans_(parts.weights.units().size()),
       gathers_("gather of weights of unit", loans_.size()),
-      sums_(parts.context.device, sizeof(LossSums)),
+      sums_(parts.context.device, sizeof(StepSums)),
       host_sums_(
-          reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
+          reinterpret_cast<StepSums*>(parts.host_sums.empty() ? sums_.data() : parts.host_sums.data())),
       routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights)),
-      pass_(parts.context, parts.model, *this, config_, reinterpret_cast<LossSums*>(sums_.data())) {
-  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(LossSums),
-           "host_loss");
+      pass_(parts.context, parts.model, *this, config_, &sums()->loss) {
+  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_sums.size() >= sizeof(StepSums),
+           "host_sums");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   routed_.expect_tokens(tokens_at_once());
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
-  if (gradients_ != nullptr && context_.device == DeviceType::kCpu && Routers::any(parts.model.spec))
-    routers_.emplace(parts.model.spec);
+  if (gradients_ != nullptr && Routers::any(parts.model.spec))
+    routers_.emplace(parts.model.spec, context_.device, group_.ranks(), group_.rank());
   if (decides_on_device())
     decision_.emplace(*gradients_, context_.kernels, context_.stream, parts.host_decisions);
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
@@ -373,7 +373,7 @@ LossSums TrainStep::read_loss() {
     copy_bytes(host_sums_, sums_.data(), sums_.size(), context_.stream);
   synchronize(context_.stream);
   device_group_.check();
-  return *host_sums_;
+  return host_sums_->loss;
 }
 
 LossSums TrainStep::evaluate(const Batch& batch, TargetResults* targets) {

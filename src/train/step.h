@@ -42,8 +42,8 @@ struct StepParts {
   EmbeddingGradient* embedding_gradient = nullptr;
   Group& group;
   Group& device_group;  // the same ranks, for what lies on the device; on the CPU the same one
-  // Registered host memory for LossSums, to which those of a step are copied; on the CPU empty.
-  std::span<std::byte> host_loss = {};
+  // Registered host memory for StepSums, to which those of a step are copied; on the CPU empty.
+  std::span<std::byte> host_sums = {};
   // The same for StepDecision of DeviceDecision::kInFlight steps.
   std::span<std::byte> host_decisions = {};
   Trace* trace = nullptr;
@@ -147,7 +147,9 @@ class TrainStep : private PassMemory {
   void begin_routers();
   void watch_routers(const Operation& operation);
   void settle_routers();
-  void add_router_columns();
+  void settle_routers_on_device();
+  void end_routers();
+  void add_router_columns(const RouterFigures& read, StepResult& to) const;
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
   // Ends the run: without global clipping an update may have been made before the fault was found.
@@ -179,6 +181,7 @@ class TrainStep : private PassMemory {
                    std::span<const KeyValueCache* const> caches = {});
   bool first_update(const Operation& operation) const;
   void zero_loss();
+  StepSums* sums() { return reinterpret_cast<StepSums*>(sums_.data()); }  // on the device
   // Sums so far: sends them to the host, waits for the stream and so for everything before.
   LossSums read_loss();
 
@@ -208,15 +211,15 @@ class TrainStep : private PassMemory {
   double lr_ = 0, loss_scale_ = 1;
   StepResult result_;
   std::vector<double> columns_;     // the objective's, of this rank
-  std::optional<Routers> routers_;  // of a model with experts, on the CPU
+  std::optional<Routers> routers_;  // of a model with experts
   bool update_begun_ = false;
   std::optional<int64_t> faulty_block_;     // that the second of two backwards is to look for its fault in
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
   std::vector<Moved> gathered_;
   CollectiveNames gathers_;
-  Memory sums_;                             // LossSums, on the device
-  LossSums* host_sums_;                     // the same where the host reads them
+  Memory sums_;                             // StepSums, on the device
+  StepSums* host_sums_;                     // the same where the host reads them
   std::optional<DeviceDecision> decision_;  // where the device decides
   std::deque<int64_t> started_;             // target tokens of the steps whose decisions are unread
   std::deque<StepResult> finished_;         // that nobody has asked for yet

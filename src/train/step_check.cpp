@@ -24,6 +24,7 @@ struct Finding {
 }  // namespace
 
 void TrainStep::check() {
+  end_routers();
   if (decision_) return decide();
   device_group_.end_before(context_.stream);
   gradients_->send_squares();
@@ -37,7 +38,7 @@ void TrainStep::check() {
   result_.token_accuracy =
       batches_->target_tokens > 0 ? sums.correct / static_cast<double>(batches_->target_tokens) : 0.0;
   gather_columns(divisor);
-  add_router_columns();
+  add_router_columns(host_sums_->routers, result_);
   result_.grad_norm = std::sqrt(gradients_->total_square()) / loss_scale_;
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
@@ -60,7 +61,7 @@ void TrainStep::check() {
 void TrainStep::decide() {
   if (decision_->unread() > 0) read_decision();
   const double divisor = batches_->divisor();
-  decision_->enqueue(reinterpret_cast<const LossSums*>(sums_.data()),
+  decision_->enqueue(sums()->loss, routers_ ? &sums()->routers : nullptr,
                      {.divisor = divisor, .loss_scale = loss_scale_, .max_grad_norm = config_.max_grad_norm});
   started_.push_back(batches_->target_tokens);
   update_ = {.lr = lr_, .scale = 1, .step = step_, .skipped = false};
@@ -77,6 +78,7 @@ void TrainStep::read_decision() {
       .grad_norm = decision.grad_norm,
       .skipped = decision.skipped != 0,
       .fault = ""};
+  add_router_columns(decision.routers, result);
   if (result.skipped) {
     if (std::exchange(update_begun_, false)) optimizer_->take_back_update();
     result.fault = fault_text(gradients_->non_finite(decision), result.loss) + " (rank 0)";

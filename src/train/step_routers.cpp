@@ -11,7 +11,7 @@ namespace lm {
 // the same experts, and the gradient is that of the whole step, whatever its micro-batches are.
 void TrainStep::begin_routers() {
   if (!routers_) return;
-  routers_->begin(config_.router_aux_loss, loss_scale_);
+  routers_->begin(config_.router_aux_loss, loss_scale_, context_.stream);
   if (config_.router_aux_loss == 0 || std::ssize(batches_->micro) <= config_.group) return;
   routers_->count_forward(true);
   for (const Batch& batch : batches_->micro)
@@ -29,6 +29,7 @@ void TrainStep::watch_routers(const Operation& operation) {
 
 // In the order of ranks, so that all of them have the same bits.
 void TrainStep::settle_routers() {
+  if (context_.device == DeviceType::kCuda) return settle_routers_on_device();
   const std::span<double> sums = routers_->sums();
   if (group_.ranks() > 1) {
     const auto mine = static_cast<int64_t>(sums.size_bytes());
@@ -43,14 +44,32 @@ void TrainStep::settle_routers() {
   routers_->settle();
 }
 
-void TrainStep::add_router_columns() {
+// The same in stream order: sums pass from GPU to GPU.
+void TrainStep::settle_routers_on_device() {
+  if (const int ranks = group_.ranks(); ranks > 1) {
+    std::vector<ByteRange> shards;
+    for (int r = 0; r < ranks; ++r)
+      shards.push_back({r * routers_->bytes_of_rank(), routers_->bytes_of_rank()});
+    device_group_.begin_after(context_.stream);
+    device_group_.all_gather("loads of experts", routers_->sums_of_ranks(), shards);
+    device_group_.end_before(context_.stream);
+  }
+  routers_->settle_on_device(context_, &sums()->routers);
+}
+
+// Before the step's sums are read.
+void TrainStep::end_routers() {
+  if (routers_ && !routers_->settled()) settle_routers();
+}
+
+// `read`: a GPU's, in host memory.
+void TrainStep::add_router_columns(const RouterFigures& read, StepResult& to) const {
   if (!routers_) return;
-  if (!routers_->settled()) settle_routers();
-  const Routers::Figures figures = routers_->figures();
-  result_.columns.emplace_back("router_aux_loss", figures.balance);
-  result_.columns.emplace_back("expert_load_max", figures.most_load);
-  result_.columns.emplace_back("expert_load_min", figures.least_load);
-  result_.columns.emplace_back("router_entropy", figures.entropy);
+  const RouterFigures figures = context_.device == DeviceType::kCuda ? read : routers_->figures();
+  to.columns.emplace_back("router_aux_loss", figures.balance);
+  to.columns.emplace_back("expert_load_max", figures.most_load);
+  to.columns.emplace_back("expert_load_min", figures.least_load);
+  to.columns.emplace_back("router_entropy", figures.entropy);
 }
 
 }  // namespace lm

@@ -177,6 +177,36 @@ def test_what_is_trained_beside_pairs_or_in_their_place_learns_as_on_the_cpu(wor
     expect_same_curve(*train_on_both(works(family), name, *changes))
 
 
+BALANCE = "train.router_aux_loss=0.5"  # so large that it is seen in every gradient
+MIXTURES = {
+    "pairs": [*PAIRS, "lora.experts=true"],
+    "quantized": ["train.method=qlora", *PAIRS[1:], "lora.experts=true"],
+    "pairs_from_the_host": [*PAIRS, "lora.experts=true", "offload.weights=host", "train.recompute=block"],
+    "balanced": [BALANCE],
+    "balanced_from_the_host": [BALANCE, *EVERYTHING, "train.recompute=block"],
+    "balanced_at_once": [BALANCE, "train.micro_batch=2"],
+    "balanced_in_backward": [BALANCE, "train.update=in_backward", "optimizer.clip=block"],
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_adapters_of_experts_and_balanced_routers_learn_as_on_the_cpu(works, name):
+    work = works("qwen3_moe_one_dense_layer")
+    expect_same_curve(*train_on_both(work, name, *MIXTURES[name]))
+    cpu, emulator = ([row for row in rows(work, f"{name}_{on}") if "loss" in row] for on in ("cpu", "emulator"))
+    for ours, theirs in zip(emulator, cpu, strict=True):
+        for key in ("router_aux_loss", "router_entropy"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-4)
+    for key in ("expert_load_max", "expert_load_min"):
+        assert emulator[0][key] == pytest.approx(cpu[0][key], rel=1e-12)
+
+
+def test_pairs_of_fp32_on_experts_of_bf16_learn_as_on_the_cpu(works):
+    """Their products are made in fp32 copies. In bf16 a router may choose otherwise where its logits are near each other."""
+    changes = ["train.method=qlora", *PAIRS[1:], "lora.experts=true", "model.dtype=bf16", "lora.dtype=fp32"]
+    expect_same_curve(*train_on_both(works("qwen3_moe_one_dense_layer"), "fp32_pairs", *changes), rel=2e-2)
+
+
 @pytest.mark.parametrize("name", ["rows_untied", "pairs_of_both_matrices", "rows_tied"])
 def test_rows_of_an_embedding_that_the_gpu_reads_in_place_are_trained_with_the_same_bits(works, name):
     """An untied table is in host memory then; a trained row is written where it lies there."""

@@ -1,5 +1,6 @@
-"""LoRA on the experts of a mixture (lora.experts), on the CPU: steps and files against peft's target_parameters, tiers, ranks, resumption,
-quantized bases, merging, and what is refused. Some experts are met by no token of a micro-batch."""
+"""LoRA on the experts of a mixture (lora.experts), on the CPU (test_emulator.py has a GPU's): steps and files against peft's
+target_parameters, tiers, ranks, resumption, quantized bases, merging, and what is refused. Some experts are met by no token of a
+micro-batch."""
 
 import json
 import sys
@@ -243,7 +244,6 @@ def test_what_is_not_there_is_refused_by_name(work, plain):
     refused(work, (config(work, "dora", **lora, lora__dora=True),), 10, "lora.dora = true")
     refused(work, (config(work, "pissa", **lora, lora__start="pissa"),), 10, 'lora.start = "pissa"')
     refused(work, (config(work, "ia3", **{**lora, "train__method": "ia3"}),), 10, "lora.experts is LoRA's")
-    refused(work, ("plan", config(work, "gpu", **lora, run__device="auto"), "--gpus", "1", "--gpu-memory", "24GiB"), 10, "not supported on a GPU yet")
     lmlaunch(config(work, "no_experts", **{**lora, "lora__experts": False, "train__steps": 1}), cwd=work)
     refused(work, ("export", "runs/no_experts", "--each-expert", "-o", "none"), 11, "no pairs of experts")
     refused(work, ("merge", "runs/plain", "runs/plain", "-o", "both"), 11, "pairs of experts")

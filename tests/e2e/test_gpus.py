@@ -10,10 +10,12 @@ import subprocess
 import time
 
 import pytest
+import torch
 
 import mpi
+from test_experts import MODELS
 from test_ranks import gone
-from test_run import config, filled
+from test_run import VOCAB, config, filled
 from test_emulator import H100, EMULATOR, finish, lmlaunch, rows, start, emulator_environment
 
 STEPS = 4
@@ -88,6 +90,22 @@ def test_a_frozen_base_in_shards_of_two_gpus(work):
             ({"zero__stage": 3, "offload__weights": "host"}, {"EMULATOR_RACES": "2"})]
     gpu = check_one_result(work, 2, "lora", ways)
     expect_close(gpu, train_on_cpu(work, "cpu", 2, "lora", zero__stage=3), 2e-5)
+
+
+def test_two_gpus_balance_the_loads_of_all_of_a_steps_tokens(work):
+    """The cards gather what each one's routers have chosen; the second has a micro-batch fewer."""
+    torch.manual_seed(4)
+    model = MODELS["qwen3_moe"](VOCAB)
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            parameter.data.normal_(std=0.3)
+    model.save_pretrained(work / "mixture")
+    same = {"model__path": "mixture", "train__router_aux_loss": 0.5}
+    gpu = check_one_result(work, 2, "full", [({"zero__stage": stage, **same}, {"EMULATOR_RACES": "2"}) for stage in (0, 3)])
+    expect_close(gpu, train_on_cpu(work, "cpu_mixture", 2, zero__stage=3, **same), 1e-4)
+    ours, theirs = ([row for row in rows(work, name) if "loss" in row][0] for name in ("way1", "cpu_mixture"))
+    for key in ("router_aux_loss", "expert_load_max", "expert_load_min", "router_entropy"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
 
 
 def test_four_gpus_add_bf16_gradients_in_the_order_of_ranks(work):

@@ -75,6 +75,7 @@ ModelSpec model_of(const Subject& subject) {
   ModelSpec spec = llama_spec({.layers = subject.layers});
   spec.max_positions = 512;
   if (subject.experts > 0) like_qwen3_moe(spec, subject.experts);
+  spec.names.experts = "mlp.experts";
   return spec;
 }
 
@@ -123,12 +124,14 @@ Budget least_memory(Config config, const ModelSpec& spec, const AdapterSpec* ada
 Counted count(const Subject& subject, int64_t steps = 1) {
   const ModelSpec spec = model_of(subject);
   Config config = config_of(subject);
-  const AdapterSpec lora{
-      .r = 4,
-      .alpha = 8,
-      .rslora = false,
-      .dropout = subject.dropout,
-      .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  AdapterSpec lora{.r = 4,
+                   .alpha = 8,
+                   .rslora = false,
+                   .dropout = subject.dropout,
+                   .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  // Pairs of experts have none.
+  if (subject.experts > 0 && subject.dropout == 0)
+    lora.targets.insert(lora.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});
   const AdapterSpec* const adapter = subject.lora ? &lora : nullptr;
   const ModelLayout layout = make_layout(spec, adapter, DType::kBF16);
   Machine machine;
@@ -183,6 +186,7 @@ TEST(Counters, AResidentStepNeverWaitsAndAllocatesNothing) {
     for (const int kind : {0, 1, 2, 3}) {
       Subject subject;
       subject.lora = lora, subject.recompute = kind % 2 == 1, subject.experts = kind < 2 ? 0 : 5;
+      if (subject.experts > 0) subject.dropout = 0;
       SCOPED_TRACE(std::string(lora ? "LoRA" : "full") + (subject.recompute ? ", recomputed" : "") +
                    (subject.experts > 0 ? ", experts" : ""));
       const Counted counted = count(subject);
@@ -384,7 +388,9 @@ TEST(Counters, AllExpertsOfALayerAreAFewLaunches) {
                                                       {"rows.cu gather", 3},
                                                       {"experts.cu combine", 2},
                                                       {"experts.cu weigh", 2},
-                                                      {"experts.cu router_gradient", 1}};
+                                                      {"experts.cu router_gradient", 1},
+                                                      {"router.cu count_range", 1},
+                                                      {"router.cu add_ranges", 1}};
   int64_t gemms = 0;
   for (const int64_t experts : {5, 9}) {
     const Rows rows = table_of(false, 0, experts);
@@ -401,6 +407,22 @@ TEST(Counters, AllExpertsOfALayerAreAFewLaunches) {
     gemms = all;
   }
   EXPECT_EQ(gemms, 9) << "of q, k and v together, of the attention's output and of the router";
+}
+
+// So are their pairs' products: of each matrix two forward, and backward three, and one or two for what comes
+// from them.
+TEST(Counters, AllPairsOfALayerAreAFewLaunches) {
+  for (const int64_t experts : {5, 9}) {
+    const Rows rows = table_of(true, 0, experts);
+    int64_t products = 0, gradients = 0;
+    for (const auto& [name, row] : rows) {
+      if (name.starts_with("expert_products.cu multiply")) products += row.first.both;
+      if (name.starts_with("expert_products.cu weight_gradient")) gradients += row.first.both;
+    }
+    EXPECT_EQ(products, 4 + 2 * 2 + 4 + 3)
+        << experts << " experts: gate_up and down, their pairs, and backward";
+    EXPECT_EQ(gradients, 4) << experts << " experts";
+  }
 }
 
 TEST(Counters, LaunchesAndBytesAreThoseOfTheTable) {

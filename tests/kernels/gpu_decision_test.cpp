@@ -40,7 +40,8 @@ void check_decision(const Case& c) {
   const Array losses = bytes_of(std::vector<double>{c.nll, 7});
   check(
       {bytes_of(c.sums), bytes_of(kFirst), zeros(DType::kF32, 2 * (std::ssize(kFirst) - 1)),
-       zeros(DType::kF32, kArrays * 4), gradient, losses, zeros(DType::kF32, sizeof(StepDecision) / 4)},
+       zeros(DType::kF32, kArrays * 4), gradient, losses, zeros(DType::kF32, sizeof(StepDecision) / 4),
+       bytes_of(std::vector<double>{2.5, 3, 0.25, 0.75})},
       [&](const Kernels& k, StreamView s, const Pointers& p) {
         // In memory that outlives the copy. The first two arrays have no element that is looked at.
         static std::vector<GradientArray> arrays(kArrays);
@@ -55,6 +56,7 @@ void check_decision(const Case& c) {
                   .array_count = kArrays,
                   .nll = loss,
                   .correct = loss + 1,
+                  .routers = static_cast<const RouterFigures*>(p[7]),
                   .divisor = 3,
                   .loss_scale = c.loss_scale,
                   .max_grad_norm = 0.5,

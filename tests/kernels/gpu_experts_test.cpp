@@ -268,7 +268,7 @@ void multiply_in_loops(const MultiplyExperts& a) {
         double sum = 0;
         for (int64_t i = 0; i < a.x.columns; ++i)
           sum += at(a.x, r, i) * (a.columns ? at(w, i, j) : at(w, j, i));
-        set(a.out, r, j, sum);
+        set(a.out, r, j, double{a.scale} * sum + (a.add ? at(a.out, r, j) : 0));
       }
     }
   }
@@ -320,7 +320,9 @@ TEST_F(GpuKernels, ProductsOfExpertsRows) {
                               .out = view_of(p[2], t, spread.rows, written),
                               .start = i32(p[3]),
                               .count = spread.experts(),
-                              .columns = columns};
+                              .scale = shifted == 1 ? 0.5F : 1.0F,
+                              .columns = columns,
+                              .add = shifted > 0};
             const auto bytes = out * in * static_cast<int64_t>(dtype_size(t));
             for (int64_t e = 0; e < a.count; ++e) a.weight[e] = static_cast<std::byte*>(p[1]) + e * bytes;
             k.multiply_experts == nullptr ? multiply_in_loops(a) : k.multiply_experts(a, s);

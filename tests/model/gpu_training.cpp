@@ -142,6 +142,7 @@ class Trainee {
                   .max_length = kMaxLength,
                   .tokens_per_step = kMaxLength * std::ssize(t_.documents),
                   .max_grad_norm = 0.5,
+                  .router_aux_loss = t_.router_aux_loss,
                   .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}}},
         stream_);
   }
@@ -174,6 +175,7 @@ class Trainee {
           rank_->step().run(batches_of(t_, step), step, 3e-3, t_.dtype == DType::kF16 ? 1024 : 1);
       out.losses.push_back(result.loss);
       out.norms.push_back(result.grad_norm);
+      for (const auto& [name, value] : result.columns) out.figures.push_back(value);
       if (step == 1) out.gradients = gradients();
     }
     rank_->step().flush();
@@ -210,6 +212,11 @@ class Trainee {
     if (!t_.lora) return nullptr;
     adapter_.dropout = t_.dropout;
     adapter_.targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    if (t_.adapted_experts) {
+      adapter_.targets.insert(adapter_.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});
+      adapter_.ranks = {{"experts.down_proj", 8}};  // rows of bf16 in whole packs
+      adapter_.alphas = {{"experts.down_proj", 12}};
+    }
     return &adapter_;
   }
 
@@ -220,6 +227,7 @@ class Trainee {
     config.train.micro_batch = 1;
     config.train.global_batch = std::ssize(t_.documents);
     config.train.recompute = t_.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.router_aux_loss = t_.router_aux_loss;
     config.train.method = t_.lora ? Method::kLora : Method::kFull;
     config.train.gradients = t_.gradients == DType::kF32 ? GradientDType::kF32 : GradientDType::kBF16;
     config.model.dtype = model_type(t_.dtype);
@@ -369,6 +377,7 @@ ModelSpec small_model(const std::string& family) {
     // fp32 the models beside this one have a limit that bites.
     for (LayerSpec& layer : spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).clamped->limit = 7;
   }
+  if (family.ends_with("experts") && !family.starts_with("gpt-oss")) spec.names.experts = "mlp.experts";
   if (family == "gpt-oss, many experts") like_gpt_oss(spec, kExpertsAtOnce + 3, 2);
   return spec;
 }

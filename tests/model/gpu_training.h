@@ -26,7 +26,9 @@ struct Training {
   Master master = Master::kSplit;
   Clip clip = Clip::kGlobal;
   bool lora = false;
+  bool adapted_experts = false;  // of LoRA: experts have pairs, too
   double dropout = 0;
+  double router_aux_loss = 0;
   bool recompute = false;
   bool weighted = false;  // targets have weights in the loss
   DocumentLengths documents = {{20, 9, 17}};
@@ -44,10 +46,11 @@ struct Outcome {
   // After so many tokens of its first document, by a decoder that goes on from what it has cached.
   std::vector<std::pair<int64_t, std::vector<float>>> continued;
   std::vector<double> losses, norms;
-  double evaluated = 0;  // nll of the first micro-batch, after the last step
-  Tensors initialised;   // weights as initialise_weights leaves them
-  Tensors gradients;     // of the first step; empty where they live off the device
-  Tensors change;        // of trainable weights, over all steps
+  std::vector<double> figures;  // of routers, of all steps
+  double evaluated = 0;         // nll of the first micro-batch, after the last step
+  Tensors initialised;          // weights as initialise_weights leaves them
+  Tensors gradients;            // of the first step; empty where they live off the device
+  Tensors change;               // of trainable weights, over all steps
   int64_t arena_bytes = 0, arena_planned = 0;
   int64_t head_segments = 0;
 };

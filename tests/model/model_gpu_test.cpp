@@ -62,6 +62,11 @@ class ModelOnDevice : public ::testing::Test {
     const Outcome cpu = on_cpu(training), device = on_device(training);
     EXPECT_TRUE(device.initialised == cpu.initialised) << "fresh weights differ";
     EXPECT_LE(device.arena_bytes, device.arena_planned);
+    ASSERT_EQ(device.figures.size(), cpu.figures.size());
+    for (size_t i = 0; i < cpu.figures.size(); ++i)
+      EXPECT_NEAR(device.figures[i], cpu.figures[i],
+                  (training.dtype == DType::kF32 ? 1e-5 : 3e-2) * std::abs(cpu.figures[i]))
+          << "figure " << i;
     const Differences d = compare(device, cpu);
     std::printf("%-44s %s\n", training.name.c_str(), text(d).c_str());
     const Bounds& bounds = training.dtype == DType::kF32 ? kF32Bounds : kBF16Bounds;
@@ -202,6 +207,49 @@ TEST_F(ModelOnDevice, MixturesOfExpertsAgree) {
     expect_agreement(training);
   }
   expect_agreement(make("many experts", DType::kF32, false, "two launches"));
+}
+
+// Some experts have no rows, whose pairs have no gradient, and their ranks are whole packs or less than one.
+TEST_F(ModelOnDevice, AdaptersOfExpertsAgree) {
+  const auto adapted = [](const std::string& family, DType dtype, const std::string& what) {
+    Training training = make(family, dtype, true, what);
+    training.adapted_experts = true;
+    training.dropout = 0;
+    training.documents = {{20, 9, 17}, {2}, {31}};
+    return training;
+  };
+  Training training = adapted("experts", DType::kF32, "adapted experts");
+  expect_agreement(training);
+  training.recompute = true;
+  training.documents = {{2}, {31}};
+  training.name += ", recomputed, two tokens first";
+  expect_agreement(training);
+  training = adapted("all experts", DType::kBF16, "adapted experts");
+  expect_agreement(training);
+  training.name += ", bf16 gradients";
+  training.gradients = DType::kBF16;
+  expect_agreement(training);
+  expect_agreement(adapted("many experts", DType::kF32, "adapted experts, two launches"));
+}
+
+// Several micro-batches, which do not pass the blocks together, have to be counted before the first goes
+// back.
+TEST_F(ModelOnDevice, BalancedRoutersAgree) {
+  for (const bool recompute : {false, true}) {
+    Training training = make("experts", DType::kF32, false, recompute ? "balanced, recomputed" : "balanced");
+    training.router_aux_loss = 0.5;
+    training.recompute = recompute;
+    training.documents = {{20, 9, 17}, {2}, {31}};
+    expect_agreement(training);
+    training.documents = {{31}};
+    training.name += ", one micro-batch";
+    expect_agreement(training);
+  }
+  // The pass that counts drops what the step drops.
+  Training training = make("experts", DType::kF32, true, "balanced");
+  training.router_aux_loss = 0.5;
+  training.documents = {{20, 9, 17}, {31}};
+  expect_agreement(training);
 }
 
 // A correction is fp32 whatever the model is: its fresh values are drawn as fp32.

@@ -247,23 +247,22 @@ TEST(ExpertsPlan, TheirLoadIsBalancedAsTheFileSaysUnlessTheKeySaysOtherwise) {
   EXPECT_EQ(router_aux_loss(train, spec), 0);
   spec.router_aux_loss = 0.02;
   EXPECT_EQ(router_aux_loss(train, spec), 0.02);
-  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
-  EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCuda), Error);
+  EXPECT_NO_THROW(refuse_router_loss(train, spec));
   train.router_aux_loss = 0;
   EXPECT_EQ(router_aux_loss(train, spec), 0);
-  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCuda));
+  EXPECT_NO_THROW(refuse_router_loss(train, spec));
   train.router_aux_loss = 0.5;
   const ModelSpec dense = make_spec({256, 512, 4, 4, 2, 64, 4096});
-  EXPECT_THROW(refuse_router_loss(train, dense, DeviceType::kCpu), Error);
+  EXPECT_THROW(refuse_router_loss(train, dense), Error);
 }
 
 TEST(ExpertsPlan, RoutersWithSigmoidScoresAreBalancedByTheirCorrections) {
   ModelSpec spec = experts_spec();
   std::get<ExpertsSpec>(spec.layers[2].sublayers[1].mixer).scores = RouterScores::kSigmoid;
   TrainConfig train;
-  EXPECT_NO_THROW(refuse_router_loss(train, spec, DeviceType::kCpu));
+  EXPECT_NO_THROW(refuse_router_loss(train, spec));
   train.router_aux_loss = 0.01;
-  EXPECT_THROW(refuse_router_loss(train, spec, DeviceType::kCpu), Error);
+  EXPECT_THROW(refuse_router_loss(train, spec), Error);
 }
 
 // As many FLOP whatever the number of experts, but for the router's, and as many calls: no expert has a
@@ -285,6 +284,49 @@ TEST(ExpertsPlan, AGpuMultipliesThoseOfManyExpertsTogether) {
   EXPECT_NEAR(many.estimate.cost.gemm_flops, flops + router, 1e-6 * flops);
   // Their weights are read, and their gradients written.
   EXPECT_GT(many.estimate.cost.bytes, few.estimate.cost.bytes + 4.0 * 48 * 3 * kFfn * 256);
+}
+
+// The pass that counts what routers choose sends a step's batches before the step does.
+TEST(ExpertsPlan, AGpuHasRoomForTheBatchesOfThePassThatCounts) {
+  const auto bytes = [](double coefficient, int64_t micro_batches) {
+    Case c = experts_case();
+    c.machine = gpu_machine("H100");
+    c.device = DeviceType::kCuda;
+    c.config.train.recompute = Recompute::kNone;
+    c.config.train.micro_batch = 1;
+    c.config.train.global_batch = micro_batches;
+    c.config.train.router_aux_loss = coefficient;
+    const Plan plan = c.plan();
+    EXPECT_EQ(plan.step.group, 1);
+    return plan.upload_bytes;
+  };
+  EXPECT_EQ(bytes(0.1, 2), 2 * bytes(0, 2));
+  EXPECT_EQ(bytes(0.1, 1), bytes(0, 1)) << "one micro-batch has counted before it goes back";
+}
+
+// Whatever the number of experts.
+TEST(ExpertsPlan, AGpuMultipliesThePairsOfExpertsTogether) {
+  const auto plan_of = [](bool pairs, int64_t experts) {
+    Case c = experts_case();
+    c.spec.names.experts = "mlp.experts";
+    for (LayerSpec& layer : c.spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).experts = experts;
+    c.machine = gpu_machine("H100");
+    c.device = DeviceType::kCuda;
+    c.config.train.method = Method::kLora;
+    c.config.train.recompute = Recompute::kNone;
+    c.lora.targets = {"q_proj", "v_proj"};
+    if (pairs) c.lora.targets.insert(c.lora.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});
+    return c.plan();
+  };
+  const Plan without = plan_of(false, 16), few = plan_of(true, 16), many = plan_of(true, 64);
+  EXPECT_TRUE(many.fits);
+  EXPECT_EQ(few.estimate.cost.gemm_calls, many.estimate.cost.gemm_calls);
+  // Of a row and matrix: its pair forward, what goes back through it, and its gradients; and what is not
+  // kept. The first layer's input has a gradient, too, for the pairs of its attention.
+  const double r = 16, gate_up = 256 + 2 * kFfn, down = kFfn + 256;
+  const double again = r * (256 + down);  // A x of both matrices, and s dy B of down
+  const double flops = 2.0 * kChosen * 4 * few.step_tokens * (3 * r * (gate_up + down) + again);
+  EXPECT_NEAR(few.estimate.cost.gemm_flops - without.estimate.cost.gemm_flops, flops, 1e-6 * flops);
 }
 
 }  // namespace

@@ -7,22 +7,82 @@
 namespace lm {
 
 void GroupedProducts::forward(const View& x, const View& y) const {
-  multiply(x, y, false);
+  multiply({.x = x, .out = y}, nullptr);
   add_biases(y);
+  if (pair() == nullptr) return;
+  const ArenaFrame frame(context.arena);
+  add(reduced(typed(x)), &Adapter::b, y);
 }
 
 void GroupedProducts::input_gradient(const View& dy, const View& dx) const {
-  multiply(dy, dx, true);
+  multiply({.x = dy, .out = dx, .columns = true}, nullptr);
+  if (pair() == nullptr) return;
+  const ArenaFrame frame(context.arena);
+  add(dreduced(typed(dy)), &Adapter::a, dx);
+}
+
+void GroupedProducts::backward(const LinearBackward& pass, bool first) const {
+  gradients({.dy = pass.dy, .x = pass.x, .overwrite = first}, nullptr);
+  bias_gradients(pass.dy, first);
+  if (pass.dx.defined()) multiply({.x = pass.dy, .out = pass.dx, .columns = true}, nullptr);
+  if (pair() == nullptr) return;
+  const ArenaFrame frame(context.arena);
+  const View x = typed(pass.x), dy = typed(pass.dy), of_dy = dreduced(dy);
+  gradients({.dy = dy, .x = reduced(x), .overwrite = first}, &Adapter::b);
+  gradients({.dy = of_dy, .x = x, .overwrite = first}, &Adapter::a);
+  if (pass.dx.defined()) add(of_dy, &Adapter::a, pass.dx);
+}
+
+const Param& GroupedProducts::param(int64_t expert, Half half) const {
+  const Linear& of = linear(expert);
+  return half == nullptr ? of.weight : of.adapters.front().*half;
+}
+
+// The first expert's, of whose rank, type and scale all are: a stack has one pair (spec/expert_adapters.h).
+const Adapter* GroupedProducts::pair() const {
+  const std::vector<Adapter>& pairs = linear(0).adapters;
+  if (pairs.empty()) return nullptr;
+  LM_CHECK(pairs.size() == 1 && !pairs.front().dropout.on(), "an expert's matrix has one plain pair");
+  return pairs.data();
+}
+
+// x itself, or a copy in the pairs' type.
+View GroupedProducts::typed(const View& x) const {
+  const DType type = pair()->a.weight.dtype;
+  if (x.dtype == type) return x;
+  const View copy = context.tensor(x.rows, x.columns, type);
+  context.kernels.copy_rows({.from = x, .to = copy}, context.stream);
+  return copy;
+}
+
+// s x Aᵀ.
+View GroupedProducts::reduced(const View& x) const {
+  const View out = context.tensor(x.rows, pair()->rank(), x.dtype);
+  multiply({.x = x, .out = out, .scale = pair()->scale}, &Adapter::a);
+  return out;
+}
+
+// s dy B.
+View GroupedProducts::dreduced(const View& dy) const {
+  const View out = context.tensor(dy.rows, pair()->rank(), dy.dtype);
+  multiply({.x = dy, .out = out, .scale = pair()->scale, .columns = true}, &Adapter::b);
+  return out;
+}
+
+// sum += reduced Bᵀ (A); in another type than the pairs' it is made in a copy, and rounded once.
+void GroupedProducts::add(const View& reduced, Half half, const View& sum) const {
+  const View in = typed(sum);
+  multiply({.x = reduced, .out = in, .columns = half == &Adapter::a, .add = true}, half);
+  if (in.data != sum.data) context.kernels.copy_rows({.from = in, .to = sum}, context.stream);
 }
 
 // The matrices of experts from `first` on, as many as one launch takes; returns how many.
-int64_t GroupedProducts::place_weights(int64_t first, MultiplyExperts& product) const {
+int64_t GroupedProducts::place_weights(int64_t first, Half half, MultiplyExperts& product) const {
   int64_t count = 0, materialised = 0;
   const int64_t most = std::min(kExpertsAtOnce, std::ssize(experts) - first);
   for (; count < most; ++count) {
-    const Linear& expert = linear(first + count);
-    LM_CHECK(!expert.adapted() && expert.biases.empty(), "an expert has no adapter");
-    const Param& weight = expert.weight;
+    LM_CHECK(linear(first + count).biases.empty(), "an expert's bias is not trained beside pairs");
+    const Param& weight = param(first + count, half);
     if (weight.encoding == EncodingKind::kPlain) {
       product.weight[count] = weight.weight.data;
       continue;
@@ -36,29 +96,27 @@ int64_t GroupedProducts::place_weights(int64_t first, MultiplyExperts& product) 
   return count;
 }
 
-void GroupedProducts::multiply(const View& x, const View& out, bool columns) const {
-  for (int64_t first = 0; first < std::ssize(experts);) {
+void GroupedProducts::multiply(MultiplyExperts product, Half half) const {
+  for (int64_t first = 0; first < std::ssize(experts); first += product.count) {
     const ArenaFrame frame(context.arena);
-    MultiplyExperts product{.x = x, .out = out, .start = start + first, .columns = columns};
-    product.count = place_weights(first, product);
+    product.start = start + first;
+    product.count = place_weights(first, half, product);
     context.kernels.multiply_experts(product, context.stream);
-    first += product.count;
   }
 }
 
-void GroupedProducts::weight_gradients(const View& dy, const View& x, bool first) const {
-  for (int64_t begin = 0; begin < std::ssize(experts); begin += kExpertsAtOnce) {
-    ExpertGradients product{.dy = dy, .x = x, .start = start + begin, .overwrite = first};
-    product.count = std::min(kExpertsAtOnce, std::ssize(experts) - begin);
+void GroupedProducts::gradients(ExpertGradients product, Half half) const {
+  for (int64_t first = 0; first < std::ssize(experts); first += kExpertsAtOnce) {
+    product.start = start + first;
+    product.count = std::min(kExpertsAtOnce, std::ssize(experts) - first);
     bool trained = false;
     for (int64_t e = 0; e < product.count; ++e) {
-      const View& gradient = linear(begin + e).weight.gradient;
+      const View& gradient = param(first + e, half).gradient;
       product.gradient[e] = gradient.data;
       if (gradient.defined()) trained = true, product.gradient_dtype = gradient.dtype;
     }
     if (trained) context.kernels.expert_gradients(product, context.stream);
   }
-  bias_gradients(dy, first);
 }
 
 void GroupedProducts::add_biases(const View& y) const {

@@ -1,7 +1,9 @@
 // The products of all experts with their rows in a few launches, where the device has kernels for that
 // (multiply_experts, expert_gradients): only the device knows which rows are whose. Frozen matrices that are
-// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h). Experts have
-// no adapters.
+// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h).
+//
+// Experts' pairs of low rank are products of the same kernels, of 2 r rows' worth of a matrix: s A x of all
+// rows, then y += B of it. What a pair reduces is not kept from forward to backward (expert_adapters.h).
 #pragma once
 
 #include "model/mixers/experts.h"
@@ -20,20 +22,30 @@ struct GroupedProducts {
   Linear Experts::Expert::*matrix;  // gate_up or down
   const int32_t* start;             // Routing::start
 
-  // y = x Wᵀ + bias of each expert's rows.
+  // y = x (W + s B A)ᵀ + bias of each expert's rows.
   void forward(const View& x, const View& y) const;
-  // dx = dy W.
+  // dx = dy (W + s B A).
   void input_gradient(const View& dy, const View& dx) const;
-  // The gradients of those that are trained (+)= dyᵀ x, of biases the sums of dy; `first`: overwritten.
-  void weight_gradients(const View& dy, const View& x, bool first) const;
+  // The gradients of what is trained (+)=: of W dyᵀ x, of biases the sums of dy, of B dyᵀ (s A x) and of A
+  // (s dy B)ᵀ x; `first`: overwritten. And dx, which may be undefined.
+  void backward(const LinearBackward& pass, bool first) const;
   // y += bias; without biases nothing.
   void add_biases(const View& y) const;
 
  private:
+  // Of an expert: its matrix, or a half of its pair.
+  using Half = Param Adapter::*;  // null: the matrix
   const Linear& linear(int64_t expert) const { return experts[static_cast<size_t>(expert)].*matrix; }
-  void multiply(const View& x, const View& out, bool columns) const;
-  int64_t place_weights(int64_t first, MultiplyExperts& product) const;
+  const Param& param(int64_t expert, Half half) const;
+  const Adapter* pair() const;
+  void multiply(MultiplyExperts product, Half half) const;
+  void gradients(ExpertGradients product, Half half) const;
+  int64_t place_weights(int64_t first, Half half, MultiplyExperts& product) const;
   void bias_gradients(const View& dy, bool first) const;
+  View typed(const View& x) const;
+  View reduced(const View& x) const;
+  View dreduced(const View& dy) const;
+  void add(const View& reduced, Half half, const View& sum) const;
 };
 
 }  // namespace lm

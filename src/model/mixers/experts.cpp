@@ -111,11 +111,7 @@ void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, cons
 // linear_backward of every expert's rows, of which there may be none. dx may be undefined.
 void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass, bool first) {
   const auto& [x, dy, dx] = pass;
-  if (multiplies_together(rows.context)) {
-    together(rows, layer).weight_gradients(dy, x, first);
-    if (dx.defined()) together(rows, layer).input_gradient(dy, dx);
-    return;
-  }
+  if (multiplies_together(rows.context)) return together(rows, layer).backward(pass, first);
   rows.each([&, &x = x, &dy = dy, &dx = dx](const Experts::Expert& expert, int64_t row, int64_t count) {
     const Linear& linear = expert.*layer;
     if (count > 0) {
