@@ -28,7 +28,8 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       sums_(parts.context.device, sizeof(LossSums)),
       host_sums_(
           reinterpret_cast<LossSums*>(parts.host_loss.empty() ? sums_.data() : parts.host_loss.data())),
-      routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights)),
+      routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights),
+              parts.host_starts),
       pass_(parts.context, parts.model, *this, config_, reinterpret_cast<LossSums*>(sums_.data())) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(LossSums),
            "host_loss");
@@ -90,6 +91,7 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   pass_.end();
   batches_ = nullptr;
   if (config_.two_pass_clip()) wait_for_group();  // a second backward has sent and exchanged since the check
+  result_.routed = routed_.take_counts();
   if (!decision_) finished_.push_back(std::move(result_));
 }
 

@@ -1,7 +1,7 @@
 // The products of all experts with their rows in a few launches, where the device has kernels for that
 // (multiply_experts, expert_gradients): only the device knows which rows are whose. Frozen matrices that are
-// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h). Experts have
-// no adapters.
+// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h), and of
+// experts that come by routing those that are there. Experts have no adapters.
 #pragma once
 
 #include "model/mixers/experts.h"
@@ -19,6 +19,8 @@ struct GroupedProducts {
   const std::vector<Experts::Expert>& experts;
   Linear Experts::Expert::*matrix;  // gate_up or down
   const int32_t* start;             // Routing::start
+  const ExpertFetch* fetch;         // Experts::fetch
+  int64_t layer;
 
   // y = x Wᵀ + bias of each expert's rows.
   void forward(const View& x, const View& y) const;
@@ -31,6 +33,7 @@ struct GroupedProducts {
 
  private:
   const Linear& linear(int64_t expert) const { return experts[static_cast<size_t>(expert)].*matrix; }
+  bool there(int64_t expert) const { return fetch == nullptr || fetch->there(layer, expert); }
   void multiply(const View& x, const View& out, bool columns) const;
   int64_t place_weights(int64_t first, MultiplyExperts& product) const;
   void bias_gradients(const View& dy, bool first) const;
