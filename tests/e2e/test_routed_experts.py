@@ -33,12 +33,13 @@ def work(tmp_path_factory):
         for _ in range(96):
             ids = torch.randint(0, VOCAB, (LENGTH,), generator=generator).tolist()
             file.write(json.dumps({"input_ids": ids, "labels": ids}) + "\n")
+    (work / "few.jsonl").write_text((work / "even.jsonl").read_text().split("\n")[0] + "\n")
     (work / "swap").mkdir()
     return work
 
 
 def run(work, name, **changes):
-    toml = config(work, name, model__path="mixture", model__dtype="bf16", data__train=["even.jsonl"], data__eval=["even.jsonl"],
+    toml = config(work, name, model__path="mixture", model__dtype="bf16", data__train=["even.jsonl"], data__eval=["few.jsonl"],
                   data__max_length=LENGTH, train__method="lora", train__steps=STEPS, train__recompute="none",
                   lora__r=4, lora__targets=["q_proj", "v_proj"], optimizer__lr=1e-4, **changes)
     lmlaunch(toml, cwd=work)
