@@ -203,12 +203,13 @@ TEST(ExpertsPlan, FrozenOnesThatFewTokensMeetAreReadByRouting) {
     const double missed = 1 - expected_expert_share(spec, static_cast<double>(tokens));
     // In units of all experts of a layer. A step's tokens are other ones than those for which a block that is
     // still in its slot was fetched.
+    const StepSchedule list = steady_steps(plan.step).back();
     int64_t fetches = 0;
     double read = 0;
     std::vector<int> asked(6);
-    for (const bool steady : {false, true}) {
-      if (steady) fetches = 0, read = 0;
-      for (const Operation& op : steady_steps(plan.step).back().operations) {
+    for (int step = 0; step < 40; ++step) {  // a block that is never fetched again has all in the end
+      fetches = 0, read = 0;
+      for (const Operation& op : list.operations) {
         if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights && op.array >= 1 && op.array <= 4)
           ++fetches, asked[static_cast<size_t>(op.array)] = 0;
         if (!computes(op.kind) || op.unit < 1 || op.unit > 4) continue;
@@ -221,7 +222,7 @@ TEST(ExpertsPlan, FrozenOnesThatFewTokensMeetAreReadByRouting) {
     const auto all = static_cast<double>(expert_bytes(layout.blocks[1]).frozen);
     const double left = routed ? (static_cast<double>(fetches) - read) * all : 0;
     EXPECT_NEAR(whole.disk_read_bytes - plan.timeline.disk_read_bytes, left,
-                8.0 * static_cast<double>(fetches));
+                8.0 * static_cast<double>(fetches) + 1e-3 * all);
     const auto said = std::ranges::find(plan.choices, std::string("experts off the device"), &Choice::key);
     ASSERT_NE(said, plan.choices.end());
     EXPECT_NE(said->reason.find(routed ? "when the router has chosen" : "a whole block is fetched"),
@@ -243,8 +244,9 @@ TEST(ExpertsPlan, ComputeWaitsForWhatRoutersChoose) {
   const Timeline before = walk_timeline(step, shape, rates, seconds);
   for (TimelineShape::Array& array : shape.arrays[static_cast<size_t>(Pool::kWeights)])
     if (array.bytes > 0) array.bytes = 60, array.routed = 50;
+  const StepSchedule list = steady_steps(step).back();
   int64_t fetches = 0;
-  for (const Operation& op : steady_steps(step).back().operations)
+  for (const Operation& op : list.operations)
     fetches += op.kind == OperationKind::kFetch ? 1 : 0;
   ASSERT_GE(fetches, 2) << "through one slot";
   ASSERT_EQ(before.disk_read_bytes, 100.0 * static_cast<double>(fetches));

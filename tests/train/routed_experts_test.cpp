@@ -130,7 +130,9 @@ TEST_F(RoutedExpertsTest, EachMicroBatchWaitsOnceAfterAFetchOfItsBlock) {
       const int64_t waits = expected.of(lists.step(run.micro_batches));
       EXPECT_EQ(training.step(s).routed.waits, waits) << "step " << s;
       // Of six passes: backward finds what recomputation has brought.
-      if (kind == 0) EXPECT_LE(waits, 4);
+      if (kind == 0) {
+        EXPECT_LE(waits, 4);
+      }
     }
   }
 }
