@@ -246,8 +246,7 @@ TEST(ExpertsPlan, ComputeWaitsForWhatRoutersChoose) {
     if (array.bytes > 0) array.bytes = 60, array.routed = 50;
   const StepSchedule list = steady_steps(step).back();
   int64_t fetches = 0;
-  for (const Operation& op : list.operations)
-    fetches += op.kind == OperationKind::kFetch ? 1 : 0;
+  for (const Operation& op : list.operations) fetches += op.kind == OperationKind::kFetch ? 1 : 0;
   ASSERT_GE(fetches, 2) << "through one slot";
   ASSERT_EQ(before.disk_read_bytes, 100.0 * static_cast<double>(fetches));
   const Timeline after = walk_timeline(step, shape, rates, seconds);

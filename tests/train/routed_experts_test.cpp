@@ -109,7 +109,7 @@ class ExpectedWaits {
 
  private:
   int64_t layers_;
-  std::map<int64_t, int64_t> fetched_;                      // how often, of each unit
+  std::map<int64_t, int64_t> fetched_;                    // how often, of each unit
   std::map<std::pair<int64_t, int64_t>, int64_t> asked_;  // by unit and micro-batch: after which fetch
 };
 
