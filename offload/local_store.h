@@ -63,7 +63,7 @@ class LocalStore : public Store, private ChunkChecks {
   // In whole chunks. No parts: all of the array.
   void fetch_parts(int64_t array, int64_t slot, std::span<const ByteRange> parts) override;
   bool fetches_parts() const override { return true; }
-  void bring(int64_t array, std::span<const ByteRange> parts) override;
+  int64_t bring(int64_t array, std::span<const ByteRange> parts) override;
   void allocate_slot(int64_t array, int64_t slot) override;
   void write_back(int64_t array) override;
   void forget(int64_t array) override;

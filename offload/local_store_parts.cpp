@@ -70,12 +70,17 @@ void LocalStore::read_now(int64_t index, const std::vector<ByteRange>& runs) {
   for (const ByteRange& run : runs) check_part(index, run);
 }
 
-void LocalStore::bring(int64_t index, std::span<const ByteRange> parts) {
-  if (slot_of(index).parts.empty()) return;
+int64_t LocalStore::bring(int64_t index, std::span<const ByteRange> parts) {
+  if (slot_of(index).parts.empty()) return 0;
   use(index);  // what was asked for before has its own verification
   const std::vector<ByteRange> runs = ask_for(index, parts);
-  if (runs.empty()) return;
-  if (!setup_.slots_on_device) return read_now(index, runs);
+  if (runs.empty()) return 0;
+  int64_t brought = 0;
+  for (const ByteRange& run : runs) brought += round_up(run.bytes, kChecksumChunk);
+  if (!setup_.slots_on_device) {
+    read_now(index, runs);
+    return brought;
+  }
   stall(index, [&] {
     const Array& a = array(index);
     if (a.host_array == nullptr) read_now(index, runs);
@@ -83,6 +88,7 @@ void LocalStore::bring(int64_t index, std::span<const ByteRange> parts) {
     wait_for_arrival(index, a.slot);
   });
   use(index);  // it has arrived: what compute reads from here on is a use of the slot
+  return brought;
 }
 
 }  // namespace lm

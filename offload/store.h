@@ -98,13 +98,13 @@ class Store {
 
   // For an array of which compute may need a part alone (experts that no token chose), and does not write.
   // fetch_parts: as fetch, but only these bytes have to arrive; what else is in the slot is undefined. bring:
-  // waits until these are there and verified, too, in the slot. A store without fetches_parts fetches the
-  // whole array, and has nothing to bring.
+  // waits until these are there and verified, too, in the slot; returns the bytes that were not there before,
+  // in whole chunks. A store without fetches_parts fetches the whole array, and has nothing to bring.
   virtual void fetch_parts(int64_t array, int64_t slot, std::span<const ByteRange> /*parts*/) {
     fetch(array, slot);
   }
   virtual bool fetches_parts() const { return false; }
-  virtual void bring(int64_t /*array*/, std::span<const ByteRange> /*parts*/) {}
+  virtual int64_t bring(int64_t /*array*/, std::span<const ByteRange> /*parts*/) { return 0; }
 };
 
 }  // namespace lm

@@ -225,6 +225,7 @@ Json Curves::totals() const {
           {"to_device_bytes", of("to_device_bytes").sum},
           {"from_device_bytes", of("from_device_bytes").sum},
           {"sent_bytes", of("sent_bytes").sum},
+          {"routed_bytes", of("routed_bytes").sum},
           {"hidden_pct", moving_ > 0 ? rounded(hidden_ / moving_) : Json(100)},
           {"skipped", skipped_},
           {"last_loss", last_loss_ ? rounded(*last_loss_) : Json()}};

@@ -54,6 +54,8 @@ class Curves {
                                          "to_device_bytes",
                                          "from_device_bytes",
                                          "sent_bytes",
+                                         "routed_waits",
+                                         "routed_bytes",
                                          "token_accuracy",
                                          "router_aux_loss",
                                          "expert_load_max",

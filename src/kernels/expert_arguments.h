@@ -114,7 +114,7 @@ struct MultiplyExperts {
   View x;                                   // [rows, in], with `columns` [rows, out]: of all experts
   View out;                                 // [rows, out], with `columns` [rows, in], contiguous
   const int32_t* start = nullptr;           // [count + 1], of the first of these experts
-  const void* weight[kExpertsAtOnce] = {};  // each [out, in], contiguous
+  const void* weight[kExpertsAtOnce] = {};  // each [out, in], contiguous; null: it has no rows
   int64_t count = 0;
   float scale = 1;       // of the products
   bool columns = false;  // the input's gradient from the output's

@@ -171,8 +171,17 @@ void allocate_block_saved(const Context& context, const TransformerBlock& block,
       out.output = context.tensor(rows, hidden);
       out.rstd_after = context.tensor(rows, 1, DType::kF32);
     }
-    out.mixer = std::visit([&](const auto& mixer) { return MixerSaved(mixer.allocate(context, rows)); },
-                           sublayer.mixer);
+    out.mixer = std::visit(
+        [&](const auto& mixer) {
+          using Saved = typename std::decay_t<decltype(mixer)>::Saved;
+          Saved made = mixer.allocate(context, rows);
+          // Of the same tokens: their experts may be there since forward.
+          if constexpr (requires { made.brought; }) {
+            if (const auto* const before = std::get_if<Saved>(&out.mixer)) made.brought = before->brought;
+          }
+          return MixerSaved(std::move(made));
+        },
+        sublayer.mixer);
   }
 }
 

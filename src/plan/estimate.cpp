@@ -175,7 +175,8 @@ TimelineShape expected_timeline(const PlanInput& in, const SizedPlan& plan) {
                           std::max(lengths(in).sequence, 1.0);
     const int64_t all = expert_bytes(in.layout.blocks[static_cast<size_t>(unit)]).frozen;
     TimelineShape::Array& array = weights[static_cast<size_t>(unit)];
-    array.routed = static_cast<int64_t>(expected_expert_share(*spec, tokens) * static_cast<double>(all));
+    array.routed_share = expected_expert_share(*spec, tokens);
+    array.routed = static_cast<int64_t>(array.routed_share * static_cast<double>(all));
     array.bytes += array.routed - all;
   }
   return shape;

@@ -279,7 +279,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   if (!cpu) table.device("context", kContextBytes, "CUDA's own");
   if (!cpu) table.device("LibTorch", sizes.library_device_bytes, "attention while it runs, GEMM workspaces");
   if (!cpu)
-    table.host("uploads and results", sizes.upload_bytes + sizes.result_bytes, "batches up, norms down");
+    table.host("uploads and results", sizes.upload_bytes + sizes.result_bytes + router_result_bytes(in.spec),
+               "batches up, norms down");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),

@@ -181,6 +181,14 @@ bool fetches_by_routing(const ExpertsSpec& spec, int64_t tokens) {
   return expected_expert_share(spec, static_cast<double>(tokens)) <= kMost;
 }
 
+int64_t router_result_bytes(const ModelSpec& spec) {
+  int64_t most = 0;  // where the rows of each expert start, and where the last one's end
+  for (int64_t i = 0; i < spec.layer_count(); ++i)
+    if (const auto* const experts = spec.layer(i).find<ExpertsSpec>())
+      most = std::max(most, experts->experts + 1);
+  return most * static_cast<int64_t>(sizeof(int32_t));
+}
+
 bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec) {
   const PlacementPlan& p = plan.placement;
   return p.pool(Pool::kWeights).shards == 1 && p.frozen_array(unit) &&

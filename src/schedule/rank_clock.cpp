@@ -1,6 +1,7 @@
 #include "schedule/rank_clock.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "schedule/transfers.h"
@@ -94,13 +95,17 @@ void RankClock::arrive(const TimedList& list, size_t i) {
   if (computes(op.kind)) bring_routed(op);
 }
 
-// The part of a unit's weights that its last fetch has left out.
+// The part of a unit's weights that its last fetch has left out, when a group's first pass asks for it. Each
+// group begins with forward passes.
 void RankClock::bring_routed(const Operation& op) {
   const auto unit = static_cast<size_t>(op.unit);
-  if (unit >= left_out_.size() || std::exchange(left_out_[unit], 0) == 0) return;
+  if (unit >= asked_.size() || asked_[unit] < 0) return;
+  const bool begins = op.kind == OperationKind::kForward && op.micro % config_.group == 0;
+  if (asked_[unit] > 0 && !begins) return;
+  const auto others = static_cast<double>(asked_[unit]++);
   const Operation fetch{.kind = OperationKind::kFetch, .pool = Pool::kWeights, .array = op.unit};
   const TimelineShape::Array& place = array(fetch);
-  const auto bytes = static_cast<double>(place.routed);
+  const double bytes = static_cast<double>(place.routed) * std::pow(1 - place.routed_share, others);
   double done = now;
   if (place.on_disk) {
     done = DiskClock::pass(disks_.read, disks_.write, now, bytes / rates_.disk_read, rates_.disk_share);
@@ -204,8 +209,8 @@ void RankClock::transfer(const Operation& op) {
   const TimelineShape::Array& place = array(op);
   const bool leaves_out = op.kind == OperationKind::kFetch && place.routed > 0;
   if (leaves_out) {
-    left_out_.resize(std::max(left_out_.size(), static_cast<size_t>(op.array) + 1));
-    left_out_[static_cast<size_t>(op.array)] = 1;
+    if (std::ssize(asked_) <= op.array) asked_.resize(static_cast<size_t>(op.array) + 1, -1);
+    asked_[static_cast<size_t>(op.array)] = 0;
   }
   const auto bytes = static_cast<double>(place.bytes - (leaves_out ? place.routed : 0));
   const bool disk = place.on_disk;

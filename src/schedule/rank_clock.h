@@ -98,7 +98,9 @@ class RankClock {
   double up_free_ = 0, down_free_ = 0;
   double calls_free_ = 0;         // when the stream of calls has done what it was given so far
   std::vector<double> gathered_;  // when a unit's weights have come from all ranks
-  std::vector<char> left_out_;    // of each unit's weights: the routed part is not there yet
+  // Of each unit's weights that were fetched without what routers choose: the groups that have asked since;
+  // -1: they are whole.
+  std::vector<int64_t> asked_;
   Times slot_free_, source_ready_, ready_;
 };
 

@@ -30,8 +30,11 @@ struct TimelineShape {
     int64_t bytes = 0;
     bool on_disk = false;
     bool in_shards = false;  // of the ranks: a fetch is a call that all of them make
-    // Of the bytes, those that a fetch leaves out: compute asks for them, once after each fetch, and waits.
+    // Of the bytes, those that a fetch leaves out, for a group of micro-batches: compute asks for them, once
+    // after each fetch, and waits. Of all that is left out they are this share: a further group, for which
+    // the array stays, asks for as much, and finds that share of it there.
     int64_t routed = 0;
+    double routed_share = 1;
   };
   // The CPU's update of a tile beside a GPU, and the bytes that it brings from there and sends there.
   struct HostUpdate {

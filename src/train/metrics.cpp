@@ -139,6 +139,10 @@ void MetricsFile::write(const StepRow& row) {
   for (const auto& [name, value] : row.columns) json[name] = value;
   json["time"] = unix_seconds();
   if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
+  if (row.routed_waits > 0) {
+    json["routed_waits"] = row.routed_waits;
+    json["routed_bytes"] = row.routed_bytes;
+  }
   if (row.skipped) json["skipped"] = true;
   if (row.loss_scale) json["loss_scale"] = *row.loss_scale;
   if (row.overflow) json["overflow"] = true;

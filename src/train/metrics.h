@@ -48,6 +48,9 @@ struct StepRow {
   int64_t read_bytes = 0, written_bytes = 0;
   int64_t to_device_bytes = 0, from_device_bytes = 0;
   int64_t sent_bytes = 0, between_machines_bytes = 0;
+  // Of experts that are fetched once a router has chosen them (train/routed_experts.h); in the file where
+  // there were some.
+  int64_t routed_waits = 0, routed_bytes = 0;
   // Percentage of the time of that I/O (and, on a GPU, of copies to and from it) hidden behind compute. On a
   // GPU it covers transfers finished at the step's check; the others count in the next row.
   double hidden_pct = 100;

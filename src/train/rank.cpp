@@ -7,14 +7,21 @@
 #include "base/error.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
+#include "plan/weight_rows.h"
 
 namespace lm {
 namespace {
 
-// Room for two leases.
-int64_t step_memory_bytes(const PlanSizes& sizes) {
+// Of a GPU's step.
+int64_t router_memory_bytes(const RankSetup& setup, DeviceType device) {
+  return device == DeviceType::kCuda ? router_result_bytes(setup.spec) : 0;
+}
+
+// Room for three leases.
+int64_t step_memory_bytes(const RankSetup& setup, DeviceType device) {
   const auto whole = [](int64_t bytes) { return round_up(bytes, PinnedPool::kAlignment); };
-  return whole(sizes.upload_bytes) + whole(sizes.result_bytes);
+  return whole(setup.plan.upload_bytes) + whole(setup.plan.result_bytes) +
+         whole(router_memory_bytes(setup, device));
 }
 
 // Results lie as the sums of the loss, decisions, then the norms; on the CPU there is no memory for them.
@@ -119,9 +126,10 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
             stream),
-      step_memory_(stream.device, step_memory_bytes(setup_.plan)),
+      step_memory_(stream.device, step_memory_bytes(setup_, stream.device)),
       upload_memory_(lease(step_memory_, setup_.plan.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.result_bytes)),
+      router_memory_(lease(step_memory_, router_memory_bytes(setup_, stream.device))),
       uploads_(upload_memory_.bytes(), setup_.plan.step.may_run_ahead() ? 2 : 1),
       timed_kernels_(timed(setup_, off_device_.clock(), stream.device)),
       context_{setup.spec,
@@ -220,6 +228,7 @@ void Rank::make_step() {
           .host_sums = head(result_memory_, kSumBytes),
           .host_decisions =
               tail(result_memory_, kSumBytes).first(result_memory_.size() > 0 ? kResultBytes - kSumBytes : 0),
+          .host_starts = router_memory_.bytes(),
           .trace = setup_.trace,
           .progress_counter = &progress_counter_,
           .objective = setup_.objective},

@@ -115,7 +115,7 @@ class Rank {
   RopeTable rope_;
   // On a GPU, registered: what a step sends and reads.
   PinnedPool step_memory_;
-  PinnedBlock upload_memory_, result_memory_;
+  PinnedBlock upload_memory_, result_memory_, router_memory_;
   Uploads uploads_;
   std::unique_ptr<TimedKernels> timed_kernels_;
   Context context_;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/error.h"
 #include "plan/weight_rows.h"
 
 namespace lm {
@@ -52,8 +53,8 @@ ExpertParts expert_parts(const ExpertsSpec& spec, int64_t layer, const BlockLayo
 }
 
 RoutedExperts::RoutedExperts(const Context& context, const ModelLayout& layout, const WeightStore& weights,
-                             Store* store)
-    : context_(context), store_(store) {
+                             Store* store, std::span<std::byte> host_starts)
+    : context_(context), store_(store), host_starts_(host_starts), copied_(context.device) {
   if (store == nullptr || !store->fetches_parts()) return;
   const auto layers = static_cast<int64_t>(context.spec.layer_count());
   blocks_.resize(static_cast<size_t>(layers) + 1);
@@ -70,26 +71,41 @@ void RoutedExperts::fetch(int64_t unit, int64_t slot) {
   Block* const block = experts_of(unit);
   if (block != nullptr) block->in_parts = fetches_by_routing(*block->spec, tokens_);
   if (block == nullptr || !block->in_parts) return store_->fetch(unit, slot);
+  block->fetch = ++fetches_;
+  block->there.assign(block->parts.experts.size(), 0);
   store_->fetch_parts(unit, slot, block->parts.others);
 }
 
-void RoutedExperts::bring(int64_t layer, const int32_t* start) {
-  const Block& block = *experts_of(layer + 1);
-  if (!block.in_parts) return;  // all of it is there: nobody waits for what the router has chosen
-  const auto count = static_cast<size_t>(block.spec->experts);
-  if (context_.device == DeviceType::kCuda) {
-    start_.resize(count + 1);
-    copy_bytes(start_.data(), start, std::ssize(start_) * static_cast<int64_t>(sizeof(int32_t)),
-               context_.stream);
-    synchronize(context_.stream);
-    start = start_.data();
-  }
-  std::vector<ByteRange> chosen;
-  for (size_t e = 0; e < count; ++e) {
+// Where the host reads them: on a GPU the one wait of a pass for what its router has chosen.
+const int32_t* RoutedExperts::on_host(const int32_t* start, int64_t count) {
+  if (context_.device == DeviceType::kCpu) return start;
+  const auto bytes = count * static_cast<int64_t>(sizeof(int32_t));
+  LM_CHECK(std::ssize(host_starts_) >= bytes, "host memory for what routers choose");
+  copy_bytes(host_starts_.data(), start, bytes, context_.stream);
+  copied_.record(context_.stream);
+  copied_.synchronize();
+  return reinterpret_cast<const int32_t*>(host_starts_.data());
+}
+
+bool RoutedExperts::there(int64_t layer, int64_t expert) const {
+  const Block& block = blocks_[static_cast<size_t>(layer) + 1];
+  return !block.in_parts || block.there[static_cast<size_t>(expert)] != 0;
+}
+
+int64_t RoutedExperts::bring(int64_t layer, const int32_t* start, int64_t brought) {
+  Block& block = *experts_of(layer + 1);
+  if (!block.in_parts) return 0;  // all of it is there: nobody waits for what the router has chosen
+  if (brought == block.fetch) return brought;
+  start = on_host(start, block.spec->experts + 1);
+  std::vector<ByteRange> missing;
+  for (size_t e = 0; e < block.there.size(); ++e) {
+    if (start[e + 1] == start[e] || std::exchange(block.there[e], 1) != 0) continue;
     const std::vector<ByteRange>& expert = block.parts.experts[e];
-    if (start[e + 1] > start[e]) chosen.insert(chosen.end(), expert.begin(), expert.end());
+    missing.insert(missing.end(), expert.begin(), expert.end());
   }
-  store_->bring(layer + 1, chosen);
+  ++counts_.waits;
+  counts_.bytes += store_->bring(layer + 1, missing);
+  return block.fetch;
 }
 
 }  // namespace lm

@@ -29,7 +29,8 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
       sums_(parts.context.device, sizeof(StepSums)),
       host_sums_(
           reinterpret_cast<StepSums*>(parts.host_sums.empty() ? sums_.data() : parts.host_sums.data())),
-      routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights)),
+      routed_(parts.context, parts.model.layout, parts.weights, parts.off_device.store(Pool::kWeights),
+              parts.host_starts),
       pass_(parts.context, parts.model, *this, config_, &sums()->loss) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_sums.size() >= sizeof(StepSums),
            "host_sums");
@@ -91,6 +92,7 @@ void TrainStep::start(const StepBatches& batches, int64_t step, double lr, doubl
   pass_.end();
   batches_ = nullptr;
   if (config_.two_pass_clip()) wait_for_group();  // a second backward has sent and exchanged since the check
+  result_.routed = routed_.take_counts();
   if (!decision_) finished_.push_back(std::move(result_));
 }
 

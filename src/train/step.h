@@ -46,6 +46,8 @@ struct StepParts {
   std::span<std::byte> host_sums = {};
   // The same for StepDecision of DeviceDecision::kInFlight steps.
   std::span<std::byte> host_decisions = {};
+  // The same for what a layer's router has chosen (train/routed_experts.h).
+  std::span<std::byte> host_starts = {};
   Trace* trace = nullptr;
   ProgressCounter* progress_counter = nullptr;  // null: nobody watches
   const Objective& objective = objectives::cross_entropy;
@@ -59,6 +61,7 @@ struct StepResult {
   std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
                       // loss is nan (rank 0)"
   NamedColumns columns = {};  // the objective's, and those of experts
+  RoutedCounts routed = {};   // since the step before: with what evaluations between have fetched by routing
 };
 
 // Results for each target of a batch, in its order.

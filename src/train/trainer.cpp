@@ -146,6 +146,8 @@ StepRow Trainer::read_row(Started step) {
   row.grad_norm = done.grad_norm;
   row.skipped = done.skipped;
   row.fault = done.fault;
+  row.routed_waits = done.routed.waits;
+  row.routed_bytes = done.routed.bytes;
   scale_loss(row);
   const double now = monotonic_seconds(), seconds = now - std::exchange(row_began_, now);
   row.step_ms = seconds * 1e3;

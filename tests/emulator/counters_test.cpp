@@ -43,6 +43,7 @@ struct Counted {
   int64_t aten_temporaries = 0;  // of ATen's allocator
   bool ahead = false;            // it was enqueued before the results of the step before were read
   double planned_link_bytes = 0;
+  int64_t routed_waits = 0;  // of several steps
 };
 
 StreamView stream() {
@@ -169,7 +170,8 @@ Counted count(const Subject& subject, int64_t steps = 1) {
   const int64_t temporaries = aten_temporaries();
   emulator::reset_counters();
   if (steps == 1) rank.step().start(batches, 3, 1e-3);
-  for (int64_t step = 3; steps > 1 && step < 3 + steps; ++step) rank.step().run(batches, step, 1e-3);
+  for (int64_t step = 3; steps > 1 && step < 3 + steps; ++step)
+    out.routed_waits += rank.step().run(batches, step, 1e-3).routed.waits;
   if (steps > 1) rank.step().flush();
   out.step = emulator::counters();
   out.aten_temporaries = aten_temporaries() - temporaries;
@@ -264,6 +266,17 @@ TEST(Counters, TheLinkCarriesThePlansBytes) {
     EXPECT_EQ(more.step.pageable_copies, 0);
     EXPECT_EQ(more.step.allocations, 0);
   }
+}
+
+// The host reads what routers have chosen, and that in registered memory.
+TEST(Counters, WhatRoutersChooseComesToRegisteredMemory) {
+  Subject subject;
+  subject.lora = true, subject.layers = 3, subject.micro_batches = 1, subject.weights = OffloadTier::kHost;
+  subject.experts = 256;  // of which 64 tokens meet 40 %
+  const Counted counted = count(subject, 2);
+  EXPECT_GT(counted.routed_waits, 0);
+  EXPECT_EQ(counted.step.pageable_copies, 0);
+  EXPECT_EQ(counted.step.allocations, 0);
 }
 
 // Times and bytes of an operation in a step, as a sum: per step, per block, per micro-batch, and per block

@@ -6,8 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "base/bytes.h"
+#include "kernels/library.h"
 #include "memory_store.h"
 #include "offloaded_run.h"
 #include "plan/weight_rows.h"
@@ -55,7 +59,10 @@ TEST_F(RoutedExpertsTest, GiveTheBitsOfTheResidentRunAndReadLess) {
   for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4}) {
     for (const int kind : {0, 1, 2, 3, 4, 5}) {
       // In the short tier four of them, each of one base: disk and host memory, slots here and on the device.
-      const bool short_tier = base == EncodingKind::kNf4 ? kind == 1 || kind == 4 : kind == 0 || kind == 2;
+      // A GPU's are always there: plain ones then come from host memory, too.
+      const int plain = device() == DeviceType::kCuda ? 3 : 2;
+      const bool short_tier =
+          base == EncodingKind::kNf4 ? kind == 1 || kind == 4 : kind == 0 || kind == plain;
       if (!test::full_counts() && !short_tier) continue;
       Variant run = of_base(base);
       run.group = kind % 2 == 0 ? 2 : 1;
@@ -77,6 +84,140 @@ TEST_F(RoutedExpertsTest, GiveTheBitsOfTheResidentRunAndReadLess) {
       // nf4 ones four; and what all tokens meet.
       const double most = base == EncodingKind::kPlain ? 0.65 : 0.85;
       EXPECT_LT(static_cast<double>(read), most * static_cast<double>(streamed_bytes(training, run)));
+    }
+  }
+}
+
+// What steps wait for by their lists: a forward pass for what its tokens choose, another pass where the block
+// has been fetched since its micro-batch asked last.
+class ExpectedWaits {
+ public:
+  explicit ExpectedWaits(int64_t layers) : layers_(layers) {}
+  // Of a step, after those before it.
+  int64_t of(const StepSchedule& list) {
+    int64_t waits = 0;
+    for (const Operation& op : list.operations) {
+      if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights) ++fetched_[op.array];
+      if (!computes(op.kind) || op.unit < 1 || op.unit > layers_) continue;
+      int64_t& asked = asked_[{op.unit, op.micro}];
+      if (op.kind != OperationKind::kForward && asked == fetched_[op.unit]) continue;
+      asked = fetched_[op.unit];
+      ++waits;
+    }
+    return waits;
+  }
+
+ private:
+  int64_t layers_;
+  std::map<int64_t, int64_t> fetched_;                    // how often, of each unit
+  std::map<std::pair<int64_t, int64_t>, int64_t> asked_;  // by unit and micro-batch: after which fetch
+};
+
+TEST_F(RoutedExpertsTest, EachMicroBatchWaitsOnceAfterAFetchOfItsBlock) {
+  for (const int kind : {0, 1, 2, 3}) {
+    Variant run = of_base(EncodingKind::kPlain);
+    run.layers = kind < 2 ? 2 : 4;
+    run.micro_batches = kind == 0 ? 1 : 2;
+    run.group = kind == 3 ? 2 : 1;
+    run.recompute = kind != 2;
+    run.slots = kind < 2 ? 1 : 2;
+    run.slots_on_device = kind == 1;
+    SCOPED_TRACE(run.text());
+    Training training(run);
+    StepLists lists(training.plan().step);
+    ExpectedWaits expected(run.layers);
+    for (int64_t s = 1; s <= 3; ++s) {
+      const int64_t waits = expected.of(lists.step(run.micro_batches));
+      EXPECT_EQ(training.step(s).routed.waits, waits) << "step " << s;
+      // Of six passes: backward finds what recomputation has brought.
+      if (kind == 0) {
+        EXPECT_LE(waits, 4);
+      }
+    }
+  }
+}
+
+// Bytes of the chunks that parts of an array touch.
+int64_t chunk_bytes(const std::vector<ByteRange>& parts) {
+  std::set<int64_t> chunks;
+  for (const ByteRange& part : parts)
+    for (int64_t c = part.begin / kChecksumChunk; c * kChecksumChunk < part.end(); ++c) chunks.insert(c);
+  return std::ssize(chunks) * kChecksumChunk;
+}
+
+// Each byte is read once after a fetch: by the list what all tokens meet, and by the routers what is missing.
+TEST_F(RoutedExpertsTest, AreCountedByTheBytesThatTheyRead) {
+  for (const int64_t group : {1, 2}) {
+    Variant run = of_base(EncodingKind::kPlain);
+    run.group = group;
+    run.recompute = group == 2;
+    run.verify = false;  // nothing is read twice
+    SCOPED_TRACE(run.text());
+    Training training(run);
+    ModelSpec spec = llama_spec({.layers = run.layers});
+    like_qwen3_moe(spec, 256, 1);
+    const std::vector<int64_t>& bytes = training.plan().placement.pool(Pool::kWeights).bytes;
+    const auto fetched = [&](const StepSchedule& list) {
+      int64_t sum = 0;
+      for (const Operation& op : list.operations) {
+        if (op.kind != OperationKind::kFetch || op.pool != Pool::kWeights) continue;
+        const auto u = static_cast<size_t>(op.array);
+        const bool routed = op.array >= 1 && op.array <= run.layers;
+        sum += routed ? chunk_bytes(expert_parts(*spec.layer(op.array - 1).find<ExpertsSpec>(), op.array - 1,
+                                                 training.layout().blocks[u])
+                                        .others)
+                      : round_up(bytes[u], kChecksumChunk);
+      }
+      return sum;
+    };
+    const auto read_bytes = [&] { return training.rank().off_device().counters().read_bytes; };
+    const int64_t before = read_bytes();
+    StepLists lists(training.plan().step);
+    int64_t by_list = 0, by_routers = 0;
+    for (int64_t s = 1; s <= 3; ++s) {
+      by_list += fetched(lists.step(run.micro_batches));
+      const RoutedCounts routed = training.step(s).routed;
+      EXPECT_GT(routed.bytes, 0);
+      by_routers += routed.bytes;
+    }
+    training.flush();
+    EXPECT_EQ(read_bytes() - before, by_list + by_routers);
+  }
+}
+
+int64_t dequantized = 0;  // matrices' parts
+
+const Kernels& counting_kernels() {
+  static const Kernels kernels = [] {
+    Kernels out = library_kernels(device());
+    out.materialise = [](const Materialise& args, StreamView stream) {
+      ++dequantized;
+      library_kernels(device()).materialise(args, stream);
+    };
+    return out;
+  }();
+  return kernels;
+}
+
+// On a GPU the host does not know which experts have rows, but which ones it has fetched. On the CPU no other
+// expert is dequantized wherever they are.
+TEST_F(RoutedExpertsTest, NoOtherExpertIsDequantized) {
+  Variant far = of_base(EncodingKind::kNf4);
+  far.micro_batches = 1;
+  far.kernels = &counting_kernels();
+  Variant near = far;
+  near.weights = false;
+  Training resident(near), training(far);
+  for (int64_t s = 1; s <= 2; ++s) {
+    dequantized = 0;
+    const double want = resident.step(s).loss;
+    const int64_t all = std::exchange(dequantized, 0);
+    EXPECT_EQ(training.step(s).loss, want);
+    EXPECT_GT(dequantized, 0);
+    if (device() == DeviceType::kCpu) {
+      EXPECT_EQ(dequantized, all);
+    } else {
+      EXPECT_LT(dequantized, all / 2) << "a micro-batch meets 17 % of the experts";
     }
   }
 }
@@ -115,7 +256,10 @@ class AskedStore : public MemoryStore {
   AskedStore(const LocalStoreSetup& setup, Calls& calls, int64_t& times)
       : MemoryStore(setup, calls), times_(times) {}
   bool fetches_parts() const override { return true; }
-  void bring(int64_t /*array*/, std::span<const ByteRange> /*parts*/) override { ++times_; }
+  int64_t bring(int64_t /*array*/, std::span<const ByteRange> /*parts*/) override {
+    ++times_;
+    return 0;
+  }
 
  private:
   int64_t& times_;

@@ -87,6 +87,10 @@ int64_t GroupedProducts::place_weights(int64_t first, Half half, MultiplyExperts
       product.weight[count] = weight.weight.data;
       continue;
     }
+    if (!there(first + count)) {
+      product.weight[count] = nullptr;
+      continue;
+    }
     materialised += weight.weight.elements();
     if (count > 0 && materialised > tile_elements(context.device)) break;
     const View out = context.like(weight.weight);

@@ -1,6 +1,7 @@
 // The products of all experts with their rows in a few launches, where the device has kernels for that
 // (multiply_experts, expert_gradients): only the device knows which rows are whose. Frozen matrices that are
-// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h).
+// quantized are dequantized in the arena, as many at a time as fit into a tile (model/linear.h), and of
+// experts that come by routing those that are there.
 //
 // Experts' pairs of low rank are products of the same kernels, of 2 r rows' worth of a matrix: s A x of all
 // rows, then y += B of it. What a pair reduces is not kept from forward to backward (expert_adapters.h).
@@ -21,6 +22,8 @@ struct GroupedProducts {
   const std::vector<Experts::Expert>& experts;
   Linear Experts::Expert::*matrix;  // gate_up or down
   const int32_t* start;             // Routing::start
+  const ExpertFetch* fetch;         // Experts::fetch
+  int64_t layer;
 
   // y = x (W + s B A)ᵀ + bias of each expert's rows.
   void forward(const View& x, const View& y) const;
@@ -36,6 +39,7 @@ struct GroupedProducts {
   // Of an expert: its matrix, or a half of its pair.
   using Half = Param Adapter::*;  // null: the matrix
   const Linear& linear(int64_t expert) const { return experts[static_cast<size_t>(expert)].*matrix; }
+  bool there(int64_t expert) const { return fetch == nullptr || fetch->there(layer, expert); }
   const Param& param(int64_t expert, Half half) const;
   const Adapter* pair() const;
   void multiply(MultiplyExperts product, Half half) const;

@@ -85,7 +85,7 @@ View gather(const Rows& rows, const View& x) {
 using Layer = Linear Experts::Expert::*;
 
 GroupedProducts together(const Rows& rows, Layer layer) {
-  return {rows.context, rows.mixer.experts, layer, rows.routing.start};
+  return {rows.context, rows.mixer.experts, layer, rows.routing.start, rows.mixer.fetch, rows.mixer.layer};
 }
 
 // Every expert's rows through one of its layers.
@@ -267,7 +267,7 @@ Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
 View Experts::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                       const MixerOutput& output) const {
   route(context, *this, batch, x, saved);
-  if (fetch != nullptr) fetch->bring(layer, saved.routing.start);
+  if (fetch != nullptr) saved.brought = fetch->bring(layer, saved.routing.start, saved.brought);
   const Rows rows(context, batch, *this, saved.routing);
   const View out = output.kind == MixerOutput::Kind::kAlone ? context.like(x) : output.sum;
   const ArenaFrame frame(context.arena);
@@ -292,7 +292,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
 
 void Experts::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
                        const Saved& saved, const View& dy, bool first) const {
-  if (fetch != nullptr) fetch->bring(layer, saved.routing.start);
+  if (fetch != nullptr) fetch->bring(layer, saved.routing.start, saved.brought);
   const Rows rows(context, batch, *this, saved.routing);
   const View gate_up = saved.gate_up.row_range(0, rows.count);
   const View dweight = context.tensor(rows.slots, 1, DType::kF32);

@@ -31,14 +31,15 @@ struct Experts {
   Buffer correction;  // [E], of sigmoid scores
   std::vector<Expert> experts;
   // What fetches the experts that have rows, before their weights are read; null: all are there. The weights
-  // of others may be anything then, and no product may depend on them.
+  // of others may be anything then, and no product may depend on them; quantized ones are not dequantized.
   ExpertFetch* fetch = nullptr;
 
   static constexpr bool kKeptWithAttention = false;
   struct Saved {
     Routing routing;
-    View probability;  // [T, E] fp32; of sigmoid scores these
-    View gate_up;      // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
+    View probability;     // [T, E] fp32; of sigmoid scores these
+    View gate_up;         // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
+    int64_t brought = 0;  // what `fetch` has returned for these tokens
   };
   Saved allocate(const Context& context, int64_t rows) const;
   View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
