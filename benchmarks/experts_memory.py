@@ -6,7 +6,7 @@ Memory is the peak of the process that trains, without what the libraries take (
 but for the buffers of a save. A case takes up to 15 minutes and 36 GB of disk, one at a time; --plan-only plans all of them in seconds;
 --smoke trains small mixtures of both families, in which the plan's margins are a larger share.
 
-Usage: experts_memory.py BIN_DIR [--smoke] [--plan-only] [--path DIR] [--threads 2] [--only N]
+Usage: experts_memory.py BIN_DIR [--smoke] [--plan-only] [--path DIR] [--threads 2] [--steps 2] [--only N]
 """
 
 import json
@@ -37,7 +37,6 @@ GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hid
 SMALL = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048}
 GIB = 1 << 30
-STEPS = 2
 PLANNED_WITHIN = 3  # % of the measured peak
 FREE = 10 * GIB     # stays on the disk
 WAIT = 0.2          # seconds between two looks at a run
@@ -139,7 +138,7 @@ def plan_of(options, work, case):
 
 
 def trainer_of(process):
-    """The process that trains: a child of the one that was started. None: there is none yet."""
+    """The process that trains: a child of the one that was started. None: there is none."""
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         try:
             if Path(f"/proc/{pid}/comm").read_text().startswith("lmlaunch-c"):
@@ -155,6 +154,13 @@ def peak_of(pid):
     return int(line.split()[1]) * 1024
 
 
+def stop(process):
+    """Nothing is saved. The program that was started sees that what trains has ended, and ends."""
+    if process.poll() is None:
+        os.kill(trainer_of(process) or process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def steps_of(work):
     path = work / "run" / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
@@ -168,23 +174,22 @@ def train(options, work, case):
         environment = os.environ | {"GOMP_SPINCOUNT": "20000", "LMLAUNCH_PYTHON": sys.executable}
         process = subprocess.Popen(command(options, case), cwd=work, stdout=log, stderr=log, env=environment)
         try:
-            while len(steps_of(work)) < STEPS:
+            while len(steps_of(work)) < options.steps:
                 if process.poll() is not None:
                     log.seek(0)
                     sys.exit(f"{case.name}: ended with {process.returncode}\n{log.read()}")
                 time.sleep(WAIT)
             peak = peak_of(trainer_of(process))
         finally:
-            process.kill()  # what trains ends with it
-            process.wait()
-    return steps_of(work)[:STEPS], peak, json.loads((work / "run" / "plan.json").read_text())
+            stop(process)
+    return steps_of(work)[:options.steps], peak, json.loads((work / "run" / "plan.json").read_text())
 
 
 def measure(options, figures, work, case, planned_disk):
     files = 0 if case.drawn else checkpoint_bytes(case.config)
-    free = shutil.disk_usage(work).free
-    if free - files - planned_disk < FREE:
-        figures.fail(f"{case.name} needs {(files + planned_disk + FREE) / GIB:.0f} GiB of disk, and {free / GIB:.0f} GiB are free: --path")
+    needed, free = files + planned_disk + (0 if options.smoke else FREE), shutil.disk_usage(work).free
+    if free < needed:
+        figures.fail(f"{case.name} needs {needed / GIB:.0f} GiB of disk, of which {FREE / GIB:.0f} stay free, and has {free / GIB:.0f}: --path")
     if not case.drawn:
         write_checkpoint(work / "model", case.config)
     steps, peak, plan = train(options, work, case)
@@ -201,6 +206,7 @@ def main():
     parser = common_options(__doc__)
     parser.add_argument("--path", default=tempfile.gettempdir())
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--only", type=int, help="the n-th case alone")
     parser.add_argument("--plan-only", action="store_true", help="nothing is trained")
     options = parser.parse_args()
