@@ -33,6 +33,8 @@ constexpr const char* kGranite8b =
 constexpr const char* kGlm = R"({"attention_bias": true, "partial_rotary_factor": 0.5})";
 constexpr const char* kStarcoder2 =
     R"({"hidden_act": "gelu_pytorch_tanh", "use_bias": true, "sliding_window": 4096, "attention_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1})";
+constexpr const char* kGptOss20b =
+    R"({"num_local_experts": 32, "quantization_config": {"quant_method": "mxfp4"}})";
 constexpr const char* kNemotron = R"({"hidden_act": "relu2", "partial_rotary_factor": 0.5})";
 
 constexpr std::array kModels = {
@@ -124,6 +126,8 @@ constexpr std::array kModels = {
                  40960, 32762123264},
     BuiltInModel{"Qwen/Qwen3-30B-A3B", &families::qwen3_moe, 2048, 6144, 48, 32, 4, 128, 151936, false,
                  1000000, 40960, 30532122624, R"({"norm_topk_prob": true})"},
+    BuiltInModel{"openai/gpt-oss-20b", &families::gpt_oss, 2880, 2880, 24, 64, 8, 64, 201088, false, 150000,
+                 131072, 20914757184, kGptOss20b},
     BuiltInModel{"mistralai/Mistral-7B-v0.1", &families::mistral, 4096, 14336, 32, 32, 8, 128, 32000, false,
                  10000, 32768, 7241732096},
     BuiltInModel{"mistralai/Mistral-7B-v0.3", &families::mistral, 4096, 14336, 32, 32, 8, 128, 32768, false,

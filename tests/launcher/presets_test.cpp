@@ -84,21 +84,38 @@ int64_t bytes_at(const Plan& plan, TierId at) {
   return tier == plan.tiers.end() ? 0 : tier->bytes;
 }
 
+int64_t row_at(const Plan& plan, std::string_view name, TierId at) {
+  int64_t bytes = 0;
+  for (const ClassBytes& row : plan.classes)
+    if (row.name == name && row.tier_id == at) bytes += row.bytes;
+  return bytes;
+}
+
 // A mixture's base is in host memory; of what a block needs the GPU has some at a time.
 TEST(Presets, QloraOf30BillionParametersTakesLessThan7GiBOfAGpu) {
   const Plan plan = plan_of("qwen3-30b-a3b-qlora-8gib", gpu_of(8, 32));
   EXPECT_TRUE(plan.fits);
   EXPECT_FALSE(plan.placement.on_disk());
   EXPECT_LE(bytes_at(plan, TierId::kDevice), int64_t{7} << 30);
-  int64_t experts = 0, of_host = 0;
-  for (const ClassBytes& row : plan.classes) {
-    if (row.name != "frozen experts") continue;
-    experts += row.bytes;
-    if (row.tier_id == TierId::kHost) of_host += row.bytes;
-  }
+  const int64_t of_host = row_at(plan, "frozen experts", TierId::kHost);
+  const int64_t experts = of_host + row_at(plan, "frozen experts", TierId::kDevice);
   EXPECT_GT(experts, int64_t{13} << 30);
   EXPECT_LT(experts, int64_t{15} << 30);
   EXPECT_GT(of_host, experts / 2);
+  EXPECT_EQ(plan.step.group, 16) << "a block comes once for all sequences of a step";
+}
+
+TEST(Presets, AdaptersOfGptOssKeepItsCodesOnACardOf12GiB) {
+  const Plan plan = plan_of("gpt-oss-20b-qlora-12gib", gpu_of(12, 32));
+  EXPECT_TRUE(plan.fits);
+  EXPECT_FALSE(plan.placement.on_disk());
+  const int64_t of_host = row_at(plan, "frozen experts", TierId::kHost);
+  const int64_t of_gpu = row_at(plan, "frozen experts", TierId::kDevice);
+  EXPECT_GT(of_gpu, 0) << "as much as fits";
+  EXPECT_GT(of_host, 0);
+  // 4.25 bits a weight.
+  EXPECT_NEAR(static_cast<double>(of_host + of_gpu), 19.11e9 * 4.25 / 8, 0.03e9);
+  EXPECT_EQ(plan.step.group, 16) << "a block comes once for all sequences of a step";
 }
 
 TEST(Presets, AllWeightsOfThemFitOnACardOf24GiBWithADrive) {
@@ -109,6 +126,50 @@ TEST(Presets, AllWeightsOfThemFitOnACardOf24GiBWithADrive) {
   EXPECT_TRUE(plan.placement.on_disk());
   machine.disks[0].free_bytes /= 4;
   EXPECT_FALSE(plan_of("qwen3-30b-a3b-full", machine).fits);
+}
+
+// A machine without a GPU, with so little memory, and a large drive.
+Machine drive_and(int64_t gib) {
+  Machine machine;
+  machine.cores = 2;
+  machine.host_memory = gib << 30;
+  machine.disks = {{"/nvme", int64_t{400} * 1'000'000'000, 3e9, 2e9}};
+  return machine;
+}
+
+// One sequence on the CPU, with the weights on a drive. Bytes without the libraries'.
+int64_t planned_on_a_drive(const std::string& model, std::vector<std::string> settings,
+                           const Machine& machine) {
+  settings.insert(settings.end(), {"train.global_batch=1", "train.micro_batch=1", "train.recompute=block",
+                                   "offload.weights=nvme", "run.device=cpu"});
+  const Config config = parse_config(
+      "[model]\npath = \"" + model + "\"\n[data]\ntrain = [\"none\"]\n[offload]\npaths = [\"/nvme\"]\n",
+      "test", settings);
+  const Plan plan =
+      draft_plan(open_model(config, {}, model_shapes()).inputs(config, DeviceType::kCpu), machine);
+  EXPECT_TRUE(plan.fits) << model;
+  EXPECT_TRUE(plan.placement.on_disk()) << model;
+  return plan.peak.host - row_at(plan, "libraries", TierId::kHost);
+}
+
+// benchmarks/experts_memory.py measures them.
+TEST(Mixtures, TrainInAFewGiBWithTheirWeightsOnADrive) {
+  const double gib = 1 << 30;
+  const std::string qwen = "Qwen/Qwen3-30B-A3B", oss = "openai/gpt-oss-20b";
+  const std::string attention = R"(lora.targets=["q_proj","k_proj","v_proj","o_proj"])";
+  const auto planned = [](const std::string& model, const std::vector<std::string>& settings) {
+    return static_cast<double>(planned_on_a_drive(model, settings, drive_and(8)));
+  };
+  EXPECT_LE(planned(qwen, {"train.method=qlora", attention, "lora.r=16", "data.max_length=256"}), 4 * gib);
+  EXPECT_LE(planned(qwen, {"train.method=qlora", "lora.experts=true", "lora.r=4", "data.max_length=256",
+                           "offload.optimizer=nvme"}),
+            6 * gib);
+  EXPECT_LE(planned(oss, {"train.method=lora", attention, "lora.r=16", "data.max_length=256"}), 4.5 * gib);
+  // All 48 layers, all weights: 114 GiB on the drive.
+  EXPECT_LE(planned(qwen, {"train.method=full", "data.max_length=64", "offload.optimizer=nvme",
+                           "train.gradients=bf16", "train.update=in_backward", "optimizer.name=adamw_8bit",
+                           "optimizer.master=none", "optimizer.clip=block"}),
+            8 * gib);
 }
 
 // Parameters as their publishers count them.
@@ -150,6 +211,10 @@ TEST(ModelShapes, HaveTheirFamilysKeys) {
   EXPECT_EQ(spec_of("openai-community/gpt2-xl").embedding.positions, 1024);
   EXPECT_TRUE(spec_of("zai-org/GLM-4-9B-0414").layers[0].attention().qkv_bias);
   EXPECT_EQ(spec_of("CohereLabs/c4ai-command-r7b-12-2024").head.logit_scale, 0.25);
+  const ModelSpec oss = spec_of("openai/gpt-oss-20b");
+  EXPECT_EQ(oss.stored, EncodingKind::kMxfp4);
+  EXPECT_EQ(oss.layers[0].attention().window, 128);
+  EXPECT_EQ(oss.layers[1].attention().window, 0);
 }
 
 TEST(ModelShapes, ServeWhatWasTunedFromThem) {
