@@ -200,6 +200,14 @@ void add_libraries(const PlanInput& in, const PlacedPlan& plan, int64_t gemm_sha
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
 
+// What a GPU uses in host memory.
+void add_embedding(const PlanInput& in, const PlacementPlan& p, ClassTable& table) {
+  const int sharers = in.layout.blocks.front().frozen_bytes > 0 ? p.frozen_sharers : 1;
+  const std::string note = "the GPU looks up rows where they lie";
+  table.host("embedding", ceil_div(p.embedding_in_host, sharers),
+             sharers == 1 ? note : fmt::format("{}, one copy for the {} ranks of a machine", note, sharers));
+}
+
 // What adapters need that begin with what the base is.
 void add_starts(const PlanInput& in, const ArenaNeed& arena, ClassTable& table) {
   const LoraConfig& lora = in.config.lora;
@@ -237,7 +245,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   add_weights(in, plan, table);
-  if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
+  if (embedding > 0) add_embedding(in, p, table);
   if (in.trains()) {
     table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),
               off_device_bytes(p.pool(Pool::kGradients), p.pool(Pool::kGradientShards)),
