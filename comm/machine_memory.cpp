@@ -147,6 +147,7 @@ void MachineMemory::register_with_gpu(Mapping& mapping, int64_t offset) {
   if (!mapped) throw no_memory(mapping.bytes);
   mapping.registered = cuda_register_host(mapping.memory, mapping.bytes, &refusal_);
   if (mprotect(mapping.memory, size, PROT_READ) != 0) throw no_memory(mapping.bytes);
+  touch(mapping.all());
 }
 
 void MachineMemory::filled() {

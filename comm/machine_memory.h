@@ -28,6 +28,7 @@ class MachineMemory {
   bool works() const { return works_; }
   // The rank that fills it.
   bool first() const { return group_.rank() % each_ == 0; }
+  Group& group() const { return group_; }
 
   // More of it: zeros, to which only the first rank may write. On kCuda all of them are resident already,
   // and registered with the selected GPU, so that its copies run at the link's speed; refusal() says where

@@ -207,9 +207,11 @@ void OffDeviceState::map_common(const OffDeviceSetup& setup, std::optional<Local
   if (embedding > 0) common_embedding_ = all.data() + arrays;
   if (placement.device != DeviceType::kCuda) return;
   const std::string& refusal = memory.refusal();
-  if (embedding > 0 && !refusal.empty()) refuse_embedding(false, refusal);
-  if (embedding > 0 && !cuda_uses_host_addresses())
-    refuse_embedding(true, "kernels on this system do not reach it by its address");
+  together(memory.group(), "memory of machines", [&] {
+    if (embedding > 0 && !refusal.empty()) refuse_embedding(false, refusal);
+    if (embedding > 0 && !cuda_uses_host_addresses())
+      refuse_embedding(true, "kernels on this system do not reach it by its address");
+  });
   if (!refusal.empty())
     warn_not_registered("frozen weights of the machine's ranks", arrays + embedding, refusal);
 }

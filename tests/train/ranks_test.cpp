@@ -204,6 +204,23 @@ TEST(Ranks, OneCopyOfTheFrozenWeightsGivesTheSameBits) {
   }
 }
 
+// The same of what is offloaded to host memory, as GPUs fetch it from there: all of it, half of it beside
+// disks, with an embedding that is used in place, and of experts the chosen ones.
+TEST(Ranks, OneCopyOfAnOffloadedBaseGivesTheSameBits) {
+  for (int which = 0; which < 6; ++which) {
+    Variant run;
+    const int ranks = which == 5 ? 4 : 2 + which % 2;
+    run.lora = true, run.micro_batches = 2 * ranks, run.steps = 3, run.tied = which % 2 == 0;
+    run.weights = run.slots_on_device = true, run.host = which == 1 || which == 4 ? 2 : 1;
+    run.base = which == 2 || which == 4 ? EncodingKind::kNf4 : EncodingKind::kPlain;
+    run.pissa = which == 3, run.nodes = which == 5 ? 2 : 1, run.verify = which != 5;
+    if (which == 0) run.family = Family::kManyExperts, run.layers = 2;
+    Variant one = run;
+    one.one_copy = true;
+    expect_same(one, ranks, run_ranks(one, ranks), run_ranks(run, ranks));
+  }
+}
+
 // A block's gradient is exchanged before its update, and gone afterwards.
 TEST(Ranks, UpdatesInsideBackwardGiveTheSameBits) {
   for (const int ranks : {2, 3}) {
