@@ -15,6 +15,7 @@
 #include "plan/gemm_library.h"
 #include "plan/generation.h"
 #include "plan/recompute_level.h"
+#include "plan/shared_memory.h"
 #include "plan/start_bytes.h"
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
@@ -291,10 +292,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   add_starts(in, sizes.arena, table);
   if (const int64_t list = step_list_bytes(in, sizes.step); list > 0)
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
-  // Ranks of a machine read what the others have written, and so each of them has all of it resident.
-  const int readers = in.world.nodes == 1 ? in.world.ranks : 1;
   if (in.world.ranks > 1)
-    table.host("shared memory", readers * kRankStagingBytes, "what ranks send to each other");
+    table.host("shared memory", shared_memory_bytes(in, plan), "what ranks send to each other");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {
