@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/host_address.h"
 
 namespace lm {
 namespace {
@@ -59,6 +60,22 @@ Error no_memory(int64_t bytes) {
                 .next = "see `ulimit -v` and `ulimit -f`"});
 }
 
+// Pages that were never touched are allocated, as zeros. Memory that has run out is an error here, and not a
+// signal later.
+void touch(std::span<std::byte> bytes) {
+#ifdef MADV_POPULATE_READ
+  int status = 0;
+  do {
+    status = madvise(bytes.data(), bytes.size(), MADV_POPULATE_READ);
+  } while (status != 0 && (errno == EINTR || errno == EAGAIN));
+  if (status == 0) return;
+  if (errno != EINVAL) throw no_memory(std::ssize(bytes));  // EINVAL: a kernel before 5.14
+#endif
+  constexpr size_t kPage = 4096;
+  for (size_t i = 0; i < bytes.size(); i += kPage)
+    static_cast<void>(*static_cast<const volatile std::byte*>(bytes.data() + i));
+}
+
 }  // namespace
 
 MachineMemory::MachineMemory(Group& group, int each) : group_(group), each_(each) {
@@ -72,35 +89,85 @@ MachineMemory::MachineMemory(Group& group, int each) : group_(group), each_(each
 }
 
 MachineMemory::~MachineMemory() {
-  if (memory_ != nullptr) munmap(memory_, static_cast<size_t>(bytes_));
+  for (const Mapping& mapping : mappings_) {
+    // First: the GPU's driver holds pages of the mapping.
+    if (mapping.registered) cuda_unregister_host(mapping.memory);
+    munmap(mapping.memory, static_cast<size_t>(mapping.bytes));
+  }
   if (fd_ >= 0) close(fd_);
 }
 
-std::span<std::byte> MachineMemory::map(int64_t bytes) {
-  LM_CHECK(works_ && memory_ == nullptr && bytes > 0, "memory of a machine is mapped once");
+std::span<std::byte> MachineMemory::map(int64_t bytes, DeviceType device) {
+  LM_CHECK(works_ && fd_ >= 0 && bytes > 0, "memory of a machine is mapped before it is filled");
+  const int64_t offset = round_up(end_, kHugePage);
   together(group_, "memory of machines", [&] {
-    if (first() && ftruncate(fd_, bytes) != 0) throw no_memory(bytes);
+    if (first() && ftruncate(fd_, offset + bytes) != 0) throw no_memory(bytes);
   });
+  end_ = offset + bytes;
   const auto size = static_cast<size_t>(bytes);
-  void* const memory =
-      mmap(nullptr, size, first() ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  void* const memory = mmap(nullptr, size, first() ? PROT_READ | PROT_WRITE : PROT_READ,
+                            MAP_SHARED | MAP_NORESERVE, fd_, offset);
   if (memory == MAP_FAILED) throw no_memory(bytes);
-  close(std::exchange(fd_, -1));
+  Mapping& mapping = mappings_.emplace_back(Mapping{static_cast<std::byte*>(memory), bytes});
   if (bytes >= kHugePage) madvise(memory, size, MADV_HUGEPAGE);
-  memory_ = static_cast<std::byte*>(memory);
-  bytes_ = bytes;
-  return {memory_, size};
+  if (device == DeviceType::kCuda) {
+    touch_by_turns(mapping);
+    register_with_gpu(mapping, offset);
+  }
+  return mapping.all();
+}
+
+// A page lies on the NUMA node of the rank that touches it first. All GPUs read the same block at about the
+// same time: by turns, so that no node's memory and no link between nodes serves all of them.
+void MachineMemory::touch_by_turns(const Mapping& mapping) {
+  const int64_t place = group_.rank() % each_;
+  for (int64_t begin = place * kHugePage; begin < mapping.bytes; begin += each_ * kHugePage)
+    touch(mapping.all().subspan(static_cast<size_t>(begin),
+                                static_cast<size_t>(std::min(kHugePage, mapping.bytes - begin))));
+  group_.barrier("memory of machines");
+  touch(mapping.all());
+}
+
+// Only the first rank's GPU writes. A driver that registers no read-only memory has to be able to write to
+// it, at that moment.
+void MachineMemory::register_with_gpu(Mapping& mapping, int64_t offset) {
+  if (first()) {
+    mapping.registered = cuda_register_host(mapping.memory, mapping.bytes, &refusal_);
+    return;
+  }
+  std::string reason;
+  mapping.registered =
+      cuda_registers_read_only() && cuda_register_read_only(mapping.memory, mapping.bytes, &reason);
+  if (mapping.registered) return;
+  const int fd = open(fmt::format("/proc/self/fd/{}", fd_).c_str(), O_RDWR | O_CLOEXEC);
+  const auto size = static_cast<size_t>(mapping.bytes);
+  const bool mapped = fd >= 0 && mmap(mapping.memory, size, PROT_READ | PROT_WRITE,
+                                      MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, offset) != MAP_FAILED;
+  if (fd >= 0) close(fd);
+  if (!mapped) throw no_memory(mapping.bytes);
+  mapping.registered = cuda_register_host(mapping.memory, mapping.bytes, &refusal_);
+  if (mprotect(mapping.memory, size, PROT_READ) != 0) throw no_memory(mapping.bytes);
+  touch(mapping.all());
 }
 
 void MachineMemory::filled() {
-  if (memory_ == nullptr) return;
+  if (mappings_.empty()) return;
   group_.barrier("the frozen weights of a machine");
-  const auto size = static_cast<size_t>(bytes_);
-  if (mprotect(memory_, size, PROT_READ) != 0) throw no_memory(bytes_);
+  for (const Mapping& mapping : mappings_) {
+    const auto size = static_cast<size_t>(mapping.bytes);
+    if (mprotect(mapping.memory, size, PROT_READ) != 0) throw no_memory(mapping.bytes);
 #ifdef MADV_POPULATE_READ
-  // Else pages are mapped as they are used: a kernel before 5.14 refuses, and nothing depends on it.
-  madvise(memory_, size, MADV_POPULATE_READ);
+    // Else pages are mapped as they are used: a kernel before 5.14 refuses, and nothing depends on it.
+    madvise(mapping.memory, size, MADV_POPULATE_READ);
 #endif
+  }
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+int64_t MachineMemory::of_others() const {
+  int64_t bytes = 0;
+  for (const Mapping& mapping : mappings_) bytes += mapping.bytes - mapping.bytes / each_;
+  return bytes;
 }
 
 }  // namespace lm

@@ -1,12 +1,15 @@
 // Memory that the ranks of one machine have in common: one of them fills it, and afterwards all read it. It
 // is a memfd of the machine's first rank, which the others open through /proc and which has no name: it is
-// free once its processes have ended, however they did. Owned by a rank's process; called by its compute
-// thread, and by all ranks of the group alike.
+// free once its processes have ended, however they did. Each rank may register its mapping with its GPU.
+// Owned by a rank's process, and outlives what its GPU does with the memory; called by its compute thread,
+// and by all ranks of the group alike.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "comm/group.h"
 
@@ -25,23 +28,38 @@ class MachineMemory {
   bool works() const { return works_; }
   // The rank that fills it.
   bool first() const { return group_.rank() % each_ == 0; }
+  Group& group() const { return group_; }
 
-  // Zeros, once; only the first rank may write to them. REQUIRES: works(), bytes > 0. Throws Error(31).
-  std::span<std::byte> map(int64_t bytes);
-  // Waits until the first rank has filled it, if it is mapped. From here on nobody can write to it, and all
-  // of it is resident in every rank.
+  // More of it: zeros, to which only the first rank may write. On kCuda all of them are resident already,
+  // and registered with the selected GPU, so that its copies run at the link's speed; refusal() says where
+  // that failed. REQUIRES: works(), bytes > 0, not filled() yet. Throws Error(31).
+  std::span<std::byte> map(int64_t bytes, DeviceType device = DeviceType::kCpu);
+  // "" where CUDA has registered all that it was asked to; else its reason.
+  const std::string& refusal() const { return refusal_; }
+  // Waits until the first rank has filled it, if any is mapped. From here on no process can write to it, and
+  // all of it is resident in every rank.
   void filled();
   // Of the mapped bytes what this rank's share leaves to the other ranks of its machine: its resident memory
   // counts all of them.
-  int64_t of_others() const { return bytes_ - bytes_ / each_; }
+  int64_t of_others() const;
 
  private:
+  struct Mapping {
+    std::byte* memory = nullptr;
+    int64_t bytes = 0;
+    bool registered = false;  // with CUDA
+    std::span<std::byte> all() const { return {memory, static_cast<size_t>(bytes)}; }
+  };
+  void touch_by_turns(const Mapping& mapping);
+  void register_with_gpu(Mapping& mapping, int64_t offset);
+
   Group& group_;
   int each_;
   bool works_ = false;
-  int fd_ = -1;  // until it is mapped
-  std::byte* memory_ = nullptr;
-  int64_t bytes_ = 0;
+  int fd_ = -1;  // until it is filled
+  std::vector<Mapping> mappings_;
+  int64_t end_ = 0;  // of the file
+  std::string refusal_;
 };
 
 }  // namespace lm

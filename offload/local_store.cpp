@@ -37,6 +37,11 @@ int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char
   return sum;
 }
 
+// Of the arrays in host memory, those in memory of this process alone.
+int64_t own_bytes(const LocalStoreSetup& setup) {
+  return bytes_of(setup.bytes, setup.in_host, true) - bytes_of(setup.bytes, setup.in_common, true);
+}
+
 // The number of adjacent checksums for so many bytes, rounded up to an even number, so that no two streams
 // write to the same 16 bytes, the granularity of the order checker of the GPU emulator.
 int64_t sums_of(int64_t bytes) {
@@ -78,7 +83,7 @@ int64_t LocalStore::swap_bytes(const std::vector<int64_t>& array_bytes, const st
 int64_t LocalStore::pinned_bytes(const LocalStoreSetup& setup) {
   const int64_t slots =
       swap_bytes(setup.bytes, setup.in_host) > 0 ? setup.slots * slot_bytes(setup.bytes) : 0;
-  return slots + bytes_of(setup.bytes, setup.in_host, true) + sums_bytes(setup);
+  return slots + own_bytes(setup) + sums_bytes(setup);
 }
 
 LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
@@ -105,7 +110,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
   for (size_t s = 0; setup_.slots_on_device && s < slots_.size(); ++s)
     device_slots_.emplace_back(setup_.stream.device);
   checksums_.resize(static_cast<size_t>(swap_bytes(setup_.bytes, setup_.in_host) / kChecksumChunk));
-  const int64_t host_bytes = bytes_of(setup_.bytes, setup_.in_host, true);
+  const int64_t host_bytes = own_bytes(setup_);
   std::byte* host = block_.data() + (disk ? setup_.slots * slot_bytes_ : 0);
   auto* host_sums = reinterpret_cast<uint64_t*>(host + host_bytes);
   uint64_t* disk_sums = checksums_.data();
@@ -114,14 +119,15 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
     const int64_t whole = round_up(setup_.bytes[a], kAlignment), chunks = chunks_of(setup_.bytes[a]);
     arrays_[a].bytes = setup_.bytes[a];
     if (lives_in_host(setup_.in_host, a)) {
-      arrays_[a].host_array = std::exchange(host, host + whole);
+      if (!in_common(static_cast<int64_t>(a))) arrays_[a].host_array = std::exchange(host, host + whole);
       arrays_[a].sums = std::exchange(host_sums, host_sums + sums_of(setup_.bytes[a]));
       continue;
     }
     arrays_[a].extent = space->allocate(whole);
     arrays_[a].sums = std::exchange(disk_sums, disk_sums + chunks);
   }
-  if (host_bytes > 0) arrived_sums_ = host_sums;
+  if (bytes_of(setup_.bytes, setup_.in_host, true) > 0) arrived_sums_ = host_sums;
+  place_common();
 }
 
 LocalStore::~LocalStore() {
@@ -232,6 +238,8 @@ void LocalStore::allocate_slot(int64_t index, int64_t slot) {
 void LocalStore::write_back(int64_t index) {
   if (!slot_of(index).touched) return;
   LM_CHECK(slot_of(index).parts.empty(), name(index) + " is written, and was fetched in parts");
+  LM_CHECK(!in_common(index) || (setup_.fills_common && !published_),
+           name(index) + " is written, and other processes read it");
   if (setup_.slots_on_device) return write_back_from_device(index);
   write_from_slot(index, array(index).slot);
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,12 @@ struct LocalStoreSetup {
   bool slots_on_device = false;  // slots are device memory (tests: also where the device is the CPU)
   // Per array, with slots_on_device: nonzero if it is in pinned host memory; empty: all on disk.
   std::vector<char> in_host = {};
+  // Per array in host memory: nonzero if it is in `common` (common_bytes), memory of several processes, and
+  // not in the pool's; empty: none. One process fills them (publish_common), the others read them
+  // (adopt_common).
+  std::vector<char> in_common = {};
+  std::span<std::byte> common = {};
+  bool fills_common = true;
   StreamView stream = {};  // on which compute uses the slots
   // For arrays in host memory: checksums bytes in the slots' memory (kernels/kernels.h has a GPU's).
   ChunkSumsKernel chunk_sums = chunk_sums_cpu;
@@ -51,6 +58,7 @@ class LocalStore : public Store, private ChunkChecks {
   static int64_t slot_bytes(const std::vector<int64_t>& array_bytes);  // of one slot
   static int64_t swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host = {});
   static int64_t pinned_bytes(const LocalStoreSetup& setup);
+  static int64_t common_bytes(const LocalStoreSetup& setup);  // with checksums; 0: no array is there
 
   // `space` and `queue` may be null where nothing is on disk.
   LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool);
@@ -80,6 +88,12 @@ class LocalStore : public Store, private ChunkChecks {
   void reset() override;
   void resize(int64_t array, int64_t bytes) override;
   bool holds(int64_t array) const override;
+  bool fills(int64_t array) const override { return setup_.fills_common || !in_common(array); }
+  // Between the two all processes wait for the one that fills the arrays. publish_common: they are in their
+  // memory, with their checksums, and never change again. adopt_common: this process, if it has not filled
+  // them, has them as if it had.
+  void publish_common();
+  void adopt_common();
   bool in_slot(int64_t array) const override { return arrays_[static_cast<size_t>(array)].slot >= 0; }
   bool fresh(int64_t array) const override { return arrays_[static_cast<size_t>(array)].fresh; }
   double wait_seconds() const override { return wait_seconds_; }
@@ -184,6 +198,14 @@ class LocalStore : public Store, private ChunkChecks {
     wait();
     setup_.clock->end(span, setup_.stream);
   }
+  // local_store_common.cpp
+  bool in_common(int64_t array) const {
+    return static_cast<size_t>(array) < setup_.in_common.size() &&
+           setup_.in_common[static_cast<size_t>(array)] != 0;
+  }
+  void place_common();
+  template <class Body>
+  void each_in_common(const Body& body);
   bool checks_on_device(const Array& a) const { return setup_.verify && a.host_array != nullptr; }
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
@@ -195,8 +217,8 @@ class LocalStore : public Store, private ChunkChecks {
   SwapSpace* space_;
   IoQueue* queue_;
   int64_t slot_bytes_, slot_sums_;
-  // One slot each (none if nothing is on disk), then the arrays in host memory, their checksums, and per slot
-  // the checksums of the array that arrived in it.
+  // One slot each (none if nothing is on disk), then the arrays in host memory but those in common, the
+  // checksums of all in host memory, and per slot the checksums of the array that arrived in it.
   PinnedBlock block_;
   Memory device_;                     // the slots
   Memory device_sums_;                // staging for their checksums if the GPU cannot write to block_
@@ -207,6 +229,7 @@ class LocalStore : public Store, private ChunkChecks {
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;
   std::vector<uint64_t> checksums_;  // of every chunk of every array on disk, as last written
+  bool published_ = false;           // arrays in common change no more
   double wait_seconds_ = 0;
   std::atomic<uint64_t> read_again_{0};  // ranges that were intact at the second read
 };

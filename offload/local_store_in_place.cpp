@@ -144,7 +144,9 @@ void LocalStore::reset() {
   for (size_t index = 0; index < arrays_.size(); ++index) {
     Array& a = arrays_[index];
     a.bytes = setup_.bytes[index];
-    a.slot = a.left_from = -1;
+    a.slot = -1;
+    if (in_common(static_cast<int64_t>(index))) continue;  // other processes still read it
+    a.left_from = -1;
     a.written = 0;
     a.fresh = true;
   }

@@ -78,6 +78,8 @@ class Store {
   // Sets the valid length of the array (a shorter batch's activations).
   virtual void resize(int64_t array, int64_t bytes) = 0;
   virtual bool holds(int64_t array) const = 0;
+  // Whether this process writes what the array begins with; false: another one does, in memory of both.
+  virtual bool fills(int64_t /*array*/) const { return true; }
   // Whether it is in one of the store's slots, or on its way there.
   virtual bool in_slot(int64_t array) const = 0;
   // Whether it was never written: its bytes are meaningless zeros.

@@ -67,6 +67,15 @@ class Allocations {
   int64_t bytes_ = 0;
 };
 
+bool registered(void* memory, int64_t bytes, unsigned flags, std::string* reason) {
+  flags |= cudaHostRegisterPortable | cudaHostRegisterMapped;
+  const cudaError_t status = cudaHostRegister(memory, static_cast<size_t>(bytes), flags);
+  if (status == cudaSuccess) return true;
+  cudaGetLastError();  // a refusal must not surface in a later call
+  if (reason != nullptr) *reason = cudaGetErrorString(status);
+  return false;
+}
+
 Allocations& allocations() {
   static auto* const all = new Allocations;  // memory may be freed at the very end
   return *all;
@@ -216,12 +225,15 @@ int64_t cuda_allocated_bytes() {
 }
 
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {
-  const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
-  const cudaError_t status = cudaHostRegister(memory, static_cast<size_t>(bytes), flags);
-  if (status == cudaSuccess) return true;
-  cudaGetLastError();  // a refusal must not surface in a later call
-  if (reason != nullptr) *reason = cudaGetErrorString(status);
-  return false;
+  return registered(memory, bytes, 0, reason);
+}
+bool cuda_register_read_only(void* memory, int64_t bytes, std::string* reason) {
+  return registered(memory, bytes, cudaHostRegisterReadOnly, reason);
+}
+bool cuda_registers_read_only() {
+  int can = 0;
+  LM_CUDA(cudaDeviceGetAttribute(&can, cudaDevAttrHostRegisterReadOnlySupported, cuda_selected()));
+  return can != 0;
 }
 void cuda_unregister_host(void* memory) noexcept {
   cudaHostUnregister(memory);

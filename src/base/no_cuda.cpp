@@ -75,6 +75,12 @@ bool cuda_register_host(void*, int64_t, std::string* reason) {
   if (reason != nullptr) *reason = "this executable has no CUDA code";
   return false;
 }
+bool cuda_register_read_only(void* memory, int64_t bytes, std::string* reason) {
+  return cuda_register_host(memory, bytes, reason);
+}
+bool cuda_registers_read_only() {
+  return false;
+}
 void cuda_unregister_host(void*) noexcept {}
 bool cuda_uses_host_addresses() {
   return false;

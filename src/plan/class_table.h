@@ -45,6 +45,8 @@ class ClassTable {
   explicit ClassTable(const PlacementPlan& placement)
       : placement_(placement), device_tier_(nearest_tier(placement.device)) {}
 
+  bool of_gpu() const { return device_tier_ == TierId::kDevice; }
+
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
     rows_.push_back({name, total - off.whole + off.shard, note + shards(off.shard > 0), device_tier_});
@@ -91,12 +93,17 @@ class ClassTable {
       host("update staging", placement_.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
     if (checked > 0)
-      host("checksums", (checked + passing) / kPerChecksumByte, "of what passes through slots");
+      host("checksums", (checked + passing) / kPerChecksumByte + checksums_in_common(),
+           "of what passes through slots");
   }
 
   std::vector<ClassBytes> take() { return std::move(rows_); }
 
  private:
+  // Which the rank that fills such memory leaves there for the others.
+  int64_t checksums_in_common() const {
+    return placement_.common_in_host() / kPerChecksumByte / placement_.frozen_sharers;
+  }
   std::string shards(bool some) const {
     if (!some) return "";
     const int ranks =

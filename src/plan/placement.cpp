@@ -131,14 +131,12 @@ SizedPlan stage_more(const PlanInput& in, SizedPlan plan) {
   return sized(in, std::move(plan));
 }
 
-// With the bytes that each array takes of a rank's memory where it stays on the device: of frozen ones the
-// ranks of a machine may have one copy.
-PoolPlan as_kept(const PlacementPlan& placement, Pool which) {
+// With the bytes that each array takes of a rank's part of that tier: of frozen ones the ranks of a machine
+// may have one copy.
+PoolPlan as_kept(const PlacementPlan& placement, Pool which, TierId tier) {
   PoolPlan out = placement.pool(which);
-  if (which != Pool::kWeights) return out;
   for (size_t a = 0; a < out.bytes.size(); ++a)
-    if (placement.frozen_array(static_cast<int64_t>(a)))
-      out.bytes[a] = ceil_div(out.bytes[a], placement.frozen_sharers);
+    out.bytes[a] = ceil_div(out.bytes[a], placement.sharers(which, a, tier));
   return out;
 }
 
@@ -154,7 +152,7 @@ SizedPlan keep_on_device(const PlanInput& in, SizedPlan plan, Pool which,
       spare(plan, nearest_tier(in.device), limit) + (slots_on_device ? pool.slots * pool.slot_bytes : 0);
   // Arrays that do not stay, and what a slot of theirs needs.
   int64_t others = 0, longest = plan.placement.slots_of_any_rank(which) ? pool.slot_bytes : 0;
-  const PoolPlan on_device = as_kept(plan.placement, which);
+  const PoolPlan on_device = as_kept(plan.placement, which, nearest_tier(in.device));
   BytesOfPlaces kept(on_device);   // of what stays
   size_t end = pool.bytes.size();  // arrays before it stay
   const auto slots = [&] { return slots_on_device ? std::min(pool.slots, others) * longest : 0; };
@@ -178,9 +176,10 @@ SizedPlan keep_nearer(const PlanInput& in, SizedPlan plan, Pool which) {
     PoolPlan& pool = plan.placement.pool(which);
     if (pool.slots == 0) return plan;
     const int64_t room = spare(plan, static_cast<TierId>(t));
+    const PoolPlan there = as_kept(plan.placement, which, static_cast<TierId>(t));
     BytesOfPlaces near;
     for (; a < pool.bytes.size(); ++a) {
-      if (pool.off_device[a] != 0) near.add(pool, a, true);
+      if (pool.off_device[a] != 0) near.add(there, a, true);
       if (near.most() > room) break;
     }
     pool.kept[t] = static_cast<int64_t>(a);

@@ -165,6 +165,16 @@ int64_t PlacementPlan::gradient_elements(const ModelLayout& layout) const {
   return slot + own;
 }
 
+int64_t PlacementPlan::common_in_host() const {
+  const PoolPlan& weights = pool(Pool::kWeights);
+  int64_t sum = 0;
+  for (size_t a = 0; frozen_sharers > 1 && device == DeviceType::kCuda && a < weights.bytes.size(); ++a) {
+    if (weights.off_device[a] != 0 && sharers(Pool::kWeights, a, weights.tier_id_of(a)) > 1)
+      sum += round_up(weights.bytes[a], kSlotAlignment);
+  }
+  return sum;
+}
+
 bool PlacementPlan::uses(TierId tier) const {
   return std::any_of(pools.begin(), pools.end(),
                      [&](const PoolPlan& pool) { return pool.off_device_bytes(tier) > 0; });

@@ -130,7 +130,8 @@ struct PlacementPlan {
   // Per array of the weight pool: 1 if its transfers are of frozen weights, such as the base of an adapter
   // (spec/block_layout.h).
   std::vector<char> frozen_arrays = {};
-  // Ranks of a machine that have in common the frozen weights in their device's memory, but those in shards.
+  // Ranks of a machine that have in common the frozen weights in host memory, but those in shards: on the CPU
+  // where they are used, beside GPUs what is offloaded there.
   int frozen_sharers = 1;
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
@@ -173,6 +174,14 @@ struct PlacementPlan {
   // The model's units with the tiles of their updates. One whose state is all on the device is updated at
   // once.
   std::vector<ScheduleUnit> units() const;
+  // By how many ranks bytes of that tier are divided that belong to an array of the pool.
+  int sharers(Pool which, size_t array, TierId tier) const {
+    const bool common = which == Pool::kWeights && frozen_array(static_cast<int64_t>(array)) &&
+                        pool(which).shards == 1 && tier == TierId::kHost;
+    return common ? frozen_sharers : 1;
+  }
+  // Beside GPUs: offloaded bytes in host memory that ranks have in common, of all of them.
+  int64_t common_in_host() const;
   // Whether some array lives in that tier; on any disk.
   bool uses(TierId tier) const;
   bool on_disk() const;

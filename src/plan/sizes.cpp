@@ -17,6 +17,7 @@
 #include "plan/generation.h"
 #include "plan/limits.h"
 #include "plan/recompute_level.h"
+#include "plan/shared_memory.h"
 #include "plan/start_bytes.h"
 #include "plan/state_catalogue.h"
 #include "plan/tier_space.h"
@@ -204,6 +205,14 @@ void add_libraries(const PlanInput& in, const PlacedPlan& plan, int64_t gemm_sha
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
 }
 
+// What a GPU uses in host memory.
+void add_embedding(const PlanInput& in, const PlacementPlan& p, ClassTable& table) {
+  const int sharers = in.layout.blocks.front().frozen_bytes > 0 ? p.frozen_sharers : 1;
+  const std::string note = "the GPU looks up rows where they lie";
+  table.host("embedding", ceil_div(p.embedding_in_host, sharers),
+             sharers == 1 ? note : fmt::format("{}, one copy for the {} ranks of a machine", note, sharers));
+}
+
 // What adapters need that begin with what the base is.
 void add_starts(const PlanInput& in, const ArenaNeed& arena, ClassTable& table) {
   const LoraConfig& lora = in.config.lora;
@@ -241,7 +250,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   add_weights(in, plan, table);
-  if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
+  if (embedding > 0) add_embedding(in, p, table);
   if (in.trains()) {
     table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),
               off_device_bytes(p.pool(Pool::kGradients), p.pool(Pool::kGradientShards)),
@@ -288,10 +297,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   add_starts(in, sizes.arena, table);
   if (const int64_t list = step_list_bytes(in, sizes.step); list > 0)
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
-  // Ranks of a machine read what the others have written, and so each of them has all of it resident.
-  const int readers = in.world.nodes == 1 ? in.world.ranks : 1;
   if (in.world.ranks > 1)
-    table.host("shared memory", readers * kRankStagingBytes, "what ranks send to each other");
+    table.host("shared memory", shared_memory_bytes(in, plan), "what ranks send to each other");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "base/bytes.h"
 
@@ -107,11 +108,20 @@ struct WeightRow {
   OffDeviceBytes off;
   std::string note;
 };
-void add_row(const WeightRow& row, int sharers, ClassTable& table) {
+void add_row(WeightRow row, int sharers, ClassTable& table) {
+  const auto one_copy = [&] {
+    return row.note + fmt::format(", one copy for the {} ranks of a machine", sharers);
+  };
+  if (sharers == 1) return table.add(row.name, row.bytes, row.off, row.note);
+  if (table.of_gpu()) {
+    const int64_t common = std::exchange(row.off.at[tier_index(TierId::kHost)], 0);
+    table.add(row.name, row.bytes, row.off, row.note);
+    if (common > 0) table.host(row.name, ceil_div(common, sharers), one_copy());
+    return;
+  }
   const int64_t here = row.bytes - row.off.whole;
-  if (sharers == 1 || here == 0) return table.add(row.name, row.bytes, row.off, row.note);
-  table.device(row.name, ceil_div(here, sharers),
-               row.note + fmt::format(", one copy for the {} ranks of a machine", sharers));
+  if (here == 0) return table.add(row.name, row.bytes, row.off, row.note);
+  table.device(row.name, ceil_div(here, sharers), one_copy());
   if (row.off.whole > 0) table.add(row.name, row.off.whole, row.off, row.note);
 }
 
@@ -133,7 +143,8 @@ void add_weights(const PlanInput& in, const PlacedPlan& plan, ClassTable& table)
       return fmt::format("{}, {} B per parameter", dtype_name(n.trained_dtype()), size);
     };
     const std::string name = state_class_name(frozen ? StateClass::kFrozenWeights : StateClass::kWeights);
-    const int sharers = frozen ? p.frozen_sharers : 1;
+    const bool own = !frozen || (table.of_gpu() && off.in_shards);
+    const int sharers = own ? 1 : p.frozen_sharers;
     if (of_experts == 0) {
       add_row({name, all, off, note(false)}, sharers, table);
       continue;

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/host_address.h"
 #include "base/staging.h"
 #include "config/config_names.h"
 #include "kernels/kernels.h"
@@ -76,6 +77,32 @@ std::vector<int64_t> bytes_here(const OffDeviceSetup& setup, Pool pool) {
   return bytes;
 }
 
+// Per array of whole weights: whether the ranks of a machine have it in common.
+std::vector<char> in_common(const OffDeviceSetup& setup, const LocalStoreSetup& store) {
+  if (setup.machine_memory == nullptr || setup.store) return {};
+  std::vector<char> out = store.in_host;
+  for (size_t a = 0; a < out.size(); ++a)
+    if (store.bytes[a] == 0 || !setup.placement.frozen_array(static_cast<int64_t>(a))) out[a] = 0;
+  return out;
+}
+
+bool common_embedding(const OffDeviceSetup& setup) {
+  return setup.machine_memory != nullptr && setup.placement.embedding_in_host > 0 &&
+         setup.layout.blocks.front().frozen_bytes > 0;
+}
+
+// The GPU reads the embedding in place, which requires registered memory with the same address for host and
+// GPU.
+[[noreturn]] void refuse_embedding(bool registered, const std::string& reason) {
+  throw Error(
+      Exit::kHostMemory,
+      {.area = "MEM-17",
+       .what = "the GPU cannot use locked host memory: " + reason,
+       .place = "",
+       .next = registered ? "set offload.weights = \"none\""
+                          : "raise the memlock limit (ulimit -l), or set offload.weights = \"none\""});
+}
+
 // `tier`: the store of the shards that are off the device; null where none is.
 std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool, Store* tier) {
   const PlacementPlan& placement = setup.placement;
@@ -102,7 +129,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   const auto down = std::make_shared<Stream>(setup.stream.device);
   std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
-  memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
+  if (!common_embedding(setup)) memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
   for (int i = 0; i < kPools; ++i) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
@@ -118,6 +145,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     store.threads = setup.stream.threads;
     store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
+    if (pool == Pool::kWeights) store.in_common = in_common(setup, store);
     store.stream = host ? StreamView{} : setup.stream;
     // Shards of gradients are summed in the group's stream, and leave from there.
     if (pool == Pool::kGradientShards) store.stream = setup.group->stream(setup.stream);
@@ -128,12 +156,18 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     disk += LocalStore::swap_bytes(store.bytes, store.in_host);
     memory += round_up(LocalStore::pinned_bytes(store), PinnedPool::kAlignment);
   }
+  if (setup.machine_memory != nullptr) map_common(setup, wanted[static_cast<size_t>(Pool::kWeights)]);
   if (memory > 0) open_memory(setup, memory);
   if (disk > 0) open_disks(setup, disk);
   for (size_t i = 0; i < kPools; ++i) {
     if (!wanted[i]) continue;
-    stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
-                             : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+    if (setup.store) {
+      stores_[i] = setup.store(static_cast<Pool>(i), *wanted[i]);
+      continue;
+    }
+    auto store = std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+    if (!wanted[i]->common.empty()) common_ = store.get();
+    stores_[i] = std::move(store);
   }
   for (const Pool pool : {Pool::kWeights, Pool::kGradients}) {
     const PoolPlan& plan = placement.pool(pool);
@@ -146,25 +180,48 @@ void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
   pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
-  if (placement.embedding_in_host > 0) place_embedding(placement);
+  if (placement.embedding_in_host > 0 && common_embedding_ == nullptr) place_embedding(placement);
   std::string refusal;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
     warn_not_registered("transfers", bytes, refusal);
 }
 
-// The GPU reads it in place, which requires registered memory with the same address for host and GPU.
 void OffDeviceState::place_embedding(const PlacementPlan& placement) {
   std::string reason;
-  if (placement.device == DeviceType::kCuda && !pinned_->used_in_place(&reason)) {
-    throw Error(Exit::kHostMemory,
-                {.area = "MEM-17",
-                 .what = "the GPU cannot use locked host memory: " + reason,
-                 .place = "",
-                 .next = pinned_->registered()
-                             ? "set offload.weights = \"none\""
-                             : "raise the memlock limit (ulimit -l), or set offload.weights = \"none\""});
-  }
+  if (placement.device == DeviceType::kCuda && !pinned_->used_in_place(&reason))
+    refuse_embedding(pinned_->registered(), reason);
   embedding_ = pinned_->lease(placement.embedding_in_host);
+}
+
+// Arrays of whole weights, then the embedding.
+void OffDeviceState::map_common(const OffDeviceSetup& setup, std::optional<LocalStoreSetup>& weights) {
+  const PlacementPlan& placement = setup.placement;
+  const int64_t arrays = weights ? round_up(LocalStore::common_bytes(*weights), PinnedPool::kAlignment) : 0,
+                embedding = common_embedding(setup) ? placement.embedding_in_host : 0;
+  if (arrays + embedding == 0) return;
+  MachineMemory& memory = *setup.machine_memory;
+  const std::span<std::byte> all = memory.map(arrays + embedding, placement.device);
+  fills_common_ = memory.first();
+  if (arrays > 0) weights->common = all.first(static_cast<size_t>(arrays));
+  if (arrays > 0) weights->fills_common = fills_common_;
+  if (embedding > 0) common_embedding_ = all.data() + arrays;
+  if (placement.device != DeviceType::kCuda) return;
+  const std::string& refusal = memory.refusal();
+  together(memory.group(), "memory of machines", [&] {
+    if (embedding > 0 && !refusal.empty()) refuse_embedding(false, refusal);
+    if (embedding > 0 && !cuda_uses_host_addresses())
+      refuse_embedding(true, "kernels on this system do not reach it by its address");
+  });
+  if (!refusal.empty())
+    warn_not_registered("frozen weights of the machine's ranks", arrays + embedding, refusal);
+}
+
+void OffDeviceState::publish_frozen() {
+  if (common_ != nullptr) common_->publish_common();
+}
+
+void OffDeviceState::adopt_frozen() {
+  if (common_ != nullptr) common_->adopt_common();
 }
 
 void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {

@@ -6,8 +6,10 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/trace.h"
+#include "comm/machine_memory.h"
 #include "comm/shard_store.h"
 #include "offload/engines.h"
 #include "offload/local_store.h"
@@ -34,6 +36,8 @@ struct OffDeviceSetup {
   bool slots_on_device = false;  // tests: even if that is the CPU
   Trace* trace = nullptr;        // records transfers
   Group* group = nullptr;        // of the ranks with shards, for device memory; null: no shards
+  // For the frozen weights in host memory, of which a machine has one copy; null: this rank has its own.
+  MachineMemory* machine_memory = nullptr;
 };
 
 class OffDeviceState {
@@ -47,7 +51,15 @@ class OffDeviceState {
   // Null if no array of the pool is fetched into slots.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
   // Pinned memory of the embedding's weights if the plan places them there; else null.
-  std::byte* embedding() const { return embedding_.data(); }
+  std::byte* embedding() const {
+    return common_embedding_ != nullptr ? common_embedding_ : embedding_.data();
+  }
+  // Whether another rank loads them.
+  bool loads_embedding() const { return common_embedding_ == nullptr || fills_common_; }
+  // Frozen weights in memory of several ranks: publish_frozen on all of them, then MachineMemory::filled,
+  // then adopt_frozen.
+  void publish_frozen();
+  void adopt_frozen();
   // Pinned, for updates by the CPU in a run on a GPU; empty if there are none.
   std::span<std::byte> update_staging() const { return staging_.bytes(); }
   IoCounters counters() const;
@@ -69,6 +81,7 @@ class OffDeviceState {
   const std::string& description() const { return description_; }
 
  private:
+  void map_common(const OffDeviceSetup& setup, std::optional<LocalStoreSetup>& weights);
   void place_embedding(const PlacementPlan& placement);
   void open_memory(const OffDeviceSetup& setup, int64_t bytes);
   void open_disks(const OffDeviceSetup& setup, int64_t bytes);
@@ -78,6 +91,9 @@ class OffDeviceState {
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;
   PinnedBlock staging_, embedding_;
+  std::byte* common_embedding_ = nullptr;  // in memory of several ranks
+  bool fills_common_ = true;
+  LocalStore* common_ = nullptr;  // of `stores_`, with arrays there
   std::unique_ptr<IoQueue> queue_;
   std::array<std::unique_ptr<Store>, kPools> stores_;
 };

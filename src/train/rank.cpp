@@ -121,7 +121,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .store = setup_.store,
                    .slots_on_device = setup_.slots_on_device,
                    .trace = setup_.trace,
-                   .group = &device_group_}),
+                   .group = &device_group_,
+                   .machine_memory = shares_frozen() ? setup_.machine_memory : nullptr}),
       weights_(setup.layout, setup.plan.numerics.trained_dtype(), stream.device, weight_places()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
@@ -192,8 +193,10 @@ WeightPlaces Rank::weight_places() {
   WeightPlaces out{.store = off_device_.store(Pool::kWeights),
                    .chunked_head = setup_.plan.placement.head_segments() > 0,
                    .embedding = off_device_.embedding(),
-                   .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1};
-  if (!shares_frozen()) return out;
+                   .shards = setup_.plan.placement.pool(Pool::kWeights).shards > 1,
+                   .loads_embedding = off_device_.loads_embedding()};
+  // A GPU's memory is its own.
+  if (!shares_frozen() || device_ == DeviceType::kCuda) return out;
   const int64_t bytes =
       WeightStore::frozen_in_memory(setup_.layout, setup_.plan.numerics.trained_dtype(), out);
   if (bytes == 0) return out;  // all of it passes through slots
@@ -204,7 +207,10 @@ WeightPlaces Rank::weight_places() {
 }
 
 void Rank::frozen_ready() {
-  if (shares_frozen()) setup_.machine_memory->filled();
+  if (!shares_frozen()) return;
+  off_device_.publish_frozen();
+  setup_.machine_memory->filled();
+  off_device_.adopt_frozen();
 }
 
 void Rank::make_step() {

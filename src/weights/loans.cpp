@@ -112,6 +112,7 @@ WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType devi
       off_device_(places.store),
       embedding_(places.embedding),
       shards_(places.shards),
+      loads_embedding_(places.loads_embedding),
       loads_frozen_(places.loads_frozen),
       units_(layout.units(places.chunked_head)) {
   std::span<std::byte> shared = places.frozen;
@@ -140,6 +141,11 @@ std::vector<int64_t> WeightStore::units_of(int64_t block, const TensorPlace& pla
 
 bool WeightStore::frozen_off_device(int64_t unit) const {
   return through_slots(unit) && places_[static_cast<size_t>(unit)].moves_frozen;
+}
+
+bool WeightStore::loads_frozen(int64_t unit) const {
+  if (frozen_off_device(unit)) return off_device_->fills(unit);
+  return unit == 0 && embedding_ != nullptr ? loads_embedding_ : loads_frozen_;
 }
 
 bool WeightStore::trainable_off_device(int64_t unit) const {

@@ -67,7 +67,8 @@ struct WeightPlaces {
   bool chunked_head = false;  // the head's units are segments of its vocabulary
   // The embedding's weights (if some of them are frozen, these), in memory that the device can use in place.
   std::byte* embedding = nullptr;
-  bool shards = false;  // `store` has a shard of each of its arrays
+  bool shards = false;          // `store` has a shard of each of its arrays
+  bool loads_embedding = true;  // false: another rank fills `embedding`
   // Memory that ranks have in common for the frozen weights that stay on the device, frozen_in_memory()
   // bytes; empty: each rank has its own.
   std::span<std::byte> frozen = {};
@@ -103,7 +104,7 @@ class WeightStore {
   // False where the frozen weights are fetched instead.
   bool trained_through_slots(int64_t unit) const { return trainable_off_device(unit); }
   // Whether this rank loads the unit's frozen weights; false: another rank does.
-  bool loads_frozen(int64_t unit) const { return loads_frozen_ || frozen_off_device(unit); }
+  bool loads_frozen(int64_t unit) const;
   // The unit's trainable weights are the embedding's, in host memory that a GPU uses in place.
   bool in_host_memory(int64_t unit) const {
     return unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
@@ -131,7 +132,7 @@ class WeightStore {
   Store* off_device_;
   std::byte* embedding_;
   bool shards_;  // `store` has a shard of each of its arrays
-  bool loads_frozen_;
+  bool loads_embedding_, loads_frozen_;
   std::vector<Unit> units_;
   std::vector<UnitPlace> places_;  // of each unit
 };

@@ -6,9 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "comm/shared_group.h"
+#include "tests/support/machine_mapping.h"
 
 namespace lm {
 namespace {
@@ -71,31 +72,6 @@ std::vector<int> in_processes(int ranks, const std::function<int(SharedGroup&)>&
   return out;
 }
 
-// Of this process's mapping of such memory, in kB; -1: there is none.
-struct Mapping {
-  int64_t resident = -1, share = -1;
-  bool nameless = false;
-};
-Mapping own_mapping() {
-  Mapping out;
-  std::ifstream file("/proc/self/smaps");
-  bool here = false;
-  for (std::string line; std::getline(file, line);) {
-    long value = 0;
-    if (line.find("/memfd:lmlaunch-base") != std::string::npos) {
-      here = true;
-      out.nameless = line.ends_with("(deleted)");
-    } else if (std::sscanf(line.c_str(), "Rss: %ld kB", &value) == 1 && here) {
-      out.resident = value;
-    } else if (std::sscanf(line.c_str(), "Pss: %ld kB", &value) == 1 && here) {
-      out.share = value;
-    } else if (line.starts_with("VmFlags")) {
-      here = false;
-    }
-  }
-  return out;
-}
-
 std::byte value(int machine, size_t at) {
   return static_cast<std::byte>((at * 7 + at / 4096 + static_cast<size_t>(machine)) & 0xff);
 }
@@ -140,6 +116,21 @@ TEST(MachineMemory, ProcessesHaveItOnceAndItHasNoName) {
     return whole && third && mapping.nameless ? 0 : 2;
   });
   for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+// What is used where it lies and what GPUs fetch are mapped one after the other.
+TEST(MachineMemory, ComesInSeveralPieces) {
+  const auto errors = with_ranks(2, [](SharedGroup& group) {
+    MachineMemory memory(group, 2);
+    const std::span<std::byte> one = memory.map(5000), other = memory.map(kBytes);
+    if (memory.first()) std::ranges::fill(one, std::byte{1}), std::ranges::fill(other, std::byte{2});
+    memory.filled();
+    EXPECT_EQ(std::ranges::count(one, std::byte{1}), 5000);
+    EXPECT_EQ(std::ranges::count(other, std::byte{2}), kBytes);
+    EXPECT_EQ(memory.of_others(), 2500 + kBytes / 2);
+    group.barrier("the end");
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 // Compute that wrote to it would change the weights of all ranks.

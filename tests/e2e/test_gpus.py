@@ -11,10 +11,11 @@ import time
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mpi
 from test_experts import MODELS
-from test_ranks import gone
+from test_ranks import common_memory, gone
 from test_run import VOCAB, config, filled
 from test_emulator import H100, EMULATOR, finish, lmlaunch, rows, start, emulator_environment
 
@@ -106,6 +107,56 @@ def test_two_gpus_balance_the_loads_of_all_of_a_steps_tokens(work):
     ours, theirs = ([row for row in rows(work, name) if "loss" in row][0] for name in ("way1", "cpu_mixture"))
     for key in ("router_aux_loss", "expert_load_max", "expert_load_min", "router_entropy"):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
+IN_HOST = {"zero__stage": 1, "offload__weights": "host"}
+
+
+def test_one_copy_of_a_base_in_host_memory_gives_the_same_bits_on_two_gpus(work):
+    """Also where a driver registers no read-only memory, or none: then the log says what that costs."""
+    ways = [({"zero__stage": 1}, {}), (IN_HOST, {"EMULATOR_RACES": "2"}), (IN_HOST, {"EMULATOR_NO_READ_ONLY": "1", "EMULATOR_LAZY": "1"}),
+            (IN_HOST, {"EMULATOR_NO_PIN": "1"})]
+    check_one_result(work, 2, "lora", ways)
+    for way, told in enumerate((False, False, False, True)):
+        log = (work / "runs" / f"way{way}" / "log.txt").read_text()
+        assert ("of host memory for frozen weights of the machine's ranks could not be locked" in log) == told, log
+        assert ("one copy for the 2 ranks of a machine" in (work / "runs" / f"way{way}" / "plan.txt").read_text()) == (way > 0)
+
+
+@pytest.fixture(scope="module")
+def base(work):
+    """Bytes of a model whose embedding is not the head's matrix, too."""
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1,
+                                         eos_token_id=2))
+    model.save_pretrained(work / "wide")
+    shutil.copy(work / "model" / "chat_template.jinja", work / "wide")
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_two_gpus_have_one_copy_of_a_base_in_host_memory(work, base):
+    """Measured as it was planned, with an embedding that both read where it lies. A kill leaves nothing of it."""
+    prepared(work, "one_copy", "lora", **IN_HOST, model__path="wide", train__steps=100_000, train__eval_every=100_000)
+    cli, ranks = started(work, "one_copy", 2, 1)
+    try:
+        measured = [common_memory(pid) for pid in ranks]
+    finally:
+        cli.kill()  # its ranks go with it
+        cli.wait()
+    gone(ranks)
+    assert len(measured) == 2, cli.stderr.read()
+    host = json.loads((work / "runs" / "one_copy" / "plan.json").read_text())["tiers"][1]
+    planned = sum(row["bytes"] for row in host["classes"] if row["name"] in ("frozen weights", "embedding"))
+    assert planned == pytest.approx(base / 2, rel=0.03)
+    for resident, part in measured:
+        assert resident == pytest.approx(base, rel=0.03)
+        assert part == pytest.approx(planned, rel=0.03)
+
+
+def test_a_base_that_gpus_cannot_read_in_place_is_refused_once(work, base):
+    file = prepared(work, "refused", "lora", **IN_HOST, model__path="wide", train__steps=1)
+    err = lmlaunch("--gpus", 2, file, cwd=work, code=31, EMULATOR_GPUS=cards(2), EMULATOR_NO_PIN="1")[1]
+    assert err.count("lmlaunch: error") == 1 and "MEM-17" in err and "ulimit -l" in err, err
 
 
 def test_four_gpus_add_bf16_gradients_in_the_order_of_ranks(work):

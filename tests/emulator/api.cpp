@@ -92,6 +92,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
     case cudaDevAttrCanUseHostPointerForRegisteredMem:
       *value = std::getenv("EMULATOR_NO_HOST_ADDRESS") == nullptr;
       break;
+    case cudaDevAttrHostRegisterReadOnlySupported:
+      *value = state().settings.read_only;
+      break;
     case cudaDevAttrWarpSize:
       *value = 32;
       break;

@@ -41,10 +41,12 @@ EMULATOR_EXPORT void touched(const void* place, int64_t bytes, bool write);
 // Bytes that it read and wrote, for the counters; of them, in registered host memory: these cross the link.
 EMULATOR_EXPORT void moved(int64_t bytes, int64_t of_host);
 // What of the page at `place` may be touched: the part of it that is in one allocation of the device, or in
-// one registered block. Empty (begin = end) elsewhere; `device`: the page is the device's all the same.
+// one registered block. Empty (begin = end) elsewhere; `device`: the page is the device's all the same;
+// `read_only`: the block is registered so.
 struct Extent {
   uintptr_t begin = 0, end = 0;
   bool device = false;
+  bool read_only = false;
 };
 EMULATOR_EXPORT Extent extent_of_page(const void* place);
 

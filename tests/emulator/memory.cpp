@@ -81,6 +81,28 @@ void note_peak(State& s) {
   std::ofstream(s.settings.peak_dir + "/" + std::to_string(getpid())) << now << "\n";
 }
 
+// Whether all of the range is mapped with these permissions, the first letters of /proc/self/maps.
+bool mapped_as(const void* p, size_t bytes, const std::string& permissions) {
+  auto at = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t end = at + bytes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; at < end && std::getline(maps, line);) {
+    unsigned long from = 0, to = 0;
+    char granted[8] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %7s", &from, &to, granted) != 3 || to <= at) continue;
+    if (from > at || std::string(granted).compare(0, permissions.size(), permissions) != 0) return false;
+    at = to;
+  }
+  return at >= end;
+}
+
+// Whether p is in a block that the device may only read.
+bool registered_read_only(const void* p) {
+  const std::lock_guard lock(state().mutex);
+  const auto it = state().pinned.upper_bound(reinterpret_cast<uintptr_t>(p));
+  return it != state().pinned.begin() && state().read_only.contains(std::prev(it)->first);
+}
+
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool block) {
   if (bytes == 0) return ok();
   Where target{}, source{};
@@ -88,6 +110,8 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
     return refused(e, "a copy to memory that is not all of one allocation");
   if (const auto e = locate(from, bytes, &source))
     return refused(e, "a copy from memory that is not all of one allocation");
+  if (target == Where::kPinned && registered_read_only(to))
+    return refused(cudaErrorInvalidValue, "a copy to host memory that is registered as read-only");
   Stream* const s = find(handle);
   static const char* const kNames[] = {"device", "pinned", "pageable"};
   const auto size = static_cast<int64_t>(bytes);
@@ -113,6 +137,8 @@ cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t handle) {
   if (const auto e = locate(to, bytes, &target))
     return refused(e, "a memset of memory that is not all of one allocation");
   if (target == Where::kPageable) return refused(cudaErrorInvalidValue, "a memset of pageable host memory");
+  if (target == Where::kPinned && registered_read_only(to))
+    return refused(cudaErrorInvalidValue, "a memset of host memory that is registered as read-only");
   submit(find(handle), {.kind = Kind::kCopy,
                         .what = "memset, " + std::to_string(bytes),
                         .work = [=] { std::memset(inside(to), value, bytes); },
@@ -144,11 +170,12 @@ Extent extent_of_page(const void* place) {
   const auto page = reinterpret_cast<uintptr_t>(place) / kPage * kPage;
   const std::lock_guard lock(state().mutex);
   const bool on_device = page - (kBase + kAlias) < kSpan;
-  Extent e{.begin = 0, .end = 0, .device = on_device};
+  Extent e{.begin = 0, .end = 0, .device = on_device, .read_only = false};
   const uintptr_t shift = on_device ? kAlias : 0, last = page + kPage - shift;
   // The last block that begins before the page's end; a page of the device has no other.
   const auto cut = [&](uintptr_t begin, size_t bytes) {
     if (begin + bytes <= page - shift) return;
+    e.read_only = !on_device && state().read_only.contains(begin);
     e.begin = std::max(page, begin + shift), e.end = std::min(page + kPage, begin + bytes + shift);
   };
   if (on_device) {
@@ -225,16 +252,21 @@ cudaError_t cudaFree(void* p) {
   return ok();
 }
 
-cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned flags) {
   count_registration();
   State& s = state();
   if (!s.settings.pin) return failed(cudaErrorMemoryAllocation);
+  const bool read_only = (flags & cudaHostRegisterReadOnly) != 0;
+  if (read_only && !s.settings.read_only) return failed(cudaErrorNotSupported);
+  // The driver writes to its pages, or may, unless it is told that nobody does.
+  if (!mapped_as(p, bytes, read_only ? "r" : "rw")) return failed(cudaErrorInvalidValue);
   const std::lock_guard lock(s.mutex);
   const auto a = reinterpret_cast<uintptr_t>(p);
   const auto next = s.pinned.upper_bound(a);
   const bool overlaps = pinned_holds(p, 1) || (next != s.pinned.end() && next->first < a + bytes);
   if (overlaps) return failed(cudaErrorHostMemoryAlreadyRegistered);
   s.pinned[a] = bytes;
+  if (read_only) s.read_only.insert(a);
   return ok();
 }
 
@@ -247,6 +279,8 @@ cudaError_t cudaHostUnregister(void* p) {
   const std::lock_guard lock(s.mutex);
   const auto it = s.pinned.find(reinterpret_cast<uintptr_t>(p));
   if (it == s.pinned.end()) return failed(cudaErrorHostMemoryNotRegistered);
+  if (!mapped_as(p, it->second, "r")) fault("memory was unmapped before it is unregistered");
+  s.read_only.erase(it->first);
   // Its pages may become somebody else's.
   forget_order(it->first, it->second);
   s.pinned.erase(it);

@@ -1,6 +1,7 @@
 // What the stand-in runtime promises: missing waits are found by the order checker and show when everything
 // is late, memory is what CUDA allows it to be at its worst, and counters count.
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "base/cuda.h"
 #include "base/error.h"
+#include "base/host_address.h"
 #include "tests/emulator/child.h"
 #include "tests/emulator/emulator.h"
 
@@ -216,6 +218,49 @@ TEST(Emulator, CopiesBeyondAnAllocationOrARegisteredBlockAreRefused) {
   cudaGetLastError();
   stream.synchronize();
   cuda_unregister_host(host.data());
+}
+
+// A page that this process may read alone, as it has of memory that another one fills.
+struct ReadOnly {
+  void* memory = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ~ReadOnly() { munmap(memory, 4096); }
+};
+
+TEST(Emulator, MemoryThatIsRegisteredAsReadOnlyIsOnlyRead) {
+  const Device device;
+  const ReadOnly host;
+  EXPECT_FALSE(cuda_register_host(host.memory, 4096));  // the driver might write to it
+  std::string reason;
+  ASSERT_TRUE(cuda_registers_read_only() && cuda_register_read_only(host.memory, 4096, &reason)) << reason;
+  const Stream stream(DeviceType::kCuda);
+  auto* const handle = static_cast<cudaStream_t>(stream.view().handle);
+  EXPECT_EQ(cudaMemcpyAsync(device.memory, host.memory, kBytes, cudaMemcpyDefault, handle), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(host.memory, device.memory, kBytes, cudaMemcpyDefault, handle),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemsetAsync(host.memory, 0, kBytes, handle), cudaErrorInvalidValue);
+  cudaGetLastError();
+  stream.synchronize();
+  cuda_unregister_host(host.memory);
+}
+
+TEST(EmulatorDeathTest, ReadOnlyMemoryIsRefusedWhereTheSettingSaysSo) {
+  const auto tries = [] {
+    const ReadOnly host;
+    std::string reason;
+    return cuda_registers_read_only() || cuda_register_read_only(host.memory, 4096, &reason) ? 1 : 0;
+  };
+  EXPECT_EXIT(in_child("EMULATOR_NO_READ_ONLY=1", tries), ExitedWithCode(0), "");
+}
+
+TEST(EmulatorDeathTest, MemoryIsUnregisteredBeforeItIsUnmapped) {
+  const auto late = [] {
+    void* const memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!cuda_register_host(memory, 4096)) return 1;
+    munmap(memory, 4096);
+    cuda_unregister_host(memory);
+    return cudaDeviceSynchronize() == cudaSuccess ? 2 : 0;
+  };
+  EXPECT_EXIT(in_child("", late), ExitedWithCode(0), "unmapped before it is unregistered");
 }
 
 TEST(Emulator, CountersCount) {

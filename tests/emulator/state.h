@@ -85,7 +85,7 @@ struct Allocation {
 struct Settings {
   Settings();
   std::vector<Card> cards;  // as CUDA numbers them
-  bool trace, pin, lazy, poison, pageable_waits;
+  bool trace, pin, read_only, lazy, poison, pageable_waits;
   int races;
   unsigned seed = 0, delay_us = 0;
   int hanging = -1;       // the card whose kernels never end, in PCI order, once there is
@@ -106,6 +106,7 @@ struct State {
   std::mutex mutex;  // guards the rest
   std::map<uintptr_t, Allocation> device;
   std::map<uintptr_t, size_t> pinned;
+  std::unordered_set<uintptr_t> read_only;  // of `pinned`: the device may not write there
   std::unordered_set<void*> host_allocated;
   uintptr_t next = kBase;
   std::vector<int64_t> used;     // of each device

@@ -125,6 +125,7 @@ void join(Clock& a, const Clock& b) {
 Settings::Settings()
     : trace(on("EMULATOR_TRACE", "0")),
       pin(!on("EMULATOR_NO_PIN", "0")),
+      read_only(!on("EMULATOR_NO_READ_ONLY", "0")),
       lazy(on("EMULATOR_LAZY", "0")),
       poison(on("EMULATOR_POISON", "1")),
       pageable_waits(std::string(environment("EMULATOR_PAGEABLE", "late")) == "waits"),

@@ -120,7 +120,9 @@ void run_gpus(const Variant& run, int ranks, bool nccl, Findings& out) {
   expect_good_ends(with_gpus({.ranks = ranks, .seconds = 300}, [&](GpuRank& rank) {
     ThroughHost host(rank.peers);
     Group& group = nccl ? static_cast<Group&>(rank.group) : host;
-    out.write(rank.group.rank(), Training(run, {}, {}, &rank.peers, &group).run());
+    Training training(run, {}, {}, &rank.peers, &group);
+    EXPECT_EQ(training.rank().memory_of_others() > 0, run.one_copy) << run.text();
+    out.write(rank.group.rank(), training.run());
   }));
   out.read(ranks);
 }
@@ -193,6 +195,26 @@ TEST(GpuRanks, StagesClippingAdaptersAndTiersDoNotChangeABit) {
         run_gpus(run, 2, true, got);
         expect_same(got, wanted, run);
       }
+    }
+  }
+}
+
+// The base of adapters in host memory, which the first rank fills through its GPU, and all fetch; an
+// embedding by itself is read where it lies. Against a base on each GPU.
+TEST(GpuRanks, OneCopyOfAnOffloadedBaseDoesNotChangeABit) {
+  LM_NEEDS_GPU();
+  for (int which = 0; which < 3; ++which) {
+    Variant first = small_run();
+    first.lora = true, first.tied = which != 1;
+    if (which == 2) first.base = EncodingKind::kNf4;
+    Findings wanted;
+    run_gpus(first, 2, true, wanted);
+    for (const bool one_copy : {true, false}) {
+      Variant run = first;
+      run.weights = true, run.host = which == 2 ? 2 : 1, run.one_copy = one_copy;
+      Findings got;
+      run_gpus(run, 2, true, got);
+      expect_same(got, wanted, run);
     }
   }
 }

@@ -4,83 +4,15 @@
 
 #include <cmath>
 #include <cstring>
-#include <thread>
 
-#include "comm/shared_group.h"
-#include "offloaded_run.h"
 #include "pairwise.h"
 #include "tests/support/counts.h"
+#include "thread_ranks.h"
 
 namespace lm {
 namespace {
 
 using namespace offloaded_run;
-
-// Of weights and gradients that a stage shards each rank has its shard off the device, and no more.
-void expect_shards(const Variant& run, const Training& training, const Group& group) {
-  const PlacementPlan& placement = training.plan().placement;
-  for (const auto& [whole, asked] :
-       {std::pair(Pool::kWeights, run.weights), std::pair(Pool::kGradients, run.gradients && !run.lora)}) {
-    const PoolPlan &pool = placement.pool(whole), &shards = placement.pool(*shards_of(whole));
-    const Store* const store = training.rank().off_device().store(*shards_of(whole));
-    EXPECT_EQ(store != nullptr, asked && pool.shards > 1) << pool_name(whole) << " " << run.text();
-    if (store == nullptr) continue;
-    for (size_t a = 0; a < shards.bytes.size(); ++a) {
-      if (shards.off_device[a] == 0) continue;
-      // Of whole tensors ranks have more of one array and less of another.
-      if (placement.whole_tensors == WholeTensors::kNone) {
-        EXPECT_LE(shards.bytes[a] * pool.shards, pool.bytes[a] + 2 * group.ranks() * kGranule * 4);
-      }
-      EXPECT_TRUE(store->holds(static_cast<int64_t>(a)));
-    }
-  }
-}
-
-// What all ranks give together: the numbers, which must agree, and every byte of the state.
-Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
-  SharedRegion region = SharedRegion::create(ranks);
-  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
-  std::vector<std::string> errors(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        SharedGroup group(region, r);
-        Training training(run, {}, {}, &group);
-        const OffDeviceState& off_device = training.rank().off_device();
-        if (ranks > 1) expect_shards(run, training, group);
-        EXPECT_EQ(training.rank().memory_of_others() > 0, run.one_copy && device() == DeviceType::kCpu);
-        const bool one_pass = run.recompute || run.micro_batches <= ranks;
-        const bool shards = ranks > 1;
-        if (!run.weights) {
-          EXPECT_EQ(off_device.store(Pool::kWeights) != nullptr, shards && run.stage >= 3);
-        }
-        if (!run.gradients) {
-          EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
-                    shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
-        }
-        outcomes[static_cast<size_t>(r)] = training.run(read_between);
-      } catch (const std::exception& error) {
-        errors[static_cast<size_t>(r)] = error.what();
-        region.end();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  Outcome all = outcomes.front();
-  for (size_t r = 0; r < outcomes.size(); ++r) {
-    EXPECT_EQ(errors[r], "") << "rank " << r << " of " << ranks << " " << run.text();
-    EXPECT_EQ(outcomes[r].losses, all.losses) << run.text();
-    EXPECT_EQ(outcomes[r].norms, all.norms) << run.text();
-    EXPECT_EQ(outcomes[r].evaluated, all.evaluated) << run.text();
-    for (const auto& [name, bytes] : outcomes[r].state) {
-      std::vector<std::byte>& known = all.state[name];
-      if (known.size() < bytes.size()) known.resize(bytes.size());
-      for (size_t i = 0; i < bytes.size(); ++i) known[i] |= r == 0 ? std::byte{0} : bytes[i];
-    }
-  }
-  return all;
-}
 
 double relative(double a, double b) {
   return std::abs(a - b) / std::max(std::abs(b), 1e-30);
@@ -100,15 +32,6 @@ double weights_apart(const State& a, const State& b) {
     }
   }
   return std::sqrt(difference / norm);
-}
-
-void expect_same(const Variant& run, int ranks, const Outcome& got, const Outcome& want) {
-  EXPECT_EQ(got.losses, want.losses) << ranks << " ranks " << run.text();
-  EXPECT_EQ(got.norms, want.norms) << ranks << " ranks " << run.text();
-  EXPECT_EQ(got.evaluated, want.evaluated) << ranks << " ranks " << run.text();
-  ASSERT_EQ(got.state.size(), want.state.size()) << run.text();
-  for (const auto& [name, bytes] : want.state)
-    EXPECT_TRUE(got.state.at(name) == bytes) << name << " differs: " << ranks << " ranks " << run.text();
 }
 
 // The contract's bounds (fp32): losses 1e-6, weights after twelve steps 1e-4.
@@ -187,20 +110,6 @@ TEST(Ranks, EveryStageGivesTheSameBits) {
         run.optimizer = false;
       }
     }
-  }
-}
-
-// One copy of what is frozen, which the first rank of a machine loads, against a copy of each rank.
-TEST(Ranks, OneCopyOfTheFrozenWeightsGivesTheSameBits) {
-  for (int which = 0; which < 7; ++which) {
-    Variant run;
-    const int ranks = which == 6 ? 4 : 2 + which % 2;
-    run.lora = true, run.micro_batches = 2 * ranks, run.steps = 4, run.tied = which % 2 == 0;
-    run.dora = which == 1, run.pissa = which == 2, run.weights = which == 4, run.nodes = 1 + which / 6;
-    run.stage = which == 5 ? 3 : 1, run.base = which == 3 ? EncodingKind::kNf4 : EncodingKind::kPlain;
-    Variant one = run;
-    one.one_copy = true;
-    expect_same(one, ranks, run_ranks(one, ranks), run_ranks(run, ranks));
   }
 }
 

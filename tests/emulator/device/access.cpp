@@ -78,6 +78,8 @@ inline void note(const void* p, size_t bytes, bool write, bool aligned) {
     return outside(page.extent, a, bytes, write);
   if (aligned && a % bytes != 0) [[unlikely]]
     misaligned(a, bytes, write);
+  if (write && page.extent.read_only) [[unlikely]]
+    stop(described(a, bytes, write) + " of host memory that is registered as read-only");
   bytes_touched += static_cast<int64_t>(bytes);
   if (!page.extent.device) bytes_of_host += static_cast<int64_t>(bytes);
   uint64_t* const cells = write ? page.written : page.read;
