@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -48,6 +49,18 @@ int open_offered(const Offer& offer) {
   if (fd >= 0 && fstat(fd, &info) == 0 && is(info, offer)) return fd;
   if (fd >= 0) close(fd);
   return -1;
+}
+
+// This process's resident shared memory, mapped files of tmpfs and memfds: the kernel counts it, where
+// reading smaps would walk all pages. `otherwise` if it does not say.
+int64_t resident_shared_bytes(int64_t otherwise) {
+  std::FILE* const file = std::fopen("/proc/self/status", "re");
+  if (file == nullptr) return otherwise;
+  long kilobytes = -1;
+  for (char line[256]; kilobytes < 0 && std::fgets(line, sizeof line, file) != nullptr;)
+    if (std::sscanf(line, "RssShmem: %ld kB", &kilobytes) != 1) kilobytes = -1;
+  std::fclose(file);
+  return kilobytes < 0 ? otherwise : int64_t{1024} * kilobytes;
 }
 
 Error no_memory(int64_t bytes) {
@@ -101,6 +114,12 @@ void MachineMemory::filled() {
   // Else pages are mapped as they are used: a kernel before 5.14 refuses, and nothing depends on it.
   madvise(memory_, size, MADV_POPULATE_READ);
 #endif
+}
+
+int64_t MachineMemory::of_others() const {
+  if (memory_ == nullptr) return 0;
+  const int64_t here = std::min(bytes_, resident_shared_bytes(bytes_));
+  return here - here / each_;
 }
 
 }  // namespace lm
