@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "base/error.h"
 
@@ -29,7 +30,7 @@ bool ends_well(int wait_status) {
 }
 
 void FirstCause::take(int rank, int wait_status, bool killed, int reported) {
-  const bool by_us = killed && WIFSIGNALED(wait_status);
+  const bool by_us = killed && WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
   const int mine = by_us ? std::max(kKilledHere, weight_of_code(std::max(reported, 0))) : weight(wait_status);
   const bool good = ends_well(wait_status);
   if (by_us && reported < 0 && killed_here_ < 0) killed_here_ = rank;

@@ -54,6 +54,7 @@ TEST(FirstCause, IsNoRankThatWasKilledHereWhereAnotherFailedByItself) {
   expect_cause({{1, kPeerLost}, {2, kKilled, true}, {0, kKilled, true}}, 1, kPeerLost);
   expect_cause({{1, kKilled, true}, {0, kHung, true}}, 0, kHung);
   expect_cause({{0, kKilled, true}, {1, kPeerLost, true}}, 1, kPeerLost);
+  expect_cause({{1, kPeerLost}, {0, SIGSEGV, true}}, 0, SIGSEGV);  // which the CLI does not send
   // What rank 0 has reported counts as its end.
   expect_cause({{1, kPeerLost}, {0, kKilled, true, 41}}, 0, kKilled);
   expect_cause({{1, kPeerLost}, {0, kKilled, true, 0}}, 1, kPeerLost);
