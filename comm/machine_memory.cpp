@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -49,6 +50,18 @@ int open_offered(const Offer& offer) {
   if (fd >= 0 && fstat(fd, &info) == 0 && is(info, offer)) return fd;
   if (fd >= 0) close(fd);
   return -1;
+}
+
+// This process's resident shared memory, mapped files of tmpfs and memfds: the kernel counts it, where
+// reading smaps would walk all pages. `otherwise` if it does not say.
+int64_t resident_shared_bytes(int64_t otherwise) {
+  std::FILE* const file = std::fopen("/proc/self/status", "re");
+  if (file == nullptr) return otherwise;
+  long kilobytes = -1;
+  for (char line[256]; kilobytes < 0 && std::fgets(line, sizeof line, file) != nullptr;)
+    if (std::sscanf(line, "RssShmem: %ld kB", &kilobytes) != 1) kilobytes = -1;
+  std::fclose(file);
+  return kilobytes < 0 ? otherwise : int64_t{1024} * kilobytes;
 }
 
 Error no_memory(int64_t bytes) {
@@ -165,9 +178,11 @@ void MachineMemory::filled() {
 }
 
 int64_t MachineMemory::of_others() const {
-  int64_t bytes = 0;
-  for (const Mapping& mapping : mappings_) bytes += mapping.bytes - mapping.bytes / each_;
-  return bytes;
+  int64_t mapped = 0;
+  for (const Mapping& mapping : mappings_) mapped += mapping.bytes;
+  if (mapped == 0) return 0;
+  const int64_t here = std::min(mapped, resident_shared_bytes(mapped));
+  return here - here / each_;
 }
 
 }  // namespace lm

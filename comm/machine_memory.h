@@ -39,8 +39,8 @@ class MachineMemory {
   // Waits until the first rank has filled it, if any is mapped. From here on no process can write to it, and
   // all of it is resident in every rank.
   void filled();
-  // Of the mapped bytes what this rank's share leaves to the other ranks of its machine: its resident memory
-  // counts all of them.
+  // Of the mapped bytes that are resident here now what this rank's share leaves to the other ranks of its
+  // machine: its resident memory counts all of those, and none that the kernel has swapped out.
   int64_t of_others() const;
 
  private:

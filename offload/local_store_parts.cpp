@@ -52,7 +52,9 @@ std::vector<ByteRange> LocalStore::asked_for(int64_t index) const {
   return runs;
 }
 
-// From disk into the slot's host memory, beside one another.
+// From disk into the slot's host memory, beside one another. The I/O thread goes on with the other transfers
+// meanwhile, and the failure of any ends the wait. What poll() would start waits until the operation is over:
+// the next transfer of a slot must see all uses that the operation enqueues.
 void LocalStore::read_now(int64_t index, const std::vector<ByteRange>& runs) {
   const Array& a = array(index);
   const Slot& s = slot_of(index);

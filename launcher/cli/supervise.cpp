@@ -151,6 +151,28 @@ int report_launcher_ended(const std::string& where) {
   return static_cast<int>(Exit::kPeerLost);
 }
 
+std::string position_text(int rank, const WorkerRecord& record, const WorkerCare& care) {
+  const std::string operation = care.operation ? care.operation(rank) : "";
+  return fmt::format("{}, step {}{}", care.name ? care.name(rank) : fmt::format("rank {}", rank), record.step,
+                     operation.empty() ? "" : ", in \"" + operation + "\"");
+}
+
+// Rank 0 prints why it ends. Another one that has lost a rank leaves that to those that live: here they were
+// killed before they said a word.
+void report_silent_rank(const FirstCause& cause, const WorkerRecord& last, const WorkerCare& care) {
+  const int silent = cause.killed_here();
+  if (silent < 0 || cause.rank() == 0 || care.quiet) return;
+  print(
+      Error(Exit::kPeerLost,
+            {.area = "PEER-08",
+             .what = fmt::format("rank {} has lost another rank and ended; rank {} did not end within {} s, "
+                                 "and was killed",
+                                 cause.rank(), silent, kOthersMs / 1000),
+             .place = position_text(silent, last, care),
+             .next = fmt::format("log.rank{}.txt has what rank {} found; start the same command again",
+                                 cause.rank(), cause.rank())}));
+}
+
 // Our exit code for an unknown one (a library called exit).
 int report_strange_exit(int code, const std::string& where) {
   const std::string limit = limit_of_addresses();
@@ -161,12 +183,6 @@ int report_strange_exit(int code, const std::string& where) {
                      .place = where,
                      .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit}));
   return static_cast<int>(ours);
-}
-
-std::string position_text(int rank, const WorkerRecord& record, const WorkerCare& care) {
-  const std::string operation = care.operation ? care.operation(rank) : "";
-  return fmt::format("{}, step {}{}", care.name ? care.name(rank) : fmt::format("rank {}", rank), record.step,
-                     operation.empty() ? "" : ", in \"" + operation + "\"");
 }
 
 // How a run's ranks ended.
@@ -180,7 +196,8 @@ struct WorkerEnd {
 // The ranks of a run while at least one lives.
 class WorkerWatch {
  public:
-  WorkerWatch(const std::vector<pid_t>& ranks, const WorkerCare& care) : ranks_(ranks), care_(care) {}
+  WorkerWatch(const std::vector<pid_t>& ranks, const Control& control, const WorkerCare& care)
+      : ranks_(ranks), control_(control), care_(care) {}
 
   bool alive() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](pid_t p) { return p > 0; });
@@ -192,7 +209,7 @@ class WorkerWatch {
       int wait_status = 0;
       if (ranks_[r] <= 0 || !ended(ranks_[r], &wait_status)) continue;
       ranks_[r] = 0;
-      end.cause.take(static_cast<int>(r), wait_status, killed_);
+      end.cause.take(static_cast<int>(r), wait_status, killed_, r == 0 ? control_.latest().exit_code : -1);
       failed = failed || !ends_well(wait_status);
     }
     if (failed && !std::exchange(failed_, true) && alive() && care_.rank_failed) care_.rank_failed();
@@ -225,6 +242,7 @@ class WorkerWatch {
 
  private:
   std::vector<pid_t> ranks_;  // 0: reaped
+  const Control& control_;    // rank 0's
   const WorkerCare& care_;
   bool failed_ = false;
   bool killed_ = false;  // all that lived
@@ -241,7 +259,7 @@ int64_t earlier(int64_t a, int64_t b) {
 }
 
 WorkerEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const WorkerCare& care) {
-  WorkerWatch watch(ranks, care);
+  WorkerWatch watch(ranks, control, care);
   bool asked_twice = false;
   WaitedTime waited;
   int64_t kill_at = 0, leave_at = 0;  // in waited.ms(); 0: not yet known
@@ -334,10 +352,11 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
   const int rank = end.cause.rank(), wait_status = end.cause.wait_status();
   const bool gone = care.launcher_ended && care.launcher_ended();
   const bool dead = end.left || WIFSIGNALED(wait_status);
+  const bool follows = !dead && WEXITSTATUS(wait_status) == static_cast<int>(Exit::kPeerLost);
   if (end.elsewhere) {
     out.exit_code = end.elsewhere->exit_code;
     out.reason = end.elsewhere->reason;
-  } else if (dead && end.at_once) {
+  } else if ((dead || follows) && end.at_once) {
     out.exit_code = static_cast<int>(Exit::kStopped);
   } else if (dead && last.exit_code >= 0 && rank == 0) {
     // The rank has reported how it ends; its death afterwards does not matter.
@@ -352,6 +371,7 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
   } else if (const int code = WEXITSTATUS(wait_status); !reason_of_code(code).empty()) {
     if (out.reason.empty() || rank != 0) out.reason = reason_of_code(code);
     out.exit_code = code;
+    if (follows) report_silent_rank(end.cause, last, care);
   } else if (gone) {
     out.exit_code = report_launcher_ended(position_text(rank, last, care));
     out.reason = reason_of_code(*out.exit_code);

@@ -32,6 +32,7 @@
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
 #include "plan/limits.h"
+#include "plan/unit_pools.h"
 #include "train/metrics.h"
 #include "weights/adapter_files.h"
 #include "weights/file_types.h"
@@ -224,9 +225,7 @@ void meet(const Opening& at, Found& found) {
   if (at.trains() && is_muon(at.config.optimizer.name))
     ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? found.machine.cpu_model : found.gpus.front().name,
                 "with this optimizer.name use machines of one kind");
-  // GPUs share what is offloaded to host memory; on them each has its own.
-  const bool in_host = cpu || at.config.offload.weights != OffloadTier::kNone;
-  if (in_host && at.trains() && found.model.layout.frozen_bytes > 0) ranks.share_memory();
+  if (may_share_frozen(found.model.inputs(at.config, at.device), at.purpose)) ranks.share_memory();
   if (cpu) return;
   refuse_shared_gpu(ranks.group(), found.gpus.front().uuid);
   if (ranks.on_machine() > 1) settle_beside(found.gpus.front());

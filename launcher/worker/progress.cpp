@@ -111,8 +111,9 @@ std::string quoted(const std::string& path) {
 // "1.21 GiB (planned 1.25 GiB)"; on a GPU (device_bytes is not 0) followed by ", of the GPU's 20.1 GiB
 // (planned 20.9 GiB)".
 std::string format_peak(const Plan& plan, const TrainerResult& result) {
-  const std::string host = format_bytes(peak_resident_bytes() - result.memory_of_others) + " (planned " +
-                           format_bytes(plan.peak.host) + ")";
+  // Where memory is short, pages that are common to ranks are swapped out while others arrive.
+  const int64_t most = std::max(peak_resident_bytes() - result.memory_of_others, result.host_bytes);
+  const std::string host = format_bytes(most) + " (planned " + format_bytes(plan.peak.host) + ")";
   if (result.device_bytes == 0) return host;
   return host + ", of the GPU's " + format_bytes(result.device_bytes) + " (planned " +
          format_bytes(plan.peak.device) + ")";

@@ -168,9 +168,12 @@ class Products {
     const Layout& addend = p.elsewhere ? out.addend : out.out;
     const Preference preference = preference_of(p);
     int count = 0;
-    TORCH_CUDABLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle_, out.description.get(), out.left.get(), out.right.get(), addend.get(), out.out.get(),
-        preference.get(), p.choice + 1, proposed.data(), &count));
+        preference.get(), p.choice + 1, proposed.data(), &count);
+    // Of a product that it cannot compute at all; the caller knows which one that is.
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return out;
+    TORCH_CUDABLAS_CHECK(status);
     out.found = count > p.choice && proposed.back().state == CUBLAS_STATUS_SUCCESS;
     out.algorithm = proposed.back().algo;
     return out;

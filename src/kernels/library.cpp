@@ -1,5 +1,7 @@
 #include "kernels/library.h"
 
+#include <fmt/format.h>
+
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
@@ -12,9 +14,28 @@
 namespace lm {
 namespace {
 
+std::string matrix_text(const View& x, bool transposed) {
+  return fmt::format("{} [{}, {}]{} with rows {} elements apart", dtype_name(x.dtype), x.rows, x.columns,
+                     transposed ? ", transposed," : "", x.stride);
+}
+
+// Another library's product would take memory that no plan has, and have other bits.
+Error no_algorithm(const Gemm& g) {
+  const GpuInfo gpu = cuda_device(cuda_selected());
+  const bool fp32 = g.a.dtype == DType::kF32 && g.b.dtype == DType::kF32;
+  return Error(Exit::kInternal,
+               {.area = "GPU-34",
+                .what = fmt::format("cuBLASLt has no algorithm for a product: {} by {} to {}{}",
+                                    matrix_text(g.a, g.transpose_a), matrix_text(g.b, g.transpose_b),
+                                    matrix_text(g.out, false), g.addend.defined() ? ", added up" : ""),
+                .place = fmt::format("{}, compute capability {}.{}", gpu.name, gpu.major, gpu.minor),
+                .next = std::string(fp32 ? "" : "set model.dtype = \"fp32\", or ") +
+                        "use another GPU; and report this message"});
+}
+
 void gemm(const Gemm& g, StreamView stream) {
   if (stream.device == DeviceType::kCuda) {
-    LM_CHECK(gemm_cuda(g, stream), "cuBLASLt has no algorithm for a product");
+    if (!gemm_cuda(g, stream)) throw no_algorithm(g);
     return;
   }
   // Of fp16 LibTorch has plain loops on most processors.

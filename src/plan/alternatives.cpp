@@ -205,6 +205,13 @@ bool beats(const Alternative& a, const Alternative& b) {
   return as_fast(a, b) && a.state_bits >= b.state_bits && a.weight_bits >= b.weight_bits;
 }
 
+std::vector<Alternative> in_order(std::vector<Alternative> rows) {
+  std::ranges::stable_sort(rows, {}, [](const Alternative& row) {
+    return std::tuple(!row.plan.fits, lacks(row.plan), -row.tokens_per_second(), -row.state_bits);
+  });
+  return rows;
+}
+
 std::string number(double value) {
   return fmt::format("{:.{}f}", value, value < 10 ? 1 : 0);
 }
@@ -225,14 +232,9 @@ std::string Alternative::setting_text() const {
   return out.empty() ? "as it is" : out;
 }
 
-std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world,
-                                      Estimated estimated) {
+std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world) {
   const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
-  std::vector<Alternative> out = Comparison(in, estimated).all();
-  std::ranges::stable_sort(out, {}, [](const Alternative& row) {
-    return std::tuple(!row.plan.fits, lacks(row.plan), -row.tokens_per_second(), -row.state_bits);
-  });
-  return out;
+  return in_order(Comparison(in, Estimated::kAll).all());
 }
 
 std::vector<Alternative> best_alternatives(std::vector<Alternative> all) {
@@ -247,15 +249,25 @@ std::vector<Alternative> best_alternatives(std::vector<Alternative> all) {
   return out;
 }
 
-std::string name_alternatives(const std::vector<Alternative>& all) {
+std::vector<Alternative> advised_alternatives(const PlanInputs& inputs, const Machine& machine,
+                                              const World& world) {
   constexpr int kOfEach = 2;
+  const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
   std::map<std::string, int> named;
-  std::string out;
-  for (const Alternative& row : best_alternatives(all)) {
+  std::vector<Alternative> out;
+  for (const Alternative& row : best_alternatives(in_order(Comparison(in, Estimated::kWhatFits).all()))) {
     if (!row.plan.fits || row.settings.empty() || ++named[row.method] > kOfEach) continue;
+    const Setting chosen{row.settings, [&row](Config& c) { c = row.config; }};
+    if (auto whole = plan_with(in, {chosen}, Estimated::kAll)) out.push_back(std::move(*whole));
+  }
+  return in_order(std::move(out));
+}
+
+std::string name_alternatives(const std::vector<Alternative>& rows) {
+  std::string out;
+  for (const Alternative& row : rows)
     out += (out.empty() ? "" : ", or ") + row.setting_text() + " (" + number(row.tokens_per_second()) +
            " tokens/s)";
-  }
   return out;
 }
 

@@ -14,6 +14,7 @@ namespace lm {
 struct Alternative {
   // "table.key=value", to be set beside the configuration; none: the configuration as it is.
   std::vector<std::string> settings;
+  Config config;  // with them
   Plan plan;
   std::string method;      // "full", "lora", "qlora", "ia3", "norms"
   std::string rule;        // of the optimizer
@@ -26,16 +27,18 @@ struct Alternative {
 // Those that fit first, of them the cheapest, in seconds of a token, first; of those that do not fit first
 // what needs least. What takes a disk is there only where it does not fit without one. Adapters are updated
 // when the configuration says: their gradients are less than a hundredth of the rest.
-std::vector<Alternative> alternatives(
-    const PlanInputs& inputs, const Machine& machine, const World& world,
-    Estimated estimated = Estimated::kAll);  // kWhatFits: others may be left out
+std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world);
 
 // Without those that are beaten by another one of their method, which fits, is as fast and keeps as many
 // bits.
 std::vector<Alternative> best_alternatives(std::vector<Alternative> all);
 
-// What a refusal says of them: the best two of each method that fit; "" where none does.
-std::string name_alternatives(const std::vector<Alternative>& all);
+// What a refusal advises: the best two of each method that fit, the fastest first, each planned as above.
+// Which ones these are is chosen by plans that compare no levels of recomputation: there are too many.
+std::vector<Alternative> advised_alternatives(const PlanInputs& inputs, const Machine& machine,
+                                              const World& world);
+// Their settings and rates; "" for none.
+std::string name_alternatives(const std::vector<Alternative>& rows);
 
 // A table for people, `most` rows, and an array for programs.
 std::string print_alternatives(const std::vector<Alternative>& rows, size_t most);

@@ -203,7 +203,7 @@ std::string have(const PlanInput& in, const Tier& tier) {
 
 std::string other_ways(const PlanInput& in) {
   if (!in.trains()) return "";
-  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world, Estimated::kWhatFits));
+  const std::string fitting = name_alternatives(advised_alternatives(in, in.machine, in.world));
   return fitting.empty() ? "" : "; of `lmlaunch plan --compare` these fit: " + fitting;
 }
 

@@ -149,13 +149,15 @@ std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numeric
   return out;
 }
 
-// On the CPU compute uses them where they are, and GPUs fetch them from there. Several copies would have the
-// same bytes, and take more memory and more reads of the files. Not where trained rows of tokens are written
-// into a frozen table: every rank does that in its own time.
+bool may_share_frozen(const PlanInputs& in, PlanPurpose purpose) {
+  const bool writes_rows = in.adapter != nullptr && !in.adapter->tokens.empty();
+  const bool in_host = in.device == DeviceType::kCpu || in.config.offload.weights != OffloadTier::kNone;
+  return in_host && purpose == PlanPurpose::kTrain && in.layout.frozen_bytes > 0 && !writes_rows;
+}
+
 int frozen_sharers(const PlanInput& in) {
   const World& world = in.world;
-  if (in.adapter != nullptr && !in.adapter->tokens.empty()) return 1;
-  const bool shared = in.trains() && in.layout.frozen_bytes > 0 && world.by_machine && world.share_memory;
+  const bool shared = may_share_frozen(in, in.purpose) && world.by_machine && world.share_memory;
   return shared ? world.ranks_per_node() : 1;
 }
 

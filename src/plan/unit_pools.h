@@ -1,5 +1,5 @@
 // The pools of weights and of gradients, whose arrays are units: what of them lives off the device, and what
-// is in shards of the ranks. Inside src/plan.
+// is in shards of the ranks. Inside src/plan, but for may_share_frozen.
 #pragma once
 
 #include <vector>
@@ -31,6 +31,12 @@ UnitPools weight_pools(const PlanInput& in, const NumericsPlan& numerics, TierId
 // `shards`: gradients are in shards.
 UnitPools gradient_pools(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id, bool shards);
 
+// Whether the ranks of a machine have one copy of what is frozen, if they reach one another's memory. On the
+// CPU compute uses it where it is, and GPUs fetch from there what is offloaded; several copies would have the
+// same bytes, and take more memory and more reads of the files. Not where trained rows of tokens are written
+// into a frozen table: every rank does that in its own time. For the worker, too, which makes that memory
+// before there is a plan.
+bool may_share_frozen(const PlanInputs& inputs, PlanPurpose purpose);
 int frozen_sharers(const PlanInput& in);  // PlacementPlan::frozen_sharers
 // PlacementPlan::frozen_arrays and embedding_in_host, with weights on that tier.
 std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numerics, TierId tier_id);

@@ -46,6 +46,7 @@ Alternative plan_of(const PlanInput& in, const Config& config, Estimated estimat
       {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
 
   Alternative out;
+  out.config = config;
   // A refusal looks at too many ways to compare levels of each.
   out.plan = place_plan(changed, estimated == Estimated::kAll);
   const bool wanted = estimated == Estimated::kAll || (estimated == Estimated::kWhatFits && out.plan.fits);

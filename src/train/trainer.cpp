@@ -55,7 +55,7 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
   settle();
   result_.steps = state_.step;
   result_.device_bytes = device_peak_;
-  result_.memory_of_others = rank_.memory_of_others();
+  result_.memory_of_others = std::max(result_.memory_of_others, rank_.memory_of_others());
   return result_;
 }
 
@@ -157,7 +157,10 @@ StepRow Trainer::read_row(Started step) {
   if (options_.utilization) row.sol_pct = 100 * options_.utilization(step.work, seconds);
   // We allocate nothing within a step, and LibTorch frees nothing: the value between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
-  row.host_bytes = resident_bytes() - rank_.memory_of_others();
+  const int64_t of_others = rank_.memory_of_others();
+  row.host_bytes = resident_bytes() - of_others;
+  result_.memory_of_others = std::max(result_.memory_of_others, of_others);
+  result_.host_bytes = std::max(result_.host_bytes, row.host_bytes);
   row.disk_bytes = rank_.off_device().disk_bytes();
   count_moved(row);
   return row;

@@ -40,7 +40,8 @@ struct TrainerResult {
   double seconds = 0;    // spent in steps
   int64_t tokens = 0;
   int64_t device_bytes = 0;      // at the peak (metrics.h)
-  int64_t memory_of_others = 0;  // Rank::memory_of_others
+  int64_t host_bytes = 0;        // the most that was resident after a step, as its row has it
+  int64_t memory_of_others = 0;  // the most of it (Rank::memory_of_others)
 };
 
 // The state that a resumed run needs besides the rank's.

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -131,6 +133,28 @@ TEST(MachineMemory, ComesInSeveralPieces) {
     group.barrier("the end");
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// As the kernel leaves it where memory is short: in the memory of the machine or in its swap, and not
+// resident here. What is not counted is not to be taken away.
+TEST(MachineMemory, WhatIsNotResidentIsNotOfOthers) {
+  constexpr int64_t kAll = int64_t{64} << 20, kAbout = int64_t{4} << 20;
+  const std::vector<int> statuses = in_processes(2, [](SharedGroup& group) {
+    MachineMemory memory(group, 2);
+    if (memory.of_others() != 0) return 1;
+    const std::span<std::byte> bytes = memory.map(kAll);
+    if (memory.first()) std::memset(bytes.data(), 1, bytes.size());
+    memory.filled();
+    const int64_t whole = memory.of_others();
+    if (madvise(bytes.data(), bytes.size() * 3 / 4, MADV_DONTNEED) != 0) return 2;
+    const int64_t part = memory.of_others();
+    const bool right = std::abs(whole - kAll / 2) < kAbout && std::abs(part - kAll / 8) < kAbout;
+    if (!right)
+      std::fprintf(stderr, "of others: %ld and %ld\n", static_cast<long>(whole), static_cast<long>(part));
+    group.barrier("all have looked");
+    return right && bytes[0] == std::byte{1} ? 0 : 3;
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
 }
 
 // Compute that wrote to it would change the weights of all ranks.

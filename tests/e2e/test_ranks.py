@@ -164,6 +164,33 @@ def test_ranks_of_a_machine_have_one_copy_of_the_frozen_base(work):
     assert "one copy for the 3 ranks of a machine" in (work / "runs" / "one_copy" / "plan.txt").read_text()
 
 
+def open_files(pid):
+    """What the descriptors of a process name; some are closed meanwhile."""
+    out = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            out.append(os.readlink(descriptor))
+        except FileNotFoundError:
+            pass
+    return out
+
+
+def test_ranks_that_write_into_their_embedding_have_no_memory_in_common(work):
+    """Trained rows of tokens are written into the frozen table, so that each rank has its own, and none asks the others for theirs."""
+    prepared(work, "rows", "lora", lora__tokens=[5, 7], train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
+    cli, ranks = started(work, "rows", 2, 1)
+    try:
+        names = [name for pid in ranks for name in open_files(pid)]
+        mapped = [common_memory(pid) for pid in ranks]
+    finally:
+        os.killpg(cli.pid, signal.SIGKILL)
+        cli.wait()
+    gone(ranks)
+    assert len(ranks) == 2 and any("memfd:" in name for name in names), names  # the region in which they meet
+    assert not any("lmlaunch-base" in name for name in names), names
+    assert mapped == [(0, 0), (0, 0)]
+
+
 def test_ranks_of_a_machine_whose_frozen_weights_are_all_off_memory(work):
     """Blocks alone are frozen here, and each rank has a shard of them, or fetches them: none is left to have in common."""
     settings = {"train__only": ["embed_tokens", "model.norm"]}

@@ -51,9 +51,11 @@ struct Shape {
 Shape shape_of(const Description& d, const Layout& a, const Layout& b, const Layout& c, const Layout& out) {
   const int64_t m = d.transposed[0] ? a.columns : a.rows, k = d.transposed[0] ? a.rows : a.columns;
   const int64_t n = d.transposed[1] ? b.rows : b.columns, inner = d.transposed[1] ? b.columns : b.rows;
-  const bool goes = k == inner && out.rows == m && out.columns == n && c.rows == m && c.columns == n &&
-                    c.type == out.type && a.type == b.type && (out.type == a.type || out.type == CUDA_R_32F);
+  const bool goes = k == inner && out.rows == m && out.columns == n && c.rows == m && c.columns == n;
   return {m, goes ? n : 0, k};
+}
+bool multiplies(const Layout& a, const Layout& b, const Layout& c, const Layout& out) {
+  return c.type == out.type && a.type == b.type && (out.type == a.type || out.type == CUDA_R_32F);
 }
 
 uint64_t number_of(const Description& d, const Layout* const (&layouts)[4]) {
@@ -136,6 +138,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *count = 0;
   if (shape_of(description, *layouts[0], *layouts[1], *layouts[2], *layouts[3]).n == 0)
     return CUBLAS_STATUS_INVALID_VALUE;
+  if (!multiplies(*layouts[0], *layouts[1], *layouts[2], *layouts[3])) return CUBLAS_STATUS_NOT_SUPPORTED;
   const bool splits = (preference.schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
   for (const uint64_t workspace : {uint64_t{0}, kSplit}) {
     if (*count == asked || workspace > preference.workspace || (workspace > 0 && !splits)) break;
@@ -166,6 +169,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     if (reinterpret_cast<uintptr_t>(operands[i]) % algorithm.alignment[i] != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   }
+  if (!multiplies(*layouts[0], *layouts[1], *layouts[2], *layouts[3])) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (C == D && (layouts[2]->stride != layouts[3]->stride)) return CUBLAS_STATUS_INVALID_VALUE;
   const Shape shape = shape_of(description, *layouts[0], *layouts[1], *layouts[2], *layouts[3]);
   return emulator::multiply(stream, {shape.m,

@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "base/cuda.h"
+#include "base/error.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "tests/kernels/support.h"
@@ -144,6 +145,28 @@ TEST_F(ProductsOnAGpu, OfNothingAreTheirAddend) {
   empty.a.rows = empty.out.rows = 0;
   multiply(empty);
   EXPECT_TRUE(read(out) == got);
+}
+
+// Shapes, types and the card are what a report of it needs; other products are computed as before.
+TEST_F(ProductsOnAGpu, WithoutAnAlgorithmAreNamed) {
+  const Matrix a = noise(DType::kBF16, {8, 16}, 8, 1), b = noise(DType::kF16, {24, 16}, 0, 2),
+               out = noise(DType::kF32, {8, 24}, 0, 3), same = noise(DType::kBF16, {24, 16}, 0, 2);
+  for (int times = 0; times < 2; ++times) {
+    try {
+      multiply({.a = a.view, .b = b.view, .out = out.view, .transpose_b = true});
+      FAIL() << "no library multiplies bf16 by fp16";
+    } catch (const Error& error) {
+      EXPECT_EQ(
+          error.text().what,
+          "cuBLASLt has no algorithm for a product: bf16 [8, 16] with rows 24 elements apart by fp16 [24, "
+          "16], transposed, with rows 16 elements apart to fp32 [8, 24] with rows 24 elements apart");
+      EXPECT_EQ(error.text().place.find(cuda_device(0).name + ", compute capability "), 0U);
+      EXPECT_NE(error.text().next.find("model.dtype = \"fp32\""), std::string::npos);
+    }
+  }
+  EXPECT_TRUE(read(out) == out.values);
+  multiply({.a = a.view, .b = same.view, .out = out.view, .transpose_b = true});
+  EXPECT_FALSE(read(out) == out.values);
 }
 
 // Where a slot or an arena begins is a matter of placement.

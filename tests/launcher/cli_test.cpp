@@ -253,6 +253,19 @@ TEST(Cli, AKilledRankIsReportedWithItsFirstCause) {
   EXPECT_HAS(result.err, "SIGSEGV");
 }
 
+TEST(Cli, ARankThatHangsOnceAnotherHasEndedIsNotTheCause) {
+  Cli cli;
+  cli.write_config("c.toml");
+  const CliResult result = cli.run({"--ranks", "2", "c.toml"}, "left:1");
+  EXPECT_EQ(result.code, 40);
+  EXPECT_HAS(result.err,
+             "error PEER-08 (exit 40): rank 1 has lost another rank and ended; rank 0 did not end");
+  EXPECT_HAS(result.err, " at rank 0, step 7");
+  EXPECT_HAS(result.err, "log.rank1.txt");
+  EXPECT_EQ(result.err.find("killed by signal"), std::string::npos) << result.err;
+  EXPECT_HAS(result.last_line(), "lmlaunch: stop code=40 reason=error:peer-lost step=7 ");
+}
+
 // Threads that the kernel holds may keep it from ending.
 TEST(Cli, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
   Cli cli;

@@ -20,11 +20,12 @@ constexpr int kKilled = SIGKILL, kDone = exited(0), kStopped = exited(static_cas
 struct Gone {
   int rank, wait_status;
   bool killed = false;
+  int reported = -1;
 };
 
 void expect_cause(const std::vector<Gone>& gone, int rank, int wait_status) {
   FirstCause cause;
-  for (const Gone& each : gone) cause.take(each.rank, each.wait_status, each.killed);
+  for (const Gone& each : gone) cause.take(each.rank, each.wait_status, each.killed, each.reported);
   EXPECT_EQ(cause.rank(), rank);
   EXPECT_EQ(cause.wait_status(), wait_status);
 }
@@ -41,10 +42,34 @@ TEST(FirstCause, IsTheFirstRankThatEndedByItself) {
 TEST(FirstCause, IsRankZeroWhereAllWereKilledHere) {
   expect_cause({{1, kKilled, true}, {0, kKilled, true}}, 0, kKilled);
   expect_cause({{0, kKilled, true}, {1, kKilled, true}}, 0, kKilled);
-  expect_cause({{1, kKilled, true}, {0, kHung, true}}, 1, kKilled);
+  expect_cause({{1, kDone}, {0, kKilled, true}}, 0, kKilled);
   // What was known before remains.
   expect_cause({{1, kHung}, {2, kKilled, true}, {0, kKilled, true}}, 1, kHung);
   expect_cause({{1, kKilled}, {0, kKilled, true}}, 1, kKilled);
+}
+
+// Rank 0 hangs after another rank's end: who was killed for that has caused nothing.
+TEST(FirstCause, IsNoRankThatWasKilledHereWhereAnotherFailedByItself) {
+  expect_cause({{1, kPeerLost}, {0, kKilled, true}}, 1, kPeerLost);
+  expect_cause({{1, kPeerLost}, {2, kKilled, true}, {0, kKilled, true}}, 1, kPeerLost);
+  expect_cause({{1, kKilled, true}, {0, kHung, true}}, 0, kHung);
+  expect_cause({{0, kKilled, true}, {1, kPeerLost, true}}, 1, kPeerLost);
+  expect_cause({{1, kPeerLost}, {0, SIGSEGV, true}}, 0, SIGSEGV);  // which the CLI does not send
+  // What rank 0 has reported counts as its end.
+  expect_cause({{1, kPeerLost}, {0, kKilled, true, 41}}, 0, kKilled);
+  expect_cause({{1, kPeerLost}, {0, kKilled, true, 0}}, 1, kPeerLost);
+  expect_cause({{1, kHung}, {0, kKilled, true, 40}}, 1, kHung);
+}
+
+TEST(FirstCause, KnowsARankThatWasKilledWithoutAWord) {
+  FirstCause cause;
+  cause.take(1, kPeerLost, false);
+  EXPECT_EQ(cause.killed_here(), -1);
+  cause.take(0, kKilled, true, 41);
+  EXPECT_EQ(cause.killed_here(), -1);
+  cause.take(3, kKilled, true);
+  cause.take(2, kKilled, true);
+  EXPECT_EQ(cause.killed_here(), 3);
 }
 
 TEST(FirstCause, DoneAndStoppedEndWell) {

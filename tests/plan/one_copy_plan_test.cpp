@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "plan/unit_pools.h"
 #include "shapes.h"
 
 namespace lm {
@@ -44,6 +45,16 @@ TEST(RanksPlan, RanksOfAMachineHaveOneCopyOfWhatIsFrozen) {
     EXPECT_EQ(class_bytes(plan, "frozen weights"), all) << own;
     EXPECT_EQ(print_plan(plan).find("one copy"), std::string::npos) << own;
   }
+  Case rows = c;
+  rows.lora.tokens = {5};
+  const ModelLayout with_rows = rows.layout(&rows.lora), without = c.layout(&c.lora);
+  EXPECT_EQ(class_bytes(rows.plan(), "frozen weights"), with_rows.frozen_bytes);
+  // The worker asks before it makes the memory.
+  const PlanInputs own{rows.config, rows.spec, &rows.lora, with_rows, rows.device},
+      one_for_all{c.config, c.spec, &c.lora, without, c.device};
+  EXPECT_FALSE(may_share_frozen(own, PlanPurpose::kTrain));
+  EXPECT_TRUE(may_share_frozen(one_for_all, PlanPurpose::kTrain));
+  EXPECT_FALSE(may_share_frozen(one_for_all, PlanPurpose::kEvaluate));
   c.device = DeviceType::kCuda;
   c.machine = gpu_machine("H100");
   // On GPUs each has its own, whatever is shared off them.

@@ -10,6 +10,8 @@
 //                                               S (4) seconds of sleep it prints "fake rank: lives on"
 //   lost:R[:STEP]                               rank R publishes STEP, if given, and is killed; the others
 //                                               leave with 40. Without a rank R all are done.
+//   left:R                                      rank R leaves with 40, as if it had lost another one; the
+//                                               others publish step 7 and never end
 //   lose:R                                      the same, once: rank R leaves with 70, as if its GPU were
 //                                               gone, and writes R into the file EMULATOR_LOST
 //   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
@@ -102,6 +104,11 @@ int main(int argc, char** argv) {
     raise(number);
   }
   if (script.starts_with("lost:") || script.starts_with("lose:")) return lose(script, line, control);
+  if (script.starts_with("left:")) {
+    if (line.integer("--rank").value_or(0) == std::atoi(script.c_str() + 5)) return 40;
+    publish(control, {.step = 7, .repeat = 0, .checkpoint = "", .reason = ""});
+    live_on();
+  }
   if (script.starts_with("ends:")) {
     publish(
         control,
