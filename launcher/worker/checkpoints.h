@@ -73,6 +73,8 @@ class Checkpoints {
   // Duration of the last save, from its beginning to its commit.
   double expected_seconds() const { return seconds_; }
   double seconds_since_save() const;
+  // The last save is complete: frees the buffers that another one would use again.
+  void free_buffers() { buffers_.reset(); }
 
  private:
   // A pending save.

@@ -449,6 +449,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (result.stopped) return cli.end(leave(line, saving, steps));
   // The trained model appears atomically. It comes first, because it is worth more than what follows.
   const std::string source = result_source(*job, result.early, saving);
+  checkpoints.free_buffers();  // what writes the model needs memory of its own
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) evaluator.at(result.steps);  // early stopping has just evaluated
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
