@@ -99,7 +99,7 @@ TEST(RanksPlan, RanksOfGpusHaveOneCopyOfABaseInHostMemory) {
   // In shards each rank has its own part, and the embedding is whole.
   const Plan shards = base_in_host(3).plan();
   EXPECT_NEAR(static_cast<double>(bytes_in_host(shards, "frozen weights")) * 8, static_cast<double>(blocks),
-              1e6);
+              4e6);  // whole chunks of each array
   EXPECT_EQ(bytes_in_host(shards, "embedding") * 8, embedding);
   c.lora.tokens = {1, 2};  // whose rows are written into the table
   EXPECT_EQ(bytes_in_host(c.plan(), "frozen weights"), blocks);
