@@ -115,6 +115,8 @@ class ExpectedWaits {
 
 TEST_F(RoutedExpertsTest, EachMicroBatchWaitsOnceAfterAFetchOfItsBlock) {
   for (const int kind : {0, 1, 2, 3}) {
+    // On the emulator a step takes seconds: there the one in which most happens.
+    if (!test::full_counts() && device() == DeviceType::kCuda && kind != 3) continue;
     Variant run = of_base(EncodingKind::kPlain);
     run.layers = kind < 2 ? 2 : 4;
     run.micro_batches = kind == 0 ? 1 : 2;
