@@ -3,8 +3,8 @@
 Random weights of published shapes: Qwen3-30B-A3B and gpt-oss-20b, quantized as they are written (random_checkpoint.py), and 12 of
 30B-A3B's layers in bf16, drawn by the run itself. `lmlaunch` trains each for two steps on the CPU, and is stopped there: nothing is saved.
 Memory is the peak of the process that trains, without what the libraries take (as the plan has it); all of it is compared with the plan,
-but for the buffers of a save. A case takes up to 15 minutes and 36 GB of disk, one at a time; --plan-only plans all of them in seconds;
---smoke trains small mixtures of both families, in which the plan's margins are a larger share.
+but for the buffers of a save. A case takes up to 36 GB of disk, one at a time; --plan-only plans all of them in seconds; --smoke trains
+small mixtures of both families, in which the plan's margins are a larger share.
 
 Usage: experts_memory.py BIN_DIR [--smoke] [--plan-only] [--path DIR] [--threads 2] [--steps 2] [--only N]
 """
