@@ -12,6 +12,7 @@
 #include "checkpoint/mirror.h"
 #include "checkpoint/restore.h"
 #include "launcher/worker/job.h"
+#include "offload/pinned.h"
 #include "train/trainer.h"
 
 namespace lm {

@@ -77,12 +77,39 @@ bool save_copies(const PlacementPlan& placement, Clip clip) {
          placement.pool(Pool::kWeights).slots > 0 || placement.pool(Pool::kOptimizer).slots > 0;
 }
 
+namespace {
+
+// Elements that the rank that has most of them saves.
+int64_t saved_elements(const ModelLayout& layout, const PlacementPlan& placement) {
+  const Sharding sharding = placement.sharding();
+  int64_t of_all = 0;  // of each rank
+  std::vector<int64_t> of_ranks(static_cast<size_t>(placement.ranks), 0);
+  for (const Unit& unit : layout.units(placement.head_segments() > 0)) {
+    if (unit.elements == 0) continue;
+    if (!sharding.of_whole_tensors(unit)) {
+      of_all += longest_part(unit, sharding);
+      continue;
+    }
+    const std::vector<Shard> parts = parts_of_unit(unit, sharding);
+    for (size_t r = 0; r < of_ranks.size(); ++r) of_ranks[r] += parts[r].elements;
+  }
+  return of_all + std::ranges::max(of_ranks);
+}
+
+}  // namespace
+
 int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics,
                           const PlacementPlan& placement, Clip clip) {
   constexpr int64_t kHeader = kMiB;
-  const int64_t bytes = kHeader +
-                        layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.trained_dtype())) +
-                        state_bytes(layout, numerics.state());
+  const int64_t all = layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.trained_dtype())) +
+                      state_bytes(layout, numerics.state());
+  int64_t bytes = kHeader + all;
+  // Enough for every buffer whatever a rank's part is: then it is not looked for, as that takes its time.
+  if (placement.ranks > 1 && save_buffers(all / placement.ranks, true) < save_buffers(all, true)) {
+    const double share = static_cast<double>(saved_elements(layout, placement)) /
+                         static_cast<double>(std::max<int64_t>(layout.flat_elements, 1));
+    bytes = kHeader + static_cast<int64_t>(share * static_cast<double>(all));
+  }
   const int64_t staging = placement.device == DeviceType::kCpu ? 0 : kSaveStaging;
   return save_buffers(bytes, save_copies(placement, clip)) * kSaveBuffer + staging;
 }

@@ -53,6 +53,10 @@ TEST(Plan, HasSaveBuffersForARunThatTrains) {
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "the next updates come before a check";
   EXPECT_EQ(class_bytes(small.plan(), "save buffers"),
             ceil_div(small.layout(nullptr).flat_elements * 12 + kMiB, 4 * kMiB) * 4 * kMiB);
+  // Of several ranks each saves its part.
+  small.world.ranks = 2, small.config.train.global_batch = 16;
+  EXPECT_EQ(class_bytes(small.plan(), "save buffers"),
+            ceil_div(small.layout(nullptr).flat_elements * 6 + kMiB, 4 * kMiB) * 4 * kMiB);
   c.config.optimizer.clip = Clip::kGlobal;
   c.config.offload.optimizer = OffloadTier::kNvme;
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "slots are used again";
