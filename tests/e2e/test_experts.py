@@ -15,7 +15,7 @@ from transformers import (AutoModelForCausalLM, GraniteMoeConfig, GraniteMoeForC
                           OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "parity"))  # behind this folder: both have a test_ranks
 from expert_files import all_in_files  # noqa: E402
 
 COUNT, STEPS, LR = 4, 5, 1e-3
