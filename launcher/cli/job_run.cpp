@@ -161,8 +161,8 @@ class JobRun {
     if (refusal_) handed_on.flags["--refused"] = refusal_text(*refusal_);
     std::vector<std::string> variables = job_.one_machine ? one_machine_mpi() : std::vector<std::string>();
     variables.insert(variables.end(), gpu_.begin(), gpu_.end());
-    const pid_t child = start_worker(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
     if (lock_) keeper_.emplace(run_, control);
+    const pid_t child = start_worker(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
     WorkerCare care{.less_memory = [this] { return less_host_memory(line_); },
                     .rank_failed = [&region] { region.end(); },
                     .name = [this](int) { return fmt::format("rank {} on {}", job_.rank, host_name()); },

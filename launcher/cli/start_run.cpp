@@ -74,10 +74,10 @@ class Start {
     handed_on.flags["--control-fd"] = std::to_string(control_.fd());
     handed_on.flags["--lock-fd"] = std::to_string(lock_.fd());
     try {
+      keeper_.emplace(run_, control_);
       // Stop signals go to the CLI, which counts them, not to the rank.
       const std::vector<pid_t> children = start_workers(run_.program, handed_on, {control_.fd(), lock_.fd()},
                                                         region_ ? &*region_ : nullptr, ranks_.gpus);
-      keeper_.emplace(run_, control_);
       return supervise_run(
           children, control_,
           {.less_memory = [this] { return less_host_memory(line_); },

@@ -125,11 +125,12 @@ Budget least_memory(Config config, const ModelSpec& spec, const AdapterSpec* ada
 Counted count(const Subject& subject, int64_t steps = 1) {
   const ModelSpec spec = model_of(subject);
   Config config = config_of(subject);
-  AdapterSpec lora{.r = 4,
-                   .alpha = 8,
-                   .rslora = false,
-                   .dropout = subject.dropout,
-                   .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  AdapterSpec lora{
+      .r = 4,
+      .alpha = 8,
+      .rslora = false,
+      .dropout = subject.dropout,
+      .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "mlp.down_proj"}};
   // Pairs of experts have none.
   if (subject.experts > 0 && subject.dropout == 0)
     lora.targets.insert(lora.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});

@@ -211,7 +211,16 @@ class Trainee {
   const AdapterSpec* adapter() {
     if (!t_.lora) return nullptr;
     adapter_.dropout = t_.dropout;
-    adapter_.targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    // "down_proj" alone would name experts' matrices, too.
+    adapter_.targets = {"q_proj",
+                        "k_proj",
+                        "v_proj",
+                        "o_proj",
+                        "gate_proj",
+                        "up_proj",
+                        "mlp.down_proj",
+                        "shared_expert.down_proj",
+                        "shared_experts.down_proj"};
     if (t_.adapted_experts) {
       adapter_.targets.insert(adapter_.targets.end(), {"experts.gate_up_proj", "experts.down_proj"});
       adapter_.ranks = {{"experts.down_proj", 8}};  // rows of bf16 in whole packs
