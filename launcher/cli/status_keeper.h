@@ -14,8 +14,8 @@ namespace lm {
 
 class StatusKeeper {
  public:
-  // Created by the CLI process, which is single-threaded and holds the run's lock, before it starts the ranks:
-  // a kill right after that leaves a final status, too.
+  // Created by the CLI process, which is single-threaded and holds the run's lock, before it starts the
+  // ranks: a kill right after that leaves a final status, too.
   StatusKeeper(const CheckedRun& run, const Control& control);
   ~StatusKeeper();  // the CLI process has written the status: ends the keeper
   StatusKeeper(const StatusKeeper&) = delete;

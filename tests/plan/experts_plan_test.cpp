@@ -222,7 +222,8 @@ TEST(ExpertsPlan, FrozenOnesThatFewTokensMeetAreReadByRouting) {
     const auto all = static_cast<double>(expert_bytes(layout.blocks[1]).frozen);
     const double left = routed ? (static_cast<double>(fetches) - read) * all : 0;
     EXPECT_NEAR(whole.disk_read_bytes - plan.timeline.disk_read_bytes, left,
-                8.0 * static_cast<double>(fetches) + 1e-3 * all);
+                1e-3 * whole.disk_read_bytes)  // a walk ends where steps differ by less
+        << fetches;
     const auto said = std::ranges::find(plan.choices, std::string("experts off the device"), &Choice::key);
     ASSERT_NE(said, plan.choices.end());
     EXPECT_NE(said->reason.find(routed ? "when the router has chosen" : "a whole block is fetched"),
