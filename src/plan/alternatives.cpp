@@ -251,15 +251,12 @@ std::vector<Alternative> best_alternatives(std::vector<Alternative> all) {
 
 std::vector<Alternative> advised_alternatives(const PlanInputs& inputs, const Machine& machine,
                                               const World& world) {
-  constexpr int kOfIts = 2, kOfOthers = 1;
+  constexpr int kOfEach = 2;
   const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
   std::map<std::string, int> named;
   std::vector<Alternative> out;
   for (const Alternative& row : best_alternatives(in_order(Comparison(in, Estimated::kWhatFits).all()))) {
-    const bool other = std::ranges::any_of(
-        row.settings, [](const std::string& one) { return one.starts_with("train.method="); });
-    const int most = other ? kOfOthers : kOfIts;
-    if (!row.plan.fits || row.settings.empty() || ++named[row.method] > most) continue;
+    if (!row.plan.fits || row.settings.empty() || ++named[row.method] > kOfEach) continue;
     const Setting chosen{row.settings, [&row](Config& c) { c = row.config; }};
     if (auto whole = plan_with(in, {chosen}, Estimated::kAll)) out.push_back(std::move(*whole));
   }

@@ -33,8 +33,7 @@ std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& m
 // bits.
 std::vector<Alternative> best_alternatives(std::vector<Alternative> all);
 
-// What a refusal advises: of those that fit the best two of the configured method and the best one of each
-// other, the fastest first, each planned as above.
+// What a refusal advises: the best two of each method that fit, the fastest first, each planned as above.
 // Which ones these are is chosen by plans that compare no levels of recomputation: there are too many.
 std::vector<Alternative> advised_alternatives(const PlanInputs& inputs, const Machine& machine,
                                               const World& world);
