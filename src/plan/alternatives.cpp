@@ -129,6 +129,7 @@ class Comparison {
   std::vector<Alternative> all() {
     for (const Settings& method : methods(in_)) {
       for (const Setting& master : masters(with_settings(in_.config, method))) {
+        model_.reset();
         Settings chosen = method;
         chosen.push_back(master);
         each_rule(chosen);
@@ -174,13 +175,14 @@ class Comparison {
 
   // Whether it fits.
   bool add_planned(const Settings& chosen) {
-    std::optional<Alternative> row = plan_with(in_, chosen, estimated_);
+    std::optional<Alternative> row = plan_with(in_, chosen, estimated_, &model_);
     if (row) out_.push_back(std::move(*row));
     return row && out_.back().plan.fits;
   }
 
   const PlanInput& in_;
   Estimated estimated_;
+  std::optional<OtherModel> model_;  // of the method and master at hand, which may set model.dtype
   std::vector<Alternative> out_;
 };
 

@@ -29,21 +29,31 @@ const char* method_name(const PlanInput& in) {
   return plain ? "lora" : "qlora";
 }
 
-Alternative plan_of(const PlanInput& in, const Config& config, Estimated estimated) {
-  const bool lora = trains_adapter(config), had = in.adapter != nullptr;
+OtherModel other_model(const PlanInput& in, const Config& config) {
+  OtherModel out;
+  const bool lora = trains_adapter(config);
+  if (lora) out.adapter = in.adapter != nullptr ? *in.adapter : configured_adapter(in.spec, config);
+  out.layout =
+      make_layout(in.spec, lora ? &*out.adapter : nullptr, storage_type(config.model.dtype),
+                  base_encoding(config.model, in.spec.stored, lora), trained_filter(config.train, in.spec));
+  return out;
+}
+
+// Dry runs are shared as long as the adapter and the layout are: most settings change neither.
+Alternative plan_of(const PlanInput& in, const Config& config, Estimated estimated,
+                    std::optional<OtherModel>& kept) {
+  const bool lora = trains_adapter(config);
   const DType dtype = storage_type(config.model.dtype);
-  AdapterSpec fresh;
-  if (lora && !had) fresh = configured_adapter(in.spec, config);
-  const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;
-  const bool same = lora == had && config.model.dtype == in.config.model.dtype &&
+  const bool same = lora == (in.adapter != nullptr) && config.model.dtype == in.config.model.dtype &&
                     config.model.quantize == in.config.model.quantize;
-  const ModelLayout other =
-      same ? ModelLayout()
-           : make_layout(in.spec, adapter, dtype, base_encoding(config.model, in.spec.stored, lora),
-                         trained_filter(config.train, in.spec));
-  const ModelLayout& layout = same ? in.layout : other;
-  const PlanInput changed{
-      {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
+  if (!same && !kept) kept = other_model(in, config);
+  const ModelLayout& layout = same ? in.layout : kept->layout;
+  const AdapterSpec* const adapter = !lora ? nullptr : same ? in.adapter : &*kept->adapter;
+  const PlanInput changed{{config, in.spec, adapter, layout, in.device, in.data},
+                          in.machine,
+                          in.world,
+                          in.purpose,
+                          same ? in.dry_runs : kept->dry_runs};
 
   Alternative out;
   out.config = config;
@@ -69,9 +79,11 @@ Config with_settings(Config config, const std::vector<Setting>& settings) {
 }
 
 std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
-                                     Estimated estimated) {
+                                     Estimated estimated, std::optional<OtherModel>* kept) {
+  std::optional<OtherModel> own;
   try {
-    Alternative out = plan_of(in, with_settings(in.config, settings), estimated);
+    Alternative out =
+        plan_of(in, with_settings(in.config, settings), estimated, kept != nullptr ? *kept : own);
     for (const Setting& setting : settings)
       out.settings.insert(out.settings.end(), setting.text.begin(), setting.text.end());
     return out;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,10 +21,19 @@ struct Setting {
 
 Config with_settings(Config config, const std::vector<Setting>& settings);
 
+// What a configuration makes of a model where it is not the inputs' own: its adapter, its layout, and what
+// was dry-run of these.
+struct OtherModel {
+  std::optional<AdapterSpec> adapter;
+  ModelLayout layout;
+  std::shared_ptr<DryRuns> dry_runs = std::make_shared<DryRuns>();
+};
+
 // Nothing where there is no such plan (LoRA targets that the model lacks). A bug of the planner is no
-// property of a configuration: it is thrown.
+// property of a configuration: it is thrown. `kept`: where calls keep the other model whose settings differ
+// in neither method, types nor adapter; the caller's, and it stays in its place.
 std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
-                                     Estimated estimated);
+                                     Estimated estimated, std::optional<OtherModel>* kept = nullptr);
 
 // A run of all weights may train adapters in their place: with new tokens only where [lora] trains their
 // rows, too.
