@@ -292,7 +292,6 @@ bool has_room_for_one(const PlanInput& in, const NumericsPlan& numerics, const T
   NumericsPlan one = numerics;
   one.micro_batch = sequences;
   one.micro_batches = 1;   // what grows with their number is least: lists, groups, the order of tokens
-  one.round_rows = false;  // and of the GEMM library's code short micro-batches have more
   return fits_capacity(place(in, {one, {}, {}}, tier_choice));
 }
 

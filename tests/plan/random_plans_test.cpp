@@ -390,6 +390,30 @@ TEST(RandomPlans, NoMicroBatchFitsWhereOneAloneDoesNot) {
   EXPECT_GT(fitting, tried);  // of some ten placements of each
 }
 
+// The list of a step of many micro-batches takes more than a large micro-batch does.
+TEST(RandomPlans, TheShortListOfLargeMicroBatchesFits) {
+  Case c{.config = configured({"train.global_batch=262144", "data.max_length=16"})};
+  c.machine.host_memory = 6 * kGiB;
+  const Plan plan = c.plan();
+  EXPECT_EQ(plan.numerics.micro_batch, 128);
+  c.config.train.micro_batch = 1;
+  EXPECT_THROW(c.plan(), Error);
+}
+
+// 4140 has 36 divisors, 4139 has 2; the state alone is more than there is.
+TEST(RandomPlans, MicroBatchesWithoutRoomAreNotTriedOneByOne) {
+  const auto work = [](const char* batch) {
+    Case c{
+        .config = configured({batch, "data.max_length=7"}), .spec = llama_8b(), .machine = cpu_machine(4)};
+    const int64_t allocated = all_bytes;
+    EXPECT_THROW(c.plan(), Error);
+    return static_cast<double>(all_bytes - allocated) / kMiB;
+  };
+  const double few = work("train.global_batch=4139"), many = work("train.global_batch=4140");
+  std::printf("%.0f MiB, %.0f MiB\n", few, many);
+  EXPECT_LE(many, 1.5 * few);
+}
+
 // Work does not grow with what a key asks for.
 TEST(RandomPlans, LargeNumbersCostNoMoreThanSmallOnes) {
   const std::vector<std::vector<std::string>> asked = {
