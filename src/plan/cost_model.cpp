@@ -85,7 +85,7 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
     for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
       if (place.parameter.kind != ParameterKind::kMatrix) continue;
       // Of the tokens that meet an expert's matrix, on average.
-      const double share = place.parameter.of_expert
+      const double share = place.parameter.of_expert()
                                ? static_cast<double>(experts->chosen) / static_cast<double>(experts->experts)
                                : 1;
       flops += (2 + backward + (place.frozen ? 0 : 2)) * static_cast<double>(place.parameter.elements()) *

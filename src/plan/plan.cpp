@@ -39,7 +39,7 @@ std::optional<Choice> explain_experts(const PlanInput& in) {
     experts = here;
     ++layers;
     for (const TensorPlace& place : in.layout.blocks[static_cast<size_t>(i) + 1].tensors) {
-      if (!place.parameter.of_expert) continue;
+      if (!place.parameter.of_expert()) continue;
       of_experts += place.parameter.elements();
       met += place.parameter.elements() * here->chosen / here->experts;
     }

@@ -37,6 +37,7 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kGemma4) like_gemma4(spec);
   if (run.family == Family::kExperts) like_qwen3_moe(spec);
   if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 256, 1);
+  if (run.family == Family::kEightExperts) like_qwen3_moe(spec, 8, 2);
   return spec;
 }
 
@@ -125,7 +126,7 @@ std::string Variant::text() const {
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("pissa", pissa), add("in_backward", in_backward), add("defer_tied_gradient", defer_tied_gradient),
       add("stage", stage), add("nodes", nodes);
-  add("machine", among == ZeroGroup::kMachine), add("one_copy", one_copy);
+  add("machine", among == ZeroGroup::kMachine), add("one_copy", one_copy), add("parallel", parallel);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host), add("shared", shared);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
@@ -221,7 +222,8 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       adapter_(run.adapter()),
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
-                          run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
+                          run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base), {},
+                          run.parallel ? ExpertShare{ranks_, rank_index_} : ExpertShare{})),
       stream_(started(run.threads)) {
   Config config;
   config.data.max_length = kLength;
@@ -251,6 +253,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.weights = tier_id(run.weights);
   config.offload.activations = tier_id(run.activations), config.offload.verify = run.verify;
   config.zero.stage = run.stage, config.zero.group = run.among;
+  config.zero.experts = run.parallel ? ZeroExperts::kParallel : ZeroExperts::kReplicated;
   const StateTensors state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
