@@ -38,6 +38,16 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kExperts) like_qwen3_moe(spec);
   if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 256, 1);
   if (run.family == Family::kEightExperts) like_qwen3_moe(spec, 8, 2);
+  if (run.family == Family::kBiasedExperts) like_gpt_oss(spec, 4, 2);
+  if (run.family == Family::kSigmoidExperts) {
+    like_qwen2_moe(spec);
+    for (LayerSpec& layer : spec.layers) {
+      auto& experts = std::get<ExpertsSpec>(layer.sublayers[1].mixer);
+      experts.experts = 8, experts.chosen = 3;
+      experts.scores = RouterScores::kSigmoid, experts.weight_scale = 1.5, experts.wide_logits = true;
+    }
+    spec.names.correction = "mlp.gate.e_score_correction_bias";
+  }
   return spec;
 }
 

@@ -34,7 +34,10 @@ enum class Family {
   kGemma4,
   kExperts,
   kManyExperts,  // of which a micro-batch meets few
-  kEightExperts,  // which two and four ranks divide
+  // Of which two and four ranks have equally many.
+  kEightExperts,
+  kBiasedExperts,   // with clamped GLUs
+  kSigmoidExperts,  // with an expert that all tokens meet
 };
 
 // A run of the matrix. The first twenty decide the numbers, the rest must not.

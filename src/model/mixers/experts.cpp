@@ -194,25 +194,6 @@ void route(const Context& context, const Experts& mixer, const DeviceBatch& batc
     batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
 }
 
-// The gradient of the router's logits [rows, E] from that of the slots' weights, in the arena.
-View router_gradient(const Context& context, const Experts& mixer, const DeviceBatch& batch,
-                     const Experts::Saved& saved, const View& dweight, int64_t rows) {
-  const ExpertsSpec& spec = mixer.spec;
-  const View dlogits = context.tensor(rows, spec.experts);
-  context.kernels.route_backward({.probability = saved.probability.floats(),
-                                  .routing = saved.routing,
-                                  .dweight = dweight.floats(),
-                                  .dlogits = dlogits,
-                                  .tokens = batch.tokens,
-                                  .chosen = spec.chosen,
-                                  .renormalise = spec.renormalise,
-                                  .scores = scores_of(mixer)},
-                                 context.stream);
-  if (batch.routers != nullptr)
-    batch.routers->backward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing}, dlogits);
-  return dlogits;
-}
-
 // y += the bias of `down` of each row's expert.
 void add_output_biases(const Rows& rows, const View& y) {
   const Context& context = rows.context;
@@ -345,10 +326,9 @@ int32_t* own_slots(const Rows& rows) {
   return out;
 }
 
-// From x and dout, by rows of experts, to the gradients of the slots' weights and, with `wanted`, of x, which
-// take x's place.
+// From x and dout, by rows of experts, to the gradients of the slots' weights and of x, which take x's place.
 void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& x, const View& dout,
-                        const View& dweight, bool wanted) {
+                        const View& dweight) {
   const Context& context = rows.context;
   const ArenaFrame all(context.arena);
   const bool dry = context.counts != nullptr;
@@ -372,12 +352,10 @@ void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& 
       multiply(here, &Experts::Expert::gate_up, x_here, gate_up);
       activation_backward(here, gate_up, dout_here, dot_here, false);
       // The gradient of what came is written over what came.
-      if (wanted)
-        multiply_backward(here, &Experts::Expert::gate_up, {.x = x_here, .dy = gate_up, .dx = dout_here},
-                          false);
+      multiply_backward(here, &Experts::Expert::gate_up, {.x = x_here, .dy = gate_up, .dx = dout_here}, false);
     }
     move_rows(rows, back, dot_here, dot);
-    if (wanted) move_rows(rows, back, dout_here, x);
+    move_rows(rows, back, dout_here, x);
   }
   for (int64_t r = 0; !dry && r < rows.count; ++r)
     if (routing.slot[r] >= 0) dweight.floats()[routing.slot[r]] = dot.floats()[r];
@@ -439,25 +417,34 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
                        const Saved& saved, const View& dy, bool first) const {
   if (fetch != nullptr) fetch->bring(layer, saved.routing.start, saved.brought);
   const Rows rows(context, batch, *this, saved.routing);
+  const View gate_up = exchange == nullptr ? saved.gate_up.row_range(0, rows.count) : View();
   const View dweight = context.tensor(rows.slots, 1, DType::kF32);
+  View normed, gathered;
   if (exchange != nullptr) {
-    const View normed = input.normed(), dx = input.gradient();
-    const View gathered = gather(rows, normed), dout = gather(rows, dy);
-    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, dout, dweight, dx.defined());
-    const View dlogits = router_gradient(context, *this, batch, saved, dweight, dy.rows);
-    linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
-    if (dx.defined()) add_input_gradient(rows, gathered, dx);
-    return;
-  }
-  const View gate_up = saved.gate_up.row_range(0, rows.count);
-  {
+    normed = input.normed(), gathered = gather(rows, normed);
+    const ArenaFrame frame(context.arena);
+    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight);
+  } else {
     const ArenaFrame frame(context.arena);
     activation_backward(rows, gate_up, gather(rows, dy), dweight, first);
   }
-  const View dlogits = router_gradient(context, *this, batch, saved, dweight, dy.rows);
-  const View normed = input.normed(), dx = input.gradient();
+  const View dlogits = context.tensor(dy.rows, spec.experts);
+  context.kernels.route_backward({.probability = saved.probability.floats(),
+                                  .routing = saved.routing,
+                                  .dweight = dweight.floats(),
+                                  .dlogits = dlogits,
+                                  .tokens = batch.tokens,
+                                  .chosen = spec.chosen,
+                                  .renormalise = spec.renormalise,
+                                  .scores = scores_of(*this)},
+                                 context.stream);
+  if (batch.routers != nullptr)
+    batch.routers->backward(context, {layer, batch.tokens, saved.probability, saved.routing}, dlogits);
+  if (!normed.defined()) normed = input.normed();
+  const View dx = input.gradient();
   linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
-  input_backward(rows, gate_up, normed, dx, first);
+  if (exchange == nullptr) return input_backward(rows, gate_up, normed, dx, first);
+  if (dx.defined()) add_input_gradient(rows, gathered, dx);
 }
 
 }  // namespace lm
