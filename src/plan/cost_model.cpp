@@ -88,8 +88,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
       const double share = parameter.of_expert()
                                ? static_cast<double>(experts->chosen) / static_cast<double>(experts->experts)
                                : 1;
-      flops += (2 + backward + (frozen ? 0 : 2)) * static_cast<double>(parameter.elements()) * share *
-               work.tokens;
+      flops +=
+          (2 + backward + (frozen ? 0 : 2)) * static_cast<double>(parameter.elements()) * share * work.tokens;
     };
     const BlockLayout& block = layout.blocks[static_cast<size_t>(b)];
     for (const TensorPlace& place : block.tensors) add(place.parameter, place.frozen);

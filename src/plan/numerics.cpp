@@ -10,8 +10,8 @@
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
-#include "plan/parallel_experts.h"
 #include "plan/nominal_time.h"
+#include "plan/parallel_experts.h"
 #include "plan/placement.h"
 
 namespace lm {

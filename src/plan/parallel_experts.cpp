@@ -60,8 +60,7 @@ ExpertShare expert_share(const Config& config, const World& world, int rank) {
 
 bool divides_experts(const ModelSpec& spec, int ranks) {
   bool all = true;
-  each_mixture(spec,
-               [&](int64_t, const ExpertsSpec& experts) { all = all && experts.experts % ranks == 0; });
+  each_mixture(spec, [&](int64_t, const ExpertsSpec& experts) { all = all && experts.experts % ranks == 0; });
   return all;
 }
 
@@ -70,10 +69,14 @@ void refuse_parallel_experts(const PlanInputs& in, const World& world) {
   int64_t experts = 0;
   each_mixture(in.spec, [&](int64_t, const ExpertsSpec& spec) { experts = spec.experts; });
   if (experts == 0)
-    throw parallel_error("a model of type " + in.spec.model_type + " has no experts", "leave zero.experts out");
+    throw parallel_error("a model of type " + in.spec.model_type + " has no experts",
+                         "leave zero.experts out");
   if (in.device == DeviceType::kCuda)
     throw parallel_error("rows of experts do not pass between GPUs",
                          "leave zero.experts out, or use the CPU (--gpus 0)");
+  if (in.adapter == nullptr)
+    throw parallel_error("train.method = \"full\" writes a whole model, and no rank has all experts",
+                         "set train.method = \"lora\" or \"qlora\", or leave zero.experts out");
   if (trains_experts(in.layout))
     throw parallel_error("experts are trained, and their gradients are those of all ranks' tokens",
                          "train adapters of the attention alone (lora.targets, lora.experts), or leave "
@@ -86,9 +89,9 @@ void refuse_parallel_experts(const PlanInputs& in, const World& world) {
                              ": a rank's experts stay in its memory",
                          "leave offload.weights out, or zero.experts");
   if (!divides_experts(in.spec, world.ranks))
-    throw parallel_error(fmt::format("{} ranks do not divide {} experts equally", world.ranks, experts),
-                         fmt::format("start a number of ranks that divides {}, or leave zero.experts out",
-                                     experts));
+    throw parallel_error(
+        fmt::format("{} ranks do not divide {} experts equally", world.ranks, experts),
+        fmt::format("start a number of ranks that divides {}, or leave zero.experts out", experts));
 }
 
 int64_t expert_exchange_bytes(const ModelSpec& spec, const ExpertShare& share, DType dtype) {

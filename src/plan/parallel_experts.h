@@ -21,8 +21,8 @@ bool divides_experts(const ModelSpec& spec, int ranks);
 // Bytes of memory that a round of rows passes through on a rank; 0 where experts are not parallel.
 int64_t expert_exchange_bytes(const ModelSpec& spec, const ExpertShare& share, DType dtype);
 
-// What experts' rows add to a step's traffic, if every router chooses evenly; nothing where all ranks have all
-// experts. `micro`: a micro-batch.
+// What experts' rows add to a step's traffic, if every router chooses evenly; nothing where all ranks have
+// all experts. `micro`: a micro-batch.
 void add_expert_traffic(const PlanInput& in, const SizedPlan& plan, const StepConfig& step,
                         const StepWork& micro, RankTraffic& traffic);
 

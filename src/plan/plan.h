@@ -67,8 +67,8 @@ struct LinkTime {
 // takes. Compute waits for every call.
 struct RankTraffic {
   double gradient_bytes = 0, weight_bytes = 0;
-  double vote_bytes = 0;     // losses, norms, whether to stop
-  double expert_bytes = 0;   // rows of tokens to other ranks' experts and back, with zero.experts = "parallel"
+  double vote_bytes = 0;    // losses, norms, whether to stop
+  double expert_bytes = 0;  // rows of tokens to other ranks' experts and back, with zero.experts = "parallel"
   double between_share = 0;  // of all of it: to ranks of other machines
   int64_t calls = 0;
   double seconds = 0;

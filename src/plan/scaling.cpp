@@ -61,7 +61,8 @@ class Rows {
     const PlanInputs& in = inputs_;
     const ModelLayout layout =
         planned_layout(in.config, in.spec, in.adapter, expert_share(in.config, world, 0));
-    const PlanInputs own{in.config, in.spec, in.adapter, layout, in.device, in.data, in.update_on_host, in.recorded};
+    const PlanInputs own{in.config, in.spec, in.adapter,        layout,
+                         in.device, in.data, in.update_on_host, in.recorded};
     return draft_plan(own, share, world);
   }
 

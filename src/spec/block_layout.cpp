@@ -145,12 +145,11 @@ void leave_to_others(const ModelSpec& spec, int64_t layer, const ExpertShare& sh
   const auto* const experts = spec.layer(layer).find<ExpertsSpec>();
   if (!share.parallel() || experts == nullptr) return;
   LM_CHECK(experts->experts % share.ranks == 0, "every rank keeps equally many experts");
-  const auto others = std::stable_partition(
-      block.frozen.begin(), block.frozen.end(), [&](const Parameter& parameter) {
+  const auto others =
+      std::stable_partition(block.frozen.begin(), block.frozen.end(), [&](const Parameter& parameter) {
         return !parameter.of_expert() || share.owner(parameter.expert, experts->experts) == share.place;
       });
-  for (auto other = others; other != block.frozen.end(); ++other)
-    layout.frozen_elements += other->elements();
+  for (auto other = others; other != block.frozen.end(); ++other) layout.frozen_elements += other->elements();
   layout.elsewhere.assign(std::make_move_iterator(others), std::make_move_iterator(block.frozen.end()));
   block.frozen.erase(others, block.frozen.end());
 }

@@ -207,7 +207,7 @@ std::vector<Unit> list_units(int64_t layers, int64_t segments);
 struct ModelLayout {
   std::vector<BlockLayout> blocks;  // L + 2
   ExpertShare experts;
-  int64_t trainable_elements = 0;   // without padding
+  int64_t trainable_elements = 0;  // without padding
   int64_t frozen_elements = 0;
   int64_t flat_elements = 0;  // with padding, over all blocks
   int64_t frozen_bytes = 0;

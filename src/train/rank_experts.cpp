@@ -31,7 +31,9 @@ void RankExperts::move_rows(int64_t layer, const RowsOnTheWay& way) {
   const auto* const from = static_cast<const std::byte*>(way.from.data);
   auto* const to = static_cast<std::byte*>(way.to.data);
   std::vector<ByteRange> shards(way.out.size());
-  const auto in_round = [&](int64_t rows, int64_t first) { return std::clamp<int64_t>(rows - first, 0, room); };
+  const auto in_round = [&](int64_t rows, int64_t first) {
+    return std::clamp<int64_t>(rows - first, 0, room);
+  };
   for (int64_t first = 0; first < std::ranges::max(way.most); first += room) {
     for (size_t r = 0; r < shards.size(); ++r) {
       shards[r] = {static_cast<int64_t>(r) * room * row, in_round(way.most[r], first) * row};
@@ -40,16 +42,16 @@ void RankExperts::move_rows(int64_t layer, const RowsOnTheWay& way) {
         std::memcpy(leaving_.data() + shards[r].begin, from + (way.out[r].first + first) * row,
                     static_cast<size_t>(rows * row));
     }
-    group_.all_to_all(rows_.of(layer), leaving_.data(), shards,
-                      [&](int rank, int64_t offset, std::span<const std::byte> bytes) {
-                        const RowRange& in = way.in[static_cast<size_t>(rank)];
-                        // Who sends less than another fills up with what nobody reads.
-                        const int64_t sent = std::clamp<int64_t>(in_round(in.rows, first) * row - offset, 0,
-                                                                 std::ssize(bytes));
-                        if (sent > 0)
-                          std::memcpy(to + (in.first + first) * row + offset, bytes.data(),
-                                      static_cast<size_t>(sent));
-                      });
+    group_.all_to_all(
+        rows_.of(layer), leaving_.data(), shards,
+        [&](int rank, int64_t offset, std::span<const std::byte> bytes) {
+          const RowRange& in = way.in[static_cast<size_t>(rank)];
+          // Who sends less than another fills up with what nobody reads.
+          const int64_t sent =
+              std::clamp<int64_t>(in_round(in.rows, first) * row - offset, 0, std::ssize(bytes));
+          if (sent > 0)
+            std::memcpy(to + (in.first + first) * row + offset, bytes.data(), static_cast<size_t>(sent));
+        });
   }
 }
 

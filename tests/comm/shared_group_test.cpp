@@ -58,8 +58,7 @@ TEST_P(SharedGroups, ReduceScatterBringsEveryRankItsRunOfAll) {
 }
 
 TEST_P(SharedGroups, AllToAllBringsEveryRankWhatEachHasForIt) {
-  expect_none(
-      with_ranks(GetParam(), all_to_all_brings_every_rank_what_each_has_for_it, int64_t{1} << 17));
+  expect_none(with_ranks(GetParam(), all_to_all_brings_every_rank_what_each_has_for_it, int64_t{1} << 17));
 }
 
 TEST_P(SharedGroups, AReduceScatterAmongSomeBringsTheirs) {

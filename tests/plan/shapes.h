@@ -2,8 +2,8 @@
 #pragma once
 
 #include "plan/base_encoding.h"
-#include "plan/plan.h"
 #include "plan/parallel_experts.h"
+#include "plan/plan.h"
 #include "plan/trained_tensors.h"
 #include "spec/block_layout.h"
 #include "tests/support/llama_spec.h"

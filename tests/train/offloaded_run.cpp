@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "kernels/runtime.h"
 #include "plan/parameter_groups.h"
+#include "run_batches.h"
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
@@ -39,41 +40,8 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 256, 1);
   if (run.family == Family::kEightExperts) like_qwen3_moe(spec, 8, 2);
   if (run.family == Family::kBiasedExperts) like_gpt_oss(spec, 4, 2);
-  if (run.family == Family::kSigmoidExperts) {
-    like_qwen2_moe(spec);
-    for (LayerSpec& layer : spec.layers) {
-      auto& experts = std::get<ExpertsSpec>(layer.sublayers[1].mixer);
-      experts.experts = 8, experts.chosen = 3;
-      experts.scores = RouterScores::kSigmoid, experts.weight_scale = 1.5, experts.wide_logits = true;
-    }
-    spec.names.correction = "mlp.gate.e_score_correction_bias";
-  }
+  if (run.family == Family::kSigmoidExperts) like_glm4_moe(spec, 8, 4), add_shared_expert(spec);
   return spec;
-}
-
-// Documents of unequal length: shapes vary from micro-batch to micro-batch.
-StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
-  StepBatches out;
-  for (int64_t m = 0; m < micro_batches; ++m) {
-    Batch batch;
-    const int64_t length = kLength - (step * 3 + m * 5) % 8;
-    batch.document_start.push_back(0);
-    for (int64_t d = 0; d < 2; ++d) {
-      for (int64_t p = 0; p < length; ++p) {
-        batch.token.push_back(static_cast<int32_t>((step * 131 + m * 977 + d * 79 + p * p * 31) % vocab));
-        batch.position.push_back(static_cast<int32_t>(p));
-        batch.sample.push_back(static_cast<int32_t>(d + 2 * m));
-      }
-      batch.document_start.push_back(static_cast<int32_t>((d + 1) * length));
-    }
-    for (size_t i = 0; i < batch.token.size(); ++i) {
-      const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
-      batch.target.push_back(last ? -1 : batch.token[i + 1]);
-      out.target_tokens += last ? 0 : 1;
-    }
-    out.micro.push_back(std::move(batch));
-  }
-  return out;
 }
 
 // Every byte of the state by name, however it is cut.

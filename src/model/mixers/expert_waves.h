@@ -18,10 +18,10 @@
 namespace lm {
 
 struct ExpertJob {
-  int rank = 0;          // whose rows they are
+  int rank = 0;  // whose rows they are
   int64_t expert = 0;
-  int64_t at = 0;        // the first of them, of its owner's wave
-  int64_t rows = 0;      // at least 1
+  int64_t at = 0;    // the first of them, of its owner's wave
+  int64_t rows = 0;  // at least 1
 };
 
 class ExpertWaves {

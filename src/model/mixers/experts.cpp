@@ -37,8 +37,8 @@ struct Rows {
   const DeviceBatch& batch;
   const Experts& mixer;
   const Routing& routing;
-  int64_t slots = 0, count = 0;  // T k, and rows in use
-  int64_t most = 0;              // rows that there can be
+  int64_t slots = 0, count = 0;          // T k, and rows in use
+  int64_t most = 0;                      // rows that there can be
   std::span<const ExpertJob> jobs = {};  // of an owner of experts: whose rows these are
 
   Rows(const Context& of, const DeviceBatch& tokens, const Experts& experts, const Routing& routed)
@@ -352,7 +352,8 @@ void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& 
       multiply(here, &Experts::Expert::gate_up, x_here, gate_up);
       activation_backward(here, gate_up, dout_here, dot_here, false);
       // The gradient of what came is written over what came.
-      multiply_backward(here, &Experts::Expert::gate_up, {.x = x_here, .dy = gate_up, .dx = dout_here}, false);
+      multiply_backward(here, &Experts::Expert::gate_up, {.x = x_here, .dy = gate_up, .dx = dout_here},
+                        false);
     }
     move_rows(rows, back, dot_here, dot);
     move_rows(rows, back, dout_here, x);

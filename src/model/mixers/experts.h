@@ -45,9 +45,9 @@ struct Experts {
   static constexpr bool kKeptWithAttention = false;
   struct Saved {
     Routing routing;
-    View probability;     // [T, E] fp32; of sigmoid scores these
-    View gate_up;         // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
-    int64_t brought = 0;  // what `fetch` has returned for these tokens
+    View probability;           // [T, E] fp32; of sigmoid scores these
+    View gate_up;               // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
+    int64_t brought = 0;        // what `fetch` has returned for these tokens
     int32_t* counts = nullptr;  // with `exchange`, in place of gate_up: [ranks, E] rows of each rank
   };
   Saved allocate(const Context& context, int64_t rows) const;
