@@ -9,6 +9,7 @@
 #include "config/config_text.h"
 #include "model/expert_exchange.h"
 #include "plan/cost_model.h"
+#include "plan/limits.h"
 #include "plan/sizes.h"
 #include "plan/traffic.h"
 #include "plan/weight_rows.h"
@@ -106,8 +107,9 @@ void add_expert_traffic(const PlanInput& in, const SizedPlan& plan, const StepCo
   const int64_t trained = in.layout.first_trained();
   const auto micro_batches = static_cast<double>(step.micro_batches);
   const int64_t hidden = in.spec.hidden * size_of(plan.numerics.dtype);
+  const double forward = has_router_pass(in.config.train, in.spec, step) ? 2 : 1;
   each_mixture(in.spec, [&](int64_t layer, const ExpertsSpec& spec) {
-    const bool backward = layer + 1 >= trained;
+    const double backward = layer + 1 < trained ? 0 : step.two_pass_clip() ? 2 : 1;
     const auto rows = static_cast<int64_t>(
         std::ceil(micro.tokens * static_cast<double>(spec.chosen) / static_cast<double>(world.ranks)));
     const auto move = [&](int64_t row_bytes, double times) {
@@ -118,14 +120,14 @@ void add_expert_traffic(const PlanInput& in, const SizedPlan& plan, const StepCo
       add_calls({.reduce_scatter = true, .bytes = shard * world.ranks, .shard = shard},
                 times * static_cast<double>(rounds) * micro_batches, world, links, traffic);
     };
-    // There and back; and for backward what the experts have read and what comes from above there, with the
-    // weights, and two gradients back.
-    move(hidden, backward ? 5 : 2);
-    if (backward) move(sizeof(float), 2);
-    const bool again = backward && step.recompute.of(layer + 1) != Recompute::kNone;
-    const auto counts = static_cast<int64_t>(spec.experts * sizeof(int32_t));
-    add_calls({.bytes = counts * world.ranks, .shard = counts}, (again ? 2 : 1) * micro_batches, world, links,
-              traffic);
+    // There and back; and for a backward pass what the experts have read and what comes from above there,
+    // with the weights, and two gradients back.
+    move(hidden, 2 * forward + 3 * backward);
+    if (backward > 0) move(sizeof(float), 2 * backward);
+    const bool again = step.recompute.of(layer + 1) != Recompute::kNone;
+    const auto counts = static_cast<int64_t>(static_cast<size_t>(spec.experts) * sizeof(int32_t));
+    add_calls({.bytes = counts * world.ranks, .shard = counts},
+              (forward + (again ? backward : 0)) * micro_batches, world, links, traffic);
   });
 }
 
