@@ -56,7 +56,7 @@ TEST(ParallelExpertsPlan, EachRankHasItsPartOfTheirMemory) {
     const Plan plan = experts_case(ranks).plan(), whole = experts_case(ranks, false).plan();
     EXPECT_EQ(class_bytes(plan, "frozen experts"), all / ranks) << ranks;
     EXPECT_EQ(class_bytes(plan, "frozen weights"), class_bytes(whole, "frozen weights"));
-    EXPECT_EQ(class_bytes(plan, "adapter weights"), class_bytes(whole, "adapter weights"));
+    EXPECT_EQ(class_bytes(plan, "weights"), class_bytes(whole, "weights"));
     EXPECT_EQ(class_bytes(plan, "rows of experts"), ranks == 1 ? -1 : kExpertRoundBytes);
   }
 }
