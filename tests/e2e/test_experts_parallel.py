@@ -65,7 +65,7 @@ def test_a_run_goes_on_with_either(work):
             shutil.rmtree(directory)
         (work / "runs/again/status.json").unlink()
         toml = config(work, "again", zero__experts=experts, train__method="lora", **SETTINGS, **changes)
-        assert f"from {first.name}" in lmlaunch("--ranks", "2", toml, cwd=work).stderr
+        assert first.name in lmlaunch("--ranks", "2", toml, cwd=work).stderr
         assert (work / "runs/again/model/adapter_model.safetensors").read_bytes() == whole[2]
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused(work, ranks, changes, words):
 
 def test_a_plan_says_what_each_rank_keeps_and_sends(work):
     toml = prepared(work, "planned", "parallel")
-    plan = json.loads(lmlaunch("plan", "--json", "--gpus", "0", "--ranks", "2", toml, cwd=work).stdout)
-    alone = json.loads(lmlaunch("plan", "--json", "--gpus", "0", "--ranks", "2", toml, "zero.experts=replicated", cwd=work).stdout)
+    plan = json.loads(lmlaunch("plan", "--json", "--ranks", "2", toml, cwd=work).stdout)
+    alone = json.loads(lmlaunch("plan", "--json", "--ranks", "2", toml, "zero.experts=replicated", cwd=work).stdout)
     assert plan["traffic"]["expert_bytes"] > 0 == alone["traffic"]["expert_bytes"]
     assert "keeps 4 experts" in json.dumps(plan["choices"])
