@@ -66,6 +66,15 @@ void Group::reduce_scatter(const char* what, const std::byte* data, std::span<co
   reduce_scatter_among(every(1, 0, ranks(), rank()), what, data, shards, longest_of(shards), add);
 }
 
+void Group::all_to_all(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                       const Take& take) {
+  reduce_scatter(what, data, shards,
+                 [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                   for (size_t r = 0; r < from.size(); ++r)
+                     take(static_cast<int>(r), offset, {from[r], static_cast<size_t>(bytes)});
+                 });
+}
+
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine) {
   const std::vector<int64_t> lengths = group.gather(what, static_cast<int64_t>(std::ssize(mine)));
   std::vector<ByteRange> ranges;

@@ -1,6 +1,7 @@
 // Collectives among the ranks of a run. There are two: all-gather (`all_gather`: every rank has made a range
 // of an array, and afterwards all have all of it) and reduce-scatter (`reduce_scatter`: every rank has an
-// array of its own, and each adds up its range of all of them); the rest is made of the first. Every rank
+// array of its own, and each adds up its range of all of them). An all-to-all is a reduce-scatter that adds
+// nothing up; the rest is made of the first. Every rank
 // enters the same collectives in the same order. A group belongs to a rank and is called by its compute
 // thread; calls return when their bytes are there, but those of a group of GPUs (nccl_group.h), which
 // enqueue.
@@ -73,6 +74,12 @@ class Group {
   // make the call at once; `longest`: bytes of the longest shard that any of them has.
   virtual void reduce_scatter_among(const Members& members, const char* what, const std::byte* data,
                                     std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
+
+  // Of every rank's array of the same size, shards[r] goes to rank r: take(rank, offset, bytes) is called
+  // there for each part of what each rank sends, which is valid during the call.
+  using Take = std::function<void(int rank, int64_t offset, std::span<const std::byte> bytes)>;
+  void all_to_all(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                  const Take& take);
 
   // For a group of GPUs, which has its own stream. begin_after: the group's stream waits for the work
   // enqueued in `callers` so far; end_before: `callers` waits for the group's stream.

@@ -12,9 +12,9 @@
 #include "launcher/score_model.h"
 #include "launcher/token_ids.h"
 #include "plan/adapter.h"
-#include "plan/base_encoding.h"
+#include "plan/parallel_experts.h"
 #include "plan/parameter_groups.h"
-#include "plan/trained_tensors.h"
+#include "plan/planned_layout.h"
 #include "spec/adapter_sites.h"
 #include "spec/dropouts.h"
 #include "spec/families/family.h"
@@ -208,13 +208,18 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   settle_scores(config, out.directory, out.spec);
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);
   if (trains_adapter(config)) out.adapter = make_adapter(out, config);
-  const DType dtype = storage_type(config.model.dtype);
-  out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
-                           base_encoding(config.model, out.spec.stored, out.adapter.has_value()),
-                           trained_filter(config.train, out.spec));
+  out.layout = planned_layout(config, out.spec, out.adapter_spec(), {});
   require_new_rows_trained(out);
   set_groups(config.optimizer, out.layout, config.lora.b_lr_ratio);
   return out;
+}
+
+void share_experts(const PlanInputs& inputs, const World& world, int rank, PlannedModel& model) {
+  refuse_parallel_experts(inputs, world);
+  const ExpertShare share = expert_share(inputs.config, world, rank);
+  if (share == model.layout.experts) return;
+  model.layout = planned_layout(inputs.config, model.spec, model.adapter_spec(), share);
+  set_groups(inputs.config.optimizer, model.layout, inputs.config.lora.b_lr_ratio);
 }
 
 }  // namespace lm

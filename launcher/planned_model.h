@@ -65,4 +65,8 @@ bool model_is_built_in(const std::string& path, std::span<const ModelShape> know
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known = {});
 
+// With zero.experts = "parallel" the layout of a training run becomes that of rank `rank`. `inputs` are the
+// model's own.
+void share_experts(const PlanInputs& inputs, const World& world, int rank, PlannedModel& model);
+
 }  // namespace lm

@@ -158,6 +158,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (gpu) require_gpu_memory(planned.machine.gpus.front(), found);
   if (gpu) out->gpu = gpu_object(line, planned, found);
   out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  share_experts(out->model.inputs(config, out->device), out->world, 0, out->model);
   out->assumed = machine_assumptions(planned);
   out->machine = std::move(planned.machine);
   const std::string run = elsewhere ? "" : run_directory(config, config_path);

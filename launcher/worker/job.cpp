@@ -199,6 +199,9 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
   Found out;
   together(at.ranks.group(), "opening the model", [&] {
     out.model = open_model(at.config, at.environment);
+    if (at.trains())
+      share_experts(out.model.inputs(at.config, at.device), {.ranks = at.ranks.count()},
+                    at.ranks.group().rank(), out.model);
     stand_in(at.config, at.environment, out.model);
     if (out.model.grown && at.ranks.leads()) log_line(describe(*out.model.grown, out.model.spec));
     if (at.trains()) require_trainable(at.config, out.model);

@@ -51,6 +51,7 @@ enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kAttention, kBlock };
 enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
 enum class ZeroGroup : uint8_t { kAll, kMachine };
+enum class ZeroExperts : uint8_t { kReplicated, kParallel };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class LrSchedule : uint8_t {
   kConstant,
@@ -367,6 +368,9 @@ struct ZeroConfig {
   // Among whom. machine: every machine has all shards, each on one of its ranks; weights then never cross the
   // network, and gradients cross it as often as without.
   ZeroGroup group = ZeroGroup::kAll;
+  // Who has a mixture's experts. parallel: each rank an equal part of every layer's, and tokens go to the
+  // ranks that have those of their choice and back, in the forward and the backward pass.
+  ZeroExperts experts = ZeroExperts::kReplicated;
 };
 
 struct CheckpointConfig {

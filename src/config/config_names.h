@@ -145,6 +145,11 @@ struct EnumNames<ZeroGroup> {
   static constexpr EnumName<ZeroGroup> kAll[] = {{ZeroGroup::kAll, "all"}, {ZeroGroup::kMachine, "machine"}};
 };
 template <>
+struct EnumNames<ZeroExperts> {
+  static constexpr EnumName<ZeroExperts> kAll[] = {{ZeroExperts::kReplicated, "replicated"},
+                                                   {ZeroExperts::kParallel, "parallel"}};
+};
+template <>
 struct EnumNames<Clip> {
   static constexpr EnumName<Clip> kAll[] = {
       {Clip::kGlobal, "global"}, {Clip::kBlock, "block"}, {Clip::kNone, "none"}};

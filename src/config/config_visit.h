@@ -314,6 +314,10 @@ void visit_zero(ZeroT& zero, V& v) {
       {KeyTag::kPlacement,
        "ranks that shards are divided among; machine: each machine has all of them, so that no weights cross "
        "the network, and a rank has as many times the state as there are machines"});
+  v.key("zero", "experts", zero.experts,
+        {KeyTag::kPlacement,
+         "parallel: each rank keeps an equal part of every mixture's experts, and tokens pass between ranks; "
+         "of a frozen base, on CPUs"});
 }
 
 template <class OffloadT, class V>

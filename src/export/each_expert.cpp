@@ -52,7 +52,7 @@ EachExpert each_expert(const AdapterSpec& spec, const ModelLayout& layout) {
     for (const Trainable& entry : block.trainables) {
       Parameter& half = block.tensors[entry.tensor].parameter;
       const bool a = entry.role == TrainableRole::kLoraA;
-      if (!half.of_expert || (!a && entry.role != TrainableRole::kLoraB)) continue;
+      if (!half.of_expert() || (!a && entry.role != TrainableRole::kLoraB)) continue;
       half.parts = named_by(block.tensors[entry.owner].parameter, half, a, out.spec.targets);
     }
   }

@@ -70,6 +70,7 @@ class ModelBinding::Finder {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
     linear.weight = place_of(weight);
+    if (weight == nullptr) return;  // of an expert that another rank keeps
     const TensorPlace* const bias = layout_.find(prefix_ + name + "_bias");
     linear.bias = place_of(bias);
     size_t part = 0;  // modules are the matrix's parts, in their order
@@ -284,7 +285,8 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
         [&](const auto& spec) {
           auto mixer = unbound_mixer(spec, block - 1);
           mixer.visit(mixer, Binder(*this, place, memory, options));
-          if constexpr (std::is_same_v<decltype(mixer), Experts>) mixer.fetch = memory.experts;
+          if constexpr (std::is_same_v<decltype(mixer), Experts>)
+            mixer.fetch = memory.experts, mixer.exchange = memory.exchange;
           sublayer.mixer = std::move(mixer);
         },
         place.spec.mixer);

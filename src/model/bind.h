@@ -25,6 +25,8 @@ struct BlockMemory {
   int64_t first = 0, first_frozen_byte = 0;
   // Of a block whose experts are fetched by routing; null: all of it is there.
   ExpertFetch* experts = nullptr;
+  // Of a layout in which other ranks keep some of the experts.
+  ExpertExchange* exchange = nullptr;
 };
 
 struct BindOptions {

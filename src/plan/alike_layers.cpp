@@ -49,6 +49,7 @@ AlikeLayers::AlikeLayers(const ModelSpec& spec, const ModelLayout& layout, Recom
   spec_.layers.resize(static_cast<size_t>(kept_));
   layout_.blocks.assign(layout.blocks.begin(), layout.blocks.begin() + kept_ + 1);
   layout_.blocks.push_back(layout.blocks.back());
+  layout_.experts = layout.experts;
 }
 
 int64_t AlikeLayers::stands_for(int64_t unit) const {

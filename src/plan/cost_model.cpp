@@ -82,15 +82,18 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, const S
   for (int64_t b = 1; b < head; ++b) {
     const double backward = b < trained ? 0 : 2;
     const ExpertsSpec* const experts = spec.layer(b - 1).find<ExpertsSpec>();
-    for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
-      if (place.parameter.kind != ParameterKind::kMatrix) continue;
+    const auto add = [&](const Parameter& parameter, bool frozen) {
+      if (parameter.kind != ParameterKind::kMatrix) return;
       // Of the tokens that meet an expert's matrix, on average.
-      const double share = place.parameter.of_expert
+      const double share = parameter.of_expert()
                                ? static_cast<double>(experts->chosen) / static_cast<double>(experts->experts)
                                : 1;
-      flops += (2 + backward + (place.frozen ? 0 : 2)) * static_cast<double>(place.parameter.elements()) *
-               share * work.tokens;
-    }
+      flops +=
+          (2 + backward + (frozen ? 0 : 2)) * static_cast<double>(parameter.elements()) * share * work.tokens;
+    };
+    const BlockLayout& block = layout.blocks[static_cast<size_t>(b)];
+    for (const TensorPlace& place : block.tensors) add(place.parameter, place.frozen);
+    for (const Parameter& parameter : block.elsewhere) add(parameter, true);
     const AttentionSpec* const a = spec.layer(b - 1).find<AttentionSpec>();
     if (a == nullptr) continue;
     flops += (b < trained ? 4 : 12) * visible_keys(work, static_cast<double>(a->window)) *

@@ -18,18 +18,34 @@ StepConfig of_group_size(const StepConfig& step, int64_t group) {
   return out;
 }
 
+// Nothing moves.
+class DryRunExchange : public ExpertExchange {
+ public:
+  explicit DryRunExchange(const ExpertShare& share) : share_(share) {}
+  ExpertShare share() const override { return share_; }
+  void gather_counts(int64_t, std::span<int32_t>) override {}
+  void move_rows(int64_t, const RowsOnTheWay&) override {}
+
+ private:
+  ExpertShare share_;
+};
+
 // All pointers are one dummy address that is never dereferenced.
 class DryRunMemory : public PassMemory {
  public:
-  DryRunMemory(const Context& context, std::vector<Unit> units, const BatchShape& batch)
-      : context_(context), units_(std::move(units)), batch_(batch) {}
+  DryRunMemory(const Context& context, const ModelLayout& layout, bool chunked_head, const BatchShape& batch)
+      : context_(context), units_(layout.units(chunked_head)), batch_(batch), exchange_(layout.experts) {}
 
   DeviceBatch place(int64_t) override { return batch(); }
   DeviceBatch batch() const { return allocate_batch(context_, batch_); }
   BlockMemory borrow(int64_t unit, bool gradient) override {
     const Unit& range = units_[static_cast<size_t>(unit)];
-    return {nowhere(), nowhere(), gradient && range.elements > 0 ? nowhere() : nullptr, range.first,
-            range.first_frozen_byte};
+    return {.trainable = nowhere(),
+            .frozen = nowhere(),
+            .gradients = gradient && range.elements > 0 ? nowhere() : nullptr,
+            .first = range.first,
+            .first_frozen_byte = range.first_frozen_byte,
+            .exchange = exchange_.share().parallel() ? &exchange_ : nullptr};
   }
   void begin_gradient(int64_t) override {}
   void add_embedding_gradient(int64_t, const RowGradients& of) override {
@@ -57,6 +73,7 @@ class DryRunMemory : public PassMemory {
   const Context& context_;
   std::vector<Unit> units_;
   const BatchShape& batch_;
+  DryRunExchange exchange_;
   std::map<int64_t, int64_t> activations_;  // of each block
 };
 
@@ -83,7 +100,7 @@ class DryRun {
                  step_.arithmetic.documents_at_once,
                  step_.arithmetic.round_rows,
                  &counts_},
-        memory_(context_, model_.layout.units(step_.chunked_head()), batch_),
+        memory_(context_, model_.layout, step_.chunked_head(), batch_),
         pass_(context_, model_, memory_, step_, &sums_) {}
 
   // The operations of a step of all layers.

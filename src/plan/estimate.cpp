@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "plan/flash_rate.h"
 #include "plan/limits.h"
+#include "plan/parallel_experts.h"
 #include "plan/traffic.h"
 #include "plan/update_work.h"
 #include "plan/weight_rows.h"
@@ -254,10 +255,12 @@ PlanCost estimate(const PlanInput& in, const SizedPlan& plan) {
   const StepWork token = uniform_work(1, lengths(in).document, in.data.target_share);
   out.peak_seconds_per_token = necessary_flops(in.spec, in.layout, token) / rates.peak_flops;
   out.traffic = estimate_traffic(in, plan, step);
+  const double before = out.traffic.seconds;
+  add_expert_traffic(in, plan, step, step_shape(in, plan).micro, out.traffic);
   out.step_seconds = out.estimate.seconds + out.traffic.seconds;
   if (has_timeline(plan)) {
     out.timeline = estimate_transfers(in, plan, step, costs, out.step_tokens);
-    out.step_seconds = out.timeline.seconds + stop_vote_seconds(in, plan);
+    out.step_seconds = out.timeline.seconds + stop_vote_seconds(in, plan) + (out.traffic.seconds - before);
   }
   if (has_router_pass(in.config.train, in.spec, step)) out.step_seconds += forward_seconds(out);
   out.links = links_of(out, link_rates(in.machine, in.device));
@@ -276,6 +279,7 @@ std::vector<Choice> explain_estimate(const PlanInput& in, const Plan& plan) {
     out.push_back({"links between ranks", "assumed",
                    "not measured: 22 GB/s from GPU to GPU where it has no "
                    "known NVLink, 45 GB/s from machine to machine"});
+  if (std::optional<Choice> experts = explain_parallel_experts(in, plan)) out.push_back(*experts);
   if (const double coefficient = router_aux_loss(in.config.train, in.spec); coefficient != 0) {
     out.push_back({"train.router_aux_loss", fmt::format("{:g}", coefficient),
                    has_router_pass(in.config.train, in.spec, plan.step)

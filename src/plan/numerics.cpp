@@ -11,6 +11,7 @@
 #include "plan/gemm_library.h"
 #include "plan/limits.h"
 #include "plan/nominal_time.h"
+#include "plan/parallel_experts.h"
 #include "plan/placement.h"
 
 namespace lm {
@@ -281,6 +282,9 @@ ChosenNumerics choose_numerics(const PlanInput& in) {
   if (in.trains()) refuse_products(in.config.model.products, in.device, in.machine);
   refuse_bf16(in);
   if (in.trains()) refuse_router_loss(in.config.train, in.spec);
+  if (in.trains()) refuse_parallel_experts(in, in.world);
+  LM_CHECK(!in.trains() || in.layout.experts == expert_share(in.config, in.world, in.layout.experts.place),
+           "a layout of another number of ranks");
   // A run that began on a larger machine goes on with its number.
   if (in.trains() && in.recorded == nullptr) {
     refuse_many_threads("run.threads", in.config.run.threads, in.machine);

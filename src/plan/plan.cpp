@@ -38,11 +38,14 @@ std::optional<Choice> explain_experts(const PlanInput& in) {
     if (here == nullptr) continue;
     experts = here;
     ++layers;
-    for (const TensorPlace& place : in.layout.blocks[static_cast<size_t>(i) + 1].tensors) {
-      if (!place.parameter.of_expert) continue;
-      of_experts += place.parameter.elements();
-      met += place.parameter.elements() * here->chosen / here->experts;
-    }
+    const auto add = [&](const Parameter& parameter) {
+      if (!parameter.of_expert()) return;
+      of_experts += parameter.elements();
+      met += parameter.elements() * here->chosen / here->experts;
+    };
+    const BlockLayout& block = in.layout.blocks[static_cast<size_t>(i) + 1];
+    for (const TensorPlace& place : block.tensors) add(place.parameter);
+    for (const Parameter& parameter : block.elsewhere) add(parameter);
   }
   if (experts == nullptr) return {};
   const int64_t all = in.layout.trainable_elements + in.layout.frozen_elements;

@@ -67,13 +67,14 @@ struct LinkTime {
 // takes. Compute waits for every call.
 struct RankTraffic {
   double gradient_bytes = 0, weight_bytes = 0;
-  double vote_bytes = 0;     // losses, norms, whether to stop
+  double vote_bytes = 0;    // losses, norms, whether to stop
+  double expert_bytes = 0;  // rows of tokens to other ranks' experts and back, with zero.experts = "parallel"
   double between_share = 0;  // of all of it: to ranks of other machines
   int64_t calls = 0;
   double seconds = 0;
   double inside_seconds = 0, between_seconds = 0;  // that links of either kind are at work
 
-  double bytes() const { return gradient_bytes + weight_bytes + vote_bytes; }
+  double bytes() const { return gradient_bytes + weight_bytes + vote_bytes + expert_bytes; }
 };
 
 // What a plan knows of the data. Lengths, share and number are the estimate's: memory is planned for

@@ -66,6 +66,7 @@ std::string traffic_rows(const RankTraffic& traffic) {
   };
   add("gradients sent", traffic.gradient_bytes, "to other ranks, by each per step");
   add("weights sent", traffic.weight_bytes, "the same");
+  add("rows sent", traffic.expert_bytes, "to other ranks' experts and back");
   add("votes sent", traffic.vote_bytes, "losses, norms, whether to stop");
   return out;
 }
@@ -75,6 +76,7 @@ Json traffic_json(const Plan& plan) {
   return {{"gradient_bytes", t.gradient_bytes},
           {"weight_bytes", t.weight_bytes},
           {"vote_bytes", t.vote_bytes},
+          {"expert_bytes", t.expert_bytes},
           {"between_machines_share", t.between_share},
           {"calls", t.calls},
           {"seconds", t.seconds}};

@@ -8,6 +8,8 @@
 
 #include "base/bytes.h"
 #include "plan/estimate.h"
+#include "plan/parallel_experts.h"
+#include "plan/planned_layout.h"
 
 namespace lm {
 namespace {
@@ -33,7 +35,8 @@ class Rows {
     if (!fresh) return place->second;
     World world{ranks, static_cast<int>(ceil_div(ranks, each_))};
     world.share_memory = share_memory_;
-    const Plan plan = draft_plan(inputs_, share_of_machine(node_, world.ranks_per_node()), world);
+    const Machine share = share_of_machine(node_, world.ranks_per_node());
+    const Plan plan = shares_experts_ ? plan_with_layout(share, world) : draft_plan(inputs_, share, world);
     ScalingRow& row = place->second;
     row = {.world = world,
            .fits = plan.fits,
@@ -53,10 +56,21 @@ class Rows {
   }
 
  private:
+  // What a rank keeps of the experts depends on how many there are.
+  Plan plan_with_layout(const Machine& share, const World& world) const {
+    const PlanInputs& in = inputs_;
+    const ModelLayout layout =
+        planned_layout(in.config, in.spec, in.adapter, expert_share(in.config, world, 0));
+    const PlanInputs own{in.config, in.spec, in.adapter,        layout,
+                         in.device, in.data, in.update_on_host, in.recorded};
+    return draft_plan(own, share, world);
+  }
+
   const PlanInputs& inputs_;
   const Machine& node_;
   int each_;
   bool share_memory_;
+  bool shares_experts_ = inputs_.config.zero.experts == ZeroExperts::kParallel;
   std::map<int, ScalingRow> rows_;
 };
 
@@ -85,7 +99,9 @@ int find_fewest(const std::vector<int>& all, Rows& rows) {
 }  // namespace
 
 Scaling estimate_scaling(const PlanInputs& inputs, const Machine& node, const World& most) {
-  const std::vector<int> all = numbers(most, inputs.config.train.global_batch);
+  std::vector<int> all = numbers(most, inputs.config.train.global_batch);
+  if (inputs.config.zero.experts == ZeroExperts::kParallel)
+    std::erase_if(all, [&](int ranks) { return !divides_experts(inputs.spec, ranks); });
   Rows rows(inputs, node, most);
   Scaling out;
   out.fewest = find_fewest(all, rows);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/staging.h"
+#include "plan/parallel_experts.h"
 
 namespace lm {
 namespace {
@@ -30,6 +31,9 @@ Longest longest_messages(const PlanInput& in, const PlacedPlan& plan) {
     out.gathered =
         std::max(out.gathered, p.sharded ? longest_shard(unit, sharding) * std::max(weight, master) : part);
   }
+  const ExpertShare& experts = in.layout.experts;
+  const int64_t rows = expert_exchange_bytes(in.spec, experts, plan.numerics.dtype);
+  out.added = std::max(out.added, rows / experts.ranks);
   return out;
 }
 

@@ -16,6 +16,7 @@
 #include "plan/gemm_library.h"
 #include "plan/generation.h"
 #include "plan/limits.h"
+#include "plan/parallel_experts.h"
 #include "plan/recompute_level.h"
 #include "plan/shared_memory.h"
 #include "plan/start_bytes.h"
@@ -299,6 +300,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
     table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
   if (in.world.ranks > 1)
     table.host("shared memory", shared_memory_bytes(in, plan), "what ranks send to each other");
+  if (const int64_t bytes = expert_exchange_bytes(in.spec, in.layout.experts, n.dtype); bytes > 0)
+    table.host("rows of experts", bytes, "a round of those that leave for other ranks");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {
@@ -402,7 +405,7 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
 OffloadConfig PlanInput::offload() const {
   OffloadConfig out = config.offload;
   if (!trains()) out.optimizer = out.gradients = out.activations = OffloadTier::kNone;
-  if (purpose == PlanPurpose::kExport) out.weights = OffloadTier::kNone;
+  if (purpose == PlanPurpose::kExport || layout.experts.parallel()) out.weights = OffloadTier::kNone;
   return out;
 }
 

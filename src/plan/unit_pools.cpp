@@ -152,7 +152,8 @@ std::vector<char> frozen_arrays(const PlanInput& in, const NumericsPlan& numeric
 bool may_share_frozen(const PlanInputs& in, PlanPurpose purpose) {
   const bool writes_rows = in.adapter != nullptr && !in.adapter->tokens.empty();
   const bool in_host = in.device == DeviceType::kCpu || in.config.offload.weights != OffloadTier::kNone;
-  return in_host && purpose == PlanPurpose::kTrain && in.layout.frozen_bytes > 0 && !writes_rows;
+  const bool alike = !in.layout.experts.parallel();  // else each rank's has experts of its own
+  return in_host && purpose == PlanPurpose::kTrain && in.layout.frozen_bytes > 0 && !writes_rows && alike;
 }
 
 int frozen_sharers(const PlanInput& in) {

@@ -59,7 +59,7 @@ std::string encodings_of(const PlanInput& in, DType dtype, bool experts) {
   std::map<std::string, int64_t> bytes;
   for (const BlockLayout& block : in.layout.blocks)
     for (const TensorPlace& place : block.tensors)
-      if (place.parameter.of_expert == experts)
+      if (place.parameter.of_expert() == experts)
         for (const FrozenPiece& piece : place.pieces)
           bytes[piece.encoding->name] += frozen_piece_bytes(piece);
   if (bytes.size() == 1) return bytes.begin()->first;
@@ -91,7 +91,7 @@ Mixture all_experts(const PlanInput& in) {
 ExpertBytes expert_bytes(const BlockLayout& block) {
   ExpertBytes out;
   for (const TensorPlace& place : block.tensors) {
-    if (!place.parameter.of_expert) continue;
+    if (!place.parameter.of_expert()) continue;
     if (!place.frozen) out.trained += round_up(place.parameter.elements(), kTensorStart);
     for (const FrozenPiece& piece : place.pieces) out.frozen += frozen_piece_bytes(piece);
   }

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "plan/adapter.h"
-#include "plan/base_encoding.h"
 #include "plan/estimate.h"
+#include "plan/parallel_experts.h"
 #include "plan/placement.h"
-#include "plan/trained_tensors.h"
+#include "plan/planned_layout.h"
 #include "plan/update_work.h"
 
 namespace lm {
@@ -34,8 +34,7 @@ OtherModel other_model(const PlanInput& in, const Config& config) {
   const bool lora = trains_adapter(config);
   if (lora) out.adapter = in.adapter != nullptr ? *in.adapter : configured_adapter(in.spec, config);
   out.layout =
-      make_layout(in.spec, lora ? &*out.adapter : nullptr, storage_type(config.model.dtype),
-                  base_encoding(config.model, in.spec.stored, lora), trained_filter(config.train, in.spec));
+      planned_layout(config, in.spec, lora ? &*out.adapter : nullptr, expert_share(config, in.world, 0));
   return out;
 }
 
@@ -45,7 +44,8 @@ Alternative plan_of(const PlanInput& in, const Config& config, Estimated estimat
   const bool lora = trains_adapter(config);
   const DType dtype = storage_type(config.model.dtype);
   const bool same = lora == (in.adapter != nullptr) && config.model.dtype == in.config.model.dtype &&
-                    config.model.quantize == in.config.model.quantize;
+                    config.model.quantize == in.config.model.quantize &&
+                    config.zero.experts == in.config.zero.experts;
   if (!same && !kept) kept = other_model(in, config);
   const ModelLayout& layout = same ? in.layout : kept->layout;
   const AdapterSpec* const adapter = !lora ? nullptr : same ? in.adapter : &*kept->adapter;

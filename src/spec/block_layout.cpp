@@ -119,7 +119,7 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   for (Parameter& parameter : parameters) {
     const bool start = is_start(parameter.role);
     const bool encodes = parameter.kind == ParameterKind::kMatrix && !parameter.plain && !start;
-    const bool takes = of_matrices.kind != EncodingKind::kMxfp4 || parameter.of_expert;
+    const bool takes = of_matrices.kind != EncodingKind::kMxfp4 || parameter.of_expert();
     const Encoding& whole = parameter.fp32 ? plain_encoding(DType::kF32) : plain;
     const Encoding& encoding = encodes && takes ? of_matrices : whole;
     if (start) layout.starts.push_back({.tensor = layout.tensors.size(), .role = parameter.role});
@@ -137,6 +137,21 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
     if (!start) layout.frozen_elements += place.parameter.elements();
     layout.tensors.push_back(std::move(place));
   }
+}
+
+// Takes the tensors of experts that other ranks keep out of `block.frozen`.
+void leave_to_others(const ModelSpec& spec, int64_t layer, const ExpertShare& share, BlockParameters& block,
+                     BlockLayout& layout) {
+  const auto* const experts = spec.layer(layer).find<ExpertsSpec>();
+  if (!share.parallel() || experts == nullptr) return;
+  LM_CHECK(experts->experts % share.ranks == 0, "every rank keeps equally many experts");
+  const auto others =
+      std::stable_partition(block.frozen.begin(), block.frozen.end(), [&](const Parameter& parameter) {
+        return !parameter.of_expert() || share.owner(parameter.expert, experts->experts) == share.place;
+      });
+  for (auto other = others; other != block.frozen.end(); ++other) layout.frozen_elements += other->elements();
+  layout.elsewhere.assign(std::make_move_iterator(others), std::make_move_iterator(block.frozen.end()));
+  block.frozen.erase(others, block.frozen.end());
 }
 
 // Calls body(run) for runs of neighbouring tensors with at most `most` elements each; a tensor with more is a
@@ -373,9 +388,9 @@ std::map<std::string, int64_t> ModelLayout::frozen_bytes_by_encoding() const {
 }
 
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
-                        const Encoding* encoding, const TrainedFilter& trained) {
+                        const Encoding* encoding, const TrainedFilter& trained, const ExpertShare& share) {
   const Encoding& plain = plain_encoding(dtype);
-  ModelLayout model;
+  ModelLayout model{.blocks = {}, .experts = share};
   uint32_t number = 0;
   for (BlockParameters& block : list_parameters(spec, adapter)) {
     BlockLayout layout;
@@ -394,6 +409,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     layout.linear = layout.body && std::ranges::none_of(layout.tensors, [](const TensorPlace& place) {
                       return place.parameter.kind == ParameterKind::kEmbedding;
                     });
+    if (layout.body) leave_to_others(spec, std::ssize(model.blocks) - 1, share, block, layout);
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
     find_owners(layout.trainables, layout);

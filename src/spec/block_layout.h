@@ -83,11 +83,23 @@ struct MatrixSides {
   int64_t rows = 0, columns = 0;  // filled up
 };
 
+// Of each layer's E experts a rank keeps those of its place: [place E / ranks, (place + 1) E / ranks). What
+// other ranks keep has no memory here.
+struct ExpertShare {
+  int ranks = 1;
+  int place = 0;
+  bool parallel() const { return ranks > 1; }
+  int64_t each(int64_t experts) const { return experts / ranks; }
+  int owner(int64_t expert, int64_t experts) const { return static_cast<int>(expert / each(experts)); }
+  auto operator<=>(const ExpertShare&) const = default;
+};
+
 struct BlockLayout {
   std::string name;
   bool body = false;                   // a transformer block
   bool linear = false;                 // its trained matrices are linear layers': not rows of virtual tokens
   std::vector<TensorPlace> tensors;    // trainable, then frozen
+  std::vector<Parameter> elsewhere;    // frozen tensors of experts that other ranks keep (ExpertShare)
   std::vector<Trainable> trainables;   // in the order of the flat array
   std::vector<Trainable> starts;       // frozen tensors of an adapter (is_start)
   std::vector<DecayRange> ranges;      // cover the flat array
@@ -101,7 +113,7 @@ struct BlockLayout {
   int64_t flat_elements = 0;       // trainable, padding included; multiple of kGranule (may be 0)
   int64_t parameter_elements = 0;  // trainable, without padding
   int64_t frozen_bytes = 0;
-  int64_t frozen_elements = 0;                             // of the base
+  int64_t frozen_elements = 0;  // of the base, those that other ranks keep among them
   const TensorPlace* find(const std::string& name) const;  // null when absent
   bool trains(const std::string& name) const;              // it is there, and not frozen
   // What has this role beside part `part` of `owner`; null when nothing has.
@@ -194,7 +206,8 @@ std::vector<Unit> list_units(int64_t layers, int64_t segments);
 
 struct ModelLayout {
   std::vector<BlockLayout> blocks;  // L + 2
-  int64_t trainable_elements = 0;   // without padding
+  ExpertShare experts;
+  int64_t trainable_elements = 0;  // without padding
   int64_t frozen_elements = 0;
   int64_t flat_elements = 0;  // with padding, over all blocks
   int64_t frozen_bytes = 0;
@@ -213,8 +226,10 @@ using TrainedFilter = std::function<bool(const Parameter& parameter)>;
 
 // `dtype` is the model's, and what is frozen is stored in it, but for the transformer blocks' frozen matrices
 // if `encoding` is not null. `trained`: of full fine-tuning; the others join the block's frozen tensors.
+// `share`: of frozen experts; layouts of all places have tensors of the same sizes at the same offsets.
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
-                        const Encoding* encoding = nullptr, const TrainedFilter& trained = {});
+                        const Encoding* encoding = nullptr, const TrainedFilter& trained = {},
+                        const ExpertShare& share = {});
 
 // Where the unit's weights are offloaded: whether its frozen bytes move; else its trainable weights do. The
 // other part stays on the device. Adapters do, and of a full run's unit the smaller part.

@@ -37,7 +37,7 @@ Parameter part_of_pair(const PairOf& pair, TrainableRole role) {
   out.role = role;
   out.owner = pair.owner;
   out.site = pair.stack.path;
-  out.of_expert = true;
+  out.expert = pair.expert;
   ParameterPart& part = out.parts.front();
   part.file = pair.file + end + ".weight";
   if (a) {

@@ -72,7 +72,7 @@ Parameter join(const std::string& ours, ParameterKind kind, const std::string& l
   Parameter parameter{.name = ours + matrix.name + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
   if (!bias) parameter.columns = matrix.columns;
   parameter.plain = matrix.plain;
-  parameter.of_expert = matrix.expert >= 0;
+  parameter.expert = matrix.expert;
   for (const LinearModule& module : modules) {
     parameter.parts.push_back({.name = layer + module.path + (bias ? ".bias" : ".weight"),
                                .first = module.first,

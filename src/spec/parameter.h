@@ -59,10 +59,11 @@ struct Parameter {
   float neutral = 1;       // of a norm's weight or a buffer: the fresh value
   int64_t fan_in = 0;      // of an encoder's tensors: the inputs of their layer, which fresh values are of
   bool plain = false;      // a matrix that is never quantized
-  bool of_expert = false;  // of one that only some tokens meet
+  int64_t expert = -1;     // of its layer, whose tensor only some tokens meet; -1: of none
   bool fp32 = false;       // a buffer that is fp32, whatever the model's type
   std::string site = {};   // of a pair of low rank: the path that its rank and alpha are chosen by
   int64_t elements() const { return rows * columns; }
+  bool of_expert() const { return expert >= 0; }
   bool vector() const {
     return kind == ParameterKind::kBias || kind == ParameterKind::kSinks || kind == ParameterKind::kNorm ||
            kind == ParameterKind::kBuffer || kind == ParameterKind::kMagnitude;

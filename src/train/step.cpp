@@ -37,6 +37,9 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   routed_.expect_tokens(tokens_at_once());
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
+  if (layout_.experts.parallel())
+    rank_experts_.emplace(group_, layout_.experts, context_.spec.layer_count(),
+                          context_.spec.hidden * static_cast<int64_t>(dtype_size(context_.dtype)));
   if (gradients_ != nullptr && Routers::any(parts.model.spec))
     routers_.emplace(parts.model.spec, context_.device, group_.ranks(), group_.rank());
   if (decides_on_device())
@@ -215,6 +218,7 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   if (save_ != nullptr) save_->used(unit, memory.trainable);
   memory.experts = routed_.of(unit);
+  if (rank_experts_) memory.exchange = &*rank_experts_;
   arrived();
   return memory;
 }

@@ -24,6 +24,7 @@
 #include "train/objectives/objective.h"
 #include "train/off_device_state.h"
 #include "train/progress_counter.h"
+#include "train/rank_experts.h"
 #include "train/routed_experts.h"
 #include "train/step_save.h"
 #include "weights/loans.h"
@@ -227,6 +228,7 @@ class TrainStep : private PassMemory {
   std::deque<int64_t> started_;             // target tokens of the steps whose decisions are unread
   std::deque<StepResult> finished_;         // that nobody has asked for yet
   RoutedExperts routed_;
+  std::optional<RankExperts> rank_experts_;  // where ranks keep some experts each
   Pass pass_;
 };
 

@@ -40,6 +40,9 @@ std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const Fi
       if (is_start(place.parameter.role)) continue;
       if (in_adapter(place.parameter.role) == adapter) items.push_back({&place.parameter, target(b, place)});
     }
+    // Checked, and not read.
+    for (const Parameter& parameter : layout.blocks[b].elsewhere)
+      if (!adapter) items.push_back({&parameter, {}});
   }
   return items;
 }

@@ -73,6 +73,30 @@ inline void reduce_scatter_brings_every_rank_its_run_of_all(Group& group) {
   }
 }
 
+inline void all_to_all_brings_every_rank_what_each_has_for_it(Group& group) {
+  std::mt19937 random(10);
+  for (int round = 0; round < 60; ++round) {
+    const std::vector<ByteRange> shards =
+        random_shards(random, group.ranks(), round % 3 == 0 ? 300000 : 20000);
+    std::vector<std::byte> data(static_cast<size_t>(shards.back().end()));
+    for (size_t i = 0; i < data.size(); ++i) data[i] = value(group.rank(), static_cast<int64_t>(i) + round);
+    const ByteRange& mine = shards[static_cast<size_t>(group.rank())];
+    std::vector<std::vector<std::byte>> from(static_cast<size_t>(group.ranks()));
+    group.all_to_all("rows", data.data(), shards,
+                     [&](int rank, int64_t offset, std::span<const std::byte> bytes) {
+                       std::vector<std::byte>& of_rank = from.at(static_cast<size_t>(rank));
+                       ASSERT_EQ(offset, std::ssize(of_rank));
+                       of_rank.insert(of_rank.end(), bytes.begin(), bytes.end());
+                     });
+    for (int r = 0; r < group.ranks(); ++r) {
+      const std::vector<std::byte>& of_rank = from[static_cast<size_t>(r)];
+      ASSERT_EQ(std::ssize(of_rank), mine.bytes) << r;
+      for (int64_t i = 0; i < mine.bytes; ++i)
+        ASSERT_EQ(of_rank[static_cast<size_t>(i)], value(r, mine.begin + i + round)) << r;
+    }
+  }
+}
+
 // Every second rank, and then halves: two sets make the call at once, with shards of other lengths.
 inline void a_reduce_scatter_among_some_brings_theirs(Group& group) {
   if (group.ranks() % 2 != 0) return;

@@ -38,6 +38,11 @@ TEST_F(MpiGroups, ReduceScatterBringsEveryRankItsRunOfAll) {
   reduce_scatter_brings_every_rank_its_run_of_all(group);
 }
 
+TEST_F(MpiGroups, AllToAllBringsEveryRankWhatEachHasForIt) {
+  MpiGroup group(*link_, int64_t{1} << 15);
+  all_to_all_brings_every_rank_what_each_has_for_it(group);
+}
+
 TEST_F(MpiGroups, AReduceScatterAmongSomeBringsTheirs) {
   MpiGroup group(*link_, int64_t{1} << 15);
   a_reduce_scatter_among_some_brings_theirs(group);

@@ -57,6 +57,10 @@ TEST_P(SharedGroups, ReduceScatterBringsEveryRankItsRunOfAll) {
   expect_none(with_ranks(GetParam(), reduce_scatter_brings_every_rank_its_run_of_all, int64_t{1} << 17));
 }
 
+TEST_P(SharedGroups, AllToAllBringsEveryRankWhatEachHasForIt) {
+  expect_none(with_ranks(GetParam(), all_to_all_brings_every_rank_what_each_has_for_it, int64_t{1} << 17));
+}
+
 TEST_P(SharedGroups, AReduceScatterAmongSomeBringsTheirs) {
   expect_none(with_ranks(GetParam(), a_reduce_scatter_among_some_brings_theirs, int64_t{1} << 17));
 }

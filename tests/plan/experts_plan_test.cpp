@@ -50,7 +50,7 @@ TEST(ExpertsPlan, AllExpertsAreThereAndOneIsOneRange) {
   const BlockLayout& block = layout.blocks[1];
   int64_t of_experts = 0, end = 0;
   for (const TensorPlace& place : block.tensors) {
-    if (!place.parameter.of_expert) continue;
+    if (!place.parameter.of_expert()) continue;
     if (end > 0) {
       EXPECT_EQ(place.offset, round_up(end, kTensorStart)) << place.parameter.name << ": side by side";
     }

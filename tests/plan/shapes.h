@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plan/base_encoding.h"
+#include "plan/parallel_experts.h"
 #include "plan/plan.h"
 #include "plan/trained_tensors.h"
 #include "spec/block_layout.h"
@@ -79,7 +80,8 @@ struct Case {
   }
   ModelLayout layout(const AdapterSpec* adapter) const {
     return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32,
-                       base_encoding(config.model), trained_filter(config.train, spec));
+                       base_encoding(config.model), trained_filter(config.train, spec),
+                       expert_share(config, world, 0));
   }
 };
 

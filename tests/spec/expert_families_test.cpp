@@ -119,7 +119,7 @@ TEST(ExpertFamilies, FilesMayHaveOneTensorForAllExperts) {
   const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
   int64_t seen = 0;
   for (const Parameter& one : blocks[1].trainable) {
-    if (!one.of_expert || !one.name.ends_with("gate_up")) continue;
+    if (!one.of_expert() || !one.name.ends_with("gate_up")) continue;
     ASSERT_EQ(one.parts.size(), 1U);
     const ParameterPart& part = one.parts.front();
     EXPECT_EQ(part.tensor(), "model.layers.0.block_sparse_moe.input_linear.weight");
@@ -186,7 +186,7 @@ TEST(ExpertFamilies, Mxfp4IsOfGptOssExpertsAlone) {
   const AdapterSpec adapter{.r = 1, .alpha = 1, .targets = {"q_proj"}};
   const ModelLayout layout = make_layout(spec, &adapter, DType::kBF16, &encoding_of(spec.stored));
   for (const TensorPlace& place : layout.blocks[1].tensors) {
-    const bool wanted = place.parameter.of_expert && place.parameter.kind == ParameterKind::kMatrix;
+    const bool wanted = place.parameter.of_expert() && place.parameter.kind == ParameterKind::kMatrix;
     EXPECT_EQ(place.encoded(), wanted) << place.parameter.name;
   }
   const TensorPlace& down = *layout.blocks[1].find("layers.0.experts.0.down");

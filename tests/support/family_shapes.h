@@ -112,8 +112,7 @@ inline void like_qwen3_moe(ModelSpec& spec, int64_t experts = 5, int64_t chosen 
 }
 
 // Beside the experts one that all tokens meet, with a gate of its own.
-inline void like_qwen2_moe(ModelSpec& spec) {
-  like_qwen3_moe(spec);
+inline void add_shared_expert(ModelSpec& spec) {
   for (LayerSpec& layer : spec.layers)
     layer.sublayers.push_back(
         {.norm = std::nullopt, .mixer = SharedExpertSpec{.ffn = 40, .gated = true}, .beside = true});
@@ -122,14 +121,18 @@ inline void like_qwen2_moe(ModelSpec& spec) {
                                                        {"mlp.shared_expert.down_proj", "shared.down"},
                                                        {"mlp.shared_expert_gate", "shared.weight"}});
 }
+inline void like_qwen2_moe(ModelSpec& spec) {
+  like_qwen3_moe(spec);
+  add_shared_expert(spec);
+}
 
 // Routers with sigmoid scores, corrections and groups.
-inline void like_glm4_moe(ModelSpec& spec) {
-  like_qwen3_moe(spec, 6, 3);
+inline void like_glm4_moe(ModelSpec& spec, int64_t experts = 6, int64_t groups = 3) {
+  like_qwen3_moe(spec, experts, 3);
   for (LayerSpec& layer : spec.layers) {
     auto& experts = std::get<ExpertsSpec>(layer.sublayers[1].mixer);
     experts.scores = RouterScores::kSigmoid;
-    experts.groups = 3, experts.kept_groups = 2;
+    experts.groups = groups, experts.kept_groups = 2;
     experts.weight_scale = 1.5;
     experts.wide_logits = true;
   }

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "kernels/runtime.h"
 #include "plan/parameter_groups.h"
+#include "run_batches.h"
 #include "tests/support/family_shapes.h"
 #include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
@@ -37,32 +38,10 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kGemma4) like_gemma4(spec);
   if (run.family == Family::kExperts) like_qwen3_moe(spec);
   if (run.family == Family::kManyExperts) like_qwen3_moe(spec, 256, 1);
+  if (run.family == Family::kEightExperts) like_qwen3_moe(spec, 8, 2);
+  if (run.family == Family::kBiasedExperts) like_gpt_oss(spec, 4, 2);
+  if (run.family == Family::kSigmoidExperts) like_glm4_moe(spec, 8, 4), add_shared_expert(spec);
   return spec;
-}
-
-// Documents of unequal length: shapes vary from micro-batch to micro-batch.
-StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
-  StepBatches out;
-  for (int64_t m = 0; m < micro_batches; ++m) {
-    Batch batch;
-    const int64_t length = kLength - (step * 3 + m * 5) % 8;
-    batch.document_start.push_back(0);
-    for (int64_t d = 0; d < 2; ++d) {
-      for (int64_t p = 0; p < length; ++p) {
-        batch.token.push_back(static_cast<int32_t>((step * 131 + m * 977 + d * 79 + p * p * 31) % vocab));
-        batch.position.push_back(static_cast<int32_t>(p));
-        batch.sample.push_back(static_cast<int32_t>(d + 2 * m));
-      }
-      batch.document_start.push_back(static_cast<int32_t>((d + 1) * length));
-    }
-    for (size_t i = 0; i < batch.token.size(); ++i) {
-      const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
-      batch.target.push_back(last ? -1 : batch.token[i + 1]);
-      out.target_tokens += last ? 0 : 1;
-    }
-    out.micro.push_back(std::move(batch));
-  }
-  return out;
 }
 
 // Every byte of the state by name, however it is cut.
@@ -125,7 +104,7 @@ std::string Variant::text() const {
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r), add("dora", dora);
   add("pissa", pissa), add("in_backward", in_backward), add("defer_tied_gradient", defer_tied_gradient),
       add("stage", stage), add("nodes", nodes);
-  add("machine", among == ZeroGroup::kMachine), add("one_copy", one_copy);
+  add("machine", among == ZeroGroup::kMachine), add("one_copy", one_copy), add("parallel", parallel);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host), add("shared", shared);
   add("two_phases", two_phases), add("weighed", weighed);
   return out;
@@ -221,7 +200,8 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       adapter_(run.adapter()),
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
-                          run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
+                          run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base), {},
+                          run.parallel ? ExpertShare{ranks_, rank_index_} : ExpertShare{})),
       stream_(started(run.threads)) {
   Config config;
   config.data.max_length = kLength;
@@ -251,6 +231,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.weights = tier_id(run.weights);
   config.offload.activations = tier_id(run.activations), config.offload.verify = run.verify;
   config.zero.stage = run.stage, config.zero.group = run.among;
+  config.zero.experts = run.parallel ? ZeroExperts::kParallel : ZeroExperts::kReplicated;
   const StateTensors state(run.rule, master_form(run.rule, run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;

@@ -34,6 +34,10 @@ enum class Family {
   kGemma4,
   kExperts,
   kManyExperts,  // of which a micro-batch meets few
+  // Of which two and four ranks have equally many.
+  kEightExperts,
+  kBiasedExperts,   // with clamped GLUs
+  kSigmoidExperts,  // with an expert that all tokens meet
 };
 
 // A run of the matrix. The first twenty decide the numbers, the rest must not.
@@ -86,6 +90,7 @@ struct Variant {
   int64_t stage = 1;                  // of several ranks
   int nodes = 1;                      // machines that they are planned to be on
   ZeroGroup among = ZeroGroup::kAll;  // whom shards are divided among
+  bool parallel = false;              // each rank has some of the experts
   bool one_copy = false;              // of what is frozen and stays in memory, for the ranks of a machine
 
   const Kernels* kernels = nullptr;  // instead of the device's

@@ -92,6 +92,49 @@ TEST(Loader, ANullTargetIsCheckedAndNotRead) {
   EXPECT_EQ(load_model(ModelFiles(directory.path()), spec, layout, nothing, {}), 0);
 }
 
+// A rank's experts alone are read; the files have all of them nevertheless.
+TEST(Loader, ExpertsOfOtherRanksAreCheckedAndNotRead) {
+  const TemporaryDirectory directory;
+  json config = test::tiny_config("qwen3_moe");
+  config.update({{"num_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 8}});
+  const ModelSpec spec = test::write_tiny_model(directory.path(), config, DType::kF32);
+  const AdapterSpec adapter{.r = 2, .alpha = 4, .targets = {"q_proj"}};
+  const auto layout_of = [&](int rank) {
+    return make_layout(spec, &adapter, DType::kF32, nullptr, {}, ExpertShare{2, rank});
+  };
+  const ModelLayout whole = make_layout(spec, &adapter, DType::kF32);
+  std::map<std::string, std::vector<std::byte>> all;
+  int64_t read = 0, others = 0;
+  for (const int rank : {0, 1}) {
+    Loaded loaded;
+    const ModelLayout layout = layout_of(rank);
+    EXPECT_EQ(layout.frozen_elements, whole.frozen_elements);
+    EXPECT_EQ(layout.frozen_bytes, layout_of(0).frozen_bytes);
+    read += load_model(ModelFiles(directory.path()), spec, layout,
+                       [&](size_t, const TensorPlace& place) { return loaded.target(place); }, {});
+    for (const auto& [name, bytes] : loaded.memory) {
+      const bool of_expert = name.find(".experts.") != std::string::npos && !name.ends_with("router");
+      EXPECT_EQ(all.contains(name), rank == 1 && !of_expert) << name;
+      if (rank == 1 && !of_expert) others += std::ssize(bytes);
+      all[name] = bytes;
+    }
+  }
+  EXPECT_EQ(read, whole.frozen_elements * 4 + others);
+  Loaded together;
+  together.memory = std::move(all);
+  expect_tiny_values(together, spec);
+  std::vector<TensorInfo> tensors = test::tiny_tensors(spec, DType::kF32);
+  std::erase_if(tensors,
+                [](const TensorInfo& t) { return t.name == "model.layers.1.mlp.experts.3.up_proj.weight"; });
+  test::write_tensors(directory / "model.safetensors", tensors);
+  const std::string text = refusal([&] {
+    Loaded loaded;
+    load_model(ModelFiles(directory.path()), spec, layout_of(0),
+               [&](size_t, const TensorPlace& place) { return loaded.target(place); }, {});
+  });
+  EXPECT_TRUE(contains(text, "missing: model.layers.1.mlp.experts.3.up_proj.weight")) << text;
+}
+
 TEST(Loader, MissingExtraAndMisshapenTensorsAreListed) {
   const TemporaryDirectory directory;
   const ModelSpec spec = test::write_tiny_model(directory.path(), test::tiny_config(), DType::kF32);

@@ -5,6 +5,7 @@
 #include "model/mixers/clamped_glu.h"
 #include "model/mixers/expert_adapters.h"
 #include "model/mixers/expert_products.h"
+#include "model/mixers/expert_waves.h"
 #include "model/routers.h"
 
 namespace lm {
@@ -36,29 +37,46 @@ struct Rows {
   const DeviceBatch& batch;
   const Experts& mixer;
   const Routing& routing;
-  int64_t slots = 0, count = 0;  // T k, and rows in use
+  int64_t slots = 0, count = 0;          // T k, and rows in use
+  int64_t most = 0;                      // rows that there can be
+  std::span<const ExpertJob> jobs = {};  // of an owner of experts: whose rows these are
 
   Rows(const Context& of, const DeviceBatch& tokens, const Experts& experts, const Routing& routed)
       : context(of),
         batch(tokens),
         mixer(experts),
         routing(routed),
-        slots(tokens.tokens * experts.spec.chosen) {
+        slots(tokens.tokens * experts.spec.chosen),
+        most(routed_rows(slots, experts.spec.experts, pads(of))) {
     if (multiplies_together(context)) {
       count = slots;  // whose is which only the device knows
       return;
     }
-    each([this](const Experts::Expert&, int64_t, int64_t rows) { count += rows; });
+    for (int64_t e = 0; e < experts.spec.experts; ++e) count += rows_of(of, experts.spec, routed, slots, e);
   }
 
+  // What an owner of experts has in a wave. Each row has the slot of its number.
+  Rows(const Rows& own, const ExpertWaves& waves, int64_t wave, const Routing& of_owner)
+      : context(own.context),
+        batch(own.batch),
+        mixer(own.mixer),
+        routing(of_owner),
+        slots(waves.rows(wave)),
+        count(slots),
+        most(std::max(own.most, waves.capacity())),
+        jobs(waves.jobs(wave)) {}
+
   // Memory for as many rows as there can be, and of that what is in use.
-  View tensor(int64_t columns) const {
-    return context.tensor(routed_rows(slots, mixer.spec.experts, pads(context)), columns).row_range(0, count);
+  View tensor(int64_t columns) const { return tensor(columns, context.dtype); }
+  View tensor(int64_t columns, DType type) const {
+    return context.tensor(most, columns, type).row_range(0, count);
   }
 
   // Calls body(expert, its first row, how many), where the host knows.
   template <class Body>
   void each(const Body& body) const {
+    for (const ExpertJob& job : jobs) body(mixer.experts[static_cast<size_t>(job.expert)], job.at, job.rows);
+    if (mixer.exchange != nullptr) return;
     int64_t first = 0;
     for (int64_t e = 0; e < mixer.spec.experts; ++e) {
       const int64_t rows = rows_of(context, mixer.spec, routing, slots, e);
@@ -205,14 +223,13 @@ void weigh_output_gradient(const Rows& rows, const View& dout, const View& dweig
   accumulate(context, dweight, dot);
 }
 
-// From dy [T, H] to the gradients of `down` of all experts and of the slots' weights; `gate_up` becomes its
-// own gradient.
-void activation_backward(const Rows& rows, const View& gate_up, const View& dy, const View& dweight,
+// From dout, dy [T, H] by rows of experts, to the gradients of `down` of all experts and of the slots'
+// weights; `gate_up` becomes its own gradient.
+void activation_backward(const Rows& rows, const View& gate_up, const View& dout, const View& dweight,
                          bool first) {
   const Context& context = rows.context;
   const ExpertsSpec& spec = rows.mixer.spec;
   const ArenaFrame frame(context.arena);
-  const View dout = gather(rows, dy);
   const View dh = rows.tensor(rows.mixer.spec.ffn);
   multiply_input_gradient(rows, &Experts::Expert::down, dout, dh);
   const View h = rows.tensor(rows.mixer.spec.ffn);
@@ -231,6 +248,17 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dy, 
   multiply_backward(rows, &Experts::Expert::down, {.x = dh, .dy = dout}, first);
 }
 
+// dx += what the rows of a token's experts have, in the order of its choices.
+void add_input_gradient(const Rows& rows, const View& dgathered, const View& dx) {
+  rows.context.kernels.combine_rows({.x = dgathered,
+                                     .addend = dx,
+                                     .out = dx,
+                                     .routing = rows.routing,
+                                     .tokens = rows.batch.tokens,
+                                     .chosen = rows.mixer.spec.chosen},
+                                    rows.context.stream);
+}
+
 // The gradients of `gate_up` of all experts from its output's, and dx += that of x. dx may be undefined.
 void input_backward(const Rows& rows, const View& dgate_up, const View& x, const View& dx, bool first) {
   const Context& context = rows.context;
@@ -238,14 +266,100 @@ void input_backward(const Rows& rows, const View& dgate_up, const View& x, const
   const View gathered = gather(rows, x);
   const View dgathered = dx.defined() ? rows.tensor(x.columns) : View();
   multiply_backward(rows, &Experts::Expert::gate_up, {.x = gathered, .dy = dgate_up, .dx = dgathered}, first);
-  if (!dx.defined()) return;
-  context.kernels.combine_rows({.x = dgathered,
-                                .addend = dx,
-                                .out = dx,
-                                .routing = rows.routing,
-                                .tokens = rows.batch.tokens,
-                                .chosen = rows.mixer.spec.chosen},
-                               context.stream);
+  if (dx.defined()) add_input_gradient(rows, dgathered, dx);
+}
+
+// All ranks' counts. In a dry run those of each rank begin with another one's experts: every owner then has
+// as many rows as a rank has.
+ExpertWaves waves_of(const Rows& rows, int32_t* counts) {
+  const ExpertsSpec& spec = rows.mixer.spec;
+  const ExpertShare share = rows.mixer.exchange->share();
+  const auto all = static_cast<size_t>(share.ranks * spec.experts);
+  if (rows.context.counts == nullptr) return {std::span(counts, all), share};
+  std::vector<int32_t> alike(all);
+  for (int64_t i = 0; i < std::ssize(alike); ++i) {
+    const int64_t rank = i / spec.experts, expert = (i + rank * share.each(spec.experts)) % spec.experts;
+    alike[static_cast<size_t>(i)] =
+        static_cast<int32_t>(rows_of(rows.context, spec, rows.routing, rows.slots, expert));
+  }
+  return {alike, share};
+}
+
+void gather_counts(const Context& context, const Experts& mixer, const Experts::Saved& saved) {
+  const ExpertShare share = mixer.exchange->share();
+  const int64_t experts = mixer.spec.experts;
+  if (context.counts == nullptr) {
+    for (int64_t e = 0; e < experts; ++e)
+      saved.counts[share.place * experts + e] = saved.routing.start[e + 1] - saved.routing.start[e];
+  }
+  mixer.exchange->gather_counts(mixer.layer, {saved.counts, static_cast<size_t>(share.ranks * experts)});
+}
+
+// A wave's rows go to their owners, or come back.
+void move_rows(const Rows& rows, RowsOnTheWay way, const View& from, const View& to) {
+  way.from = from, way.to = to;
+  rows.mixer.exchange->move_rows(rows.mixer.layer, way);
+}
+
+// The rows' outputs take the place of what the experts have read.
+void forward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& gathered) {
+  for (int64_t wave = 0; wave < waves.count(); ++wave) {
+    const ArenaFrame frame(rows.context.arena);
+    const Routing none;
+    const Rows here(rows, waves, wave, none);
+    const View x = here.tensor(gathered.columns);
+    move_rows(rows, waves.on_the_way(wave, false), gathered, x);
+    if (here.count > 0) {
+      const View gate_up = here.tensor(2 * rows.mixer.spec.ffn), h = here.tensor(rows.mixer.spec.ffn);
+      multiply(here, &Experts::Expert::gate_up, x, gate_up);
+      activate(rows.context, rows.mixer.spec, gate_up, h);
+      multiply(here, &Experts::Expert::down, h, x);
+    }
+    move_rows(rows, waves.on_the_way(wave, true), x, gathered);
+  }
+}
+
+// The slot of each row, which is its number.
+int32_t* own_slots(const Rows& rows) {
+  int32_t* const out = numbers(rows.context, rows.most);
+  for (int64_t r = 0; rows.context.counts == nullptr && r < rows.count; ++r) out[r] = static_cast<int32_t>(r);
+  return out;
+}
+
+// From x and dout, by rows of experts, to the gradients of the slots' weights and of x, which take x's place.
+void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& x, const View& dout,
+                        const View& dweight) {
+  const Context& context = rows.context;
+  const ArenaFrame all(context.arena);
+  const bool dry = context.counts != nullptr;
+  const View weight = rows.tensor(1, DType::kF32), dot = rows.tensor(1, DType::kF32);
+  const Routing& routing = rows.routing;
+  for (int64_t r = 0; !dry && r < rows.count; ++r)
+    weight.floats()[r] = routing.slot[r] < 0 ? 0 : routing.weight[routing.slot[r]];
+  for (int64_t wave = 0; wave < waves.count(); ++wave) {
+    const ArenaFrame frame(context.arena);
+    Routing of_owner;
+    const Rows here(rows, waves, wave, of_owner);
+    const View x_here = here.tensor(x.columns), dout_here = here.tensor(x.columns),
+               weight_here = here.tensor(1, DType::kF32), dot_here = here.tensor(1, DType::kF32);
+    of_owner.weight = weight_here.floats(), of_owner.slot = own_slots(here);
+    const RowsOnTheWay there = waves.on_the_way(wave, false), back = waves.on_the_way(wave, true);
+    move_rows(rows, there, x, x_here);
+    move_rows(rows, there, dout, dout_here);
+    move_rows(rows, there, weight, weight_here);
+    if (here.count > 0) {
+      const View gate_up = here.tensor(2 * rows.mixer.spec.ffn);
+      multiply(here, &Experts::Expert::gate_up, x_here, gate_up);
+      activation_backward(here, gate_up, dout_here, dot_here, false);
+      // The gradient of what came is written over what came.
+      multiply_backward(here, &Experts::Expert::gate_up, {.x = x_here, .dy = gate_up, .dx = dout_here},
+                        false);
+    }
+    move_rows(rows, back, dot_here, dot);
+    move_rows(rows, back, dout_here, x);
+  }
+  for (int64_t r = 0; !dry && r < rows.count; ++r)
+    if (routing.slot[r] >= 0) dweight.floats()[routing.slot[r]] = dot.floats()[r];
 }
 
 }  // namespace
@@ -260,7 +374,10 @@ Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
                    .token = numbers(context, most),
                    .start = numbers(context, spec.experts + 1)};
   saved.probability = context.tensor(rows, spec.experts, DType::kF32);
-  saved.gate_up = context.tensor(most, 2 * spec.ffn);
+  if (exchange == nullptr)
+    saved.gate_up = context.tensor(most, 2 * spec.ffn);
+  else
+    saved.counts = numbers(context, exchange->share().ranks * spec.experts);
   return saved;
 }
 
@@ -268,17 +385,24 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
                       const MixerOutput& output) const {
   route(context, *this, batch, x, saved);
   if (fetch != nullptr) saved.brought = fetch->bring(layer, saved.routing.start, saved.brought);
+  if (exchange != nullptr) gather_counts(context, *this, saved);
   const Rows rows(context, batch, *this, saved.routing);
+  const bool wanted = output.kind != MixerOutput::Kind::kNone;
+  if (exchange != nullptr && !wanted) return {};
   const View out = output.kind == MixerOutput::Kind::kAlone ? context.like(x) : output.sum;
   const ArenaFrame frame(context.arena);
-  const View gate_up = saved.gate_up.row_range(0, rows.count);
   const View gathered = gather(rows, x);
-  multiply(rows, &Expert::gate_up, gathered, gate_up);
-  if (output.kind == MixerOutput::Kind::kNone) return {};
-  const View h = rows.tensor(spec.ffn);
-  activate(context, spec, gate_up, h);
-  // What the experts have read is not needed any more, and what they write is of that size.
-  multiply(rows, &Expert::down, h, gathered);
+  if (exchange != nullptr) {
+    forward_by_owners(rows, waves_of(rows, saved.counts), gathered);
+  } else {
+    const View gate_up = saved.gate_up.row_range(0, rows.count);
+    multiply(rows, &Expert::gate_up, gathered, gate_up);
+    if (!wanted) return {};
+    const View h = rows.tensor(spec.ffn);
+    activate(context, spec, gate_up, h);
+    // What the experts have read is not needed any more, and what they write is of that size.
+    multiply(rows, &Expert::down, h, gathered);
+  }
   context.kernels.combine_rows({.x = gathered,
                                 .addend = output.kind == MixerOutput::Kind::kAdded ? output.residual : View(),
                                 .out = out,
@@ -294,9 +418,17 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
                        const Saved& saved, const View& dy, bool first) const {
   if (fetch != nullptr) fetch->bring(layer, saved.routing.start, saved.brought);
   const Rows rows(context, batch, *this, saved.routing);
-  const View gate_up = saved.gate_up.row_range(0, rows.count);
+  const View gate_up = exchange == nullptr ? saved.gate_up.row_range(0, rows.count) : View();
   const View dweight = context.tensor(rows.slots, 1, DType::kF32);
-  activation_backward(rows, gate_up, dy, dweight, first);
+  View normed, gathered;
+  if (exchange != nullptr) {
+    normed = input.normed(), gathered = gather(rows, normed);
+    const ArenaFrame frame(context.arena);
+    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight);
+  } else {
+    const ArenaFrame frame(context.arena);
+    activation_backward(rows, gate_up, gather(rows, dy), dweight, first);
+  }
   const View dlogits = context.tensor(dy.rows, spec.experts);
   context.kernels.route_backward({.probability = saved.probability.floats(),
                                   .routing = saved.routing,
@@ -309,9 +441,11 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
                                  context.stream);
   if (batch.routers != nullptr)
     batch.routers->backward(context, {layer, batch.tokens, saved.probability, saved.routing}, dlogits);
-  const View normed = input.normed(), dx = input.gradient();
+  if (!normed.defined()) normed = input.normed();
+  const View dx = input.gradient();
   linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
-  input_backward(rows, gate_up, normed, dx, first);
+  if (exchange == nullptr) return input_backward(rows, gate_up, normed, dx, first);
+  if (dx.defined()) add_input_gradient(rows, gathered, dx);
 }
 
 }  // namespace lm

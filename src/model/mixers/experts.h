@@ -11,10 +11,16 @@
 // threads. Weights are applied to an expert's output in forward; in backward to the gradient of what `down`
 // reads, so that the gradient of a weight, <dout, down h> = <downᵀ dout, h>, needs no output of an expert.
 // Where experts have biases they are applied to dout instead, after downᵀ: the biases' gradients want that.
+//
+// Where ranks keep some experts each (ExpertExchange), the rows go to their owners and back, and the rest is
+// done where the tokens are: routing, weights and the sum over a token's experts, in the same order. Owners
+// keep nothing from forward to backward: these rows would be as many as the routers of other ranks say. They
+// multiply by gate_up once more, of rows that come again.
 #pragma once
 
 #include <vector>
 
+#include "model/expert_exchange.h"
 #include "model/expert_fetch.h"
 #include "model/mixers/mixer.h"
 
@@ -33,13 +39,16 @@ struct Experts {
   // What fetches the experts that have rows, before their weights are read; null: all are there. The weights
   // of others may be anything then, and no product may depend on them; quantized ones are not dequantized.
   ExpertFetch* fetch = nullptr;
+  // Where other ranks keep some of the experts, which are unbound here; null: all are here.
+  ExpertExchange* exchange = nullptr;
 
   static constexpr bool kKeptWithAttention = false;
   struct Saved {
     Routing routing;
-    View probability;     // [T, E] fp32; of sigmoid scores these
-    View gate_up;         // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
-    int64_t brought = 0;  // what `fetch` has returned for these tokens
+    View probability;           // [T, E] fp32; of sigmoid scores these
+    View gate_up;               // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
+    int64_t brought = 0;        // what `fetch` has returned for these tokens
+    int32_t* counts = nullptr;  // with `exchange`, in place of gate_up: [ranks, E] rows of each rank
   };
   Saved allocate(const Context& context, int64_t rows) const;
   View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,

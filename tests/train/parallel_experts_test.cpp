@@ -1,0 +1,198 @@
+// Experts that are divided among ranks, as threads of this process: the bits are those of ranks that have all
+// of them.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "tests/support/counts.h"
+#include "thread_ranks.h"
+#include "train/rank_experts.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+// The base of an adapter on the attention.
+Variant of_base(EncodingKind base, int64_t micro_batches) {
+  Variant run;
+  run.family = Family::kEightExperts;
+  run.lora = true, run.base = base;
+  run.layers = 2, run.micro_batches = micro_batches, run.steps = 5;
+  run.stage = 0;
+  return run;
+}
+
+void expect_bits_of_replicated(Variant run, int ranks, std::initializer_list<int64_t> stages = {1}) {
+  run.parallel = false;
+  const Outcome want = run_ranks(run, ranks);
+  run.parallel = true;
+  for (const int64_t stage : stages) {
+    run.stage = stage;
+    expect_same(run, ranks, run_ranks(run, ranks), want);
+  }
+}
+
+TEST(ParallelExperts, GiveTheBitsOfReplicatedOnes) {
+  for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4}) {
+    for (const int ranks : {2, 4}) expect_bits_of_replicated(of_base(base, ranks), ranks, {0, 1, 2});
+  }
+}
+
+TEST(ParallelExperts, OfOneRankAreAllExperts) {
+  expect_bits_of_replicated(of_base(EncodingKind::kPlain, 2), 1, {0});
+}
+
+// Micro-batches of different numbers of tokens, with blocks that are computed once more, and types.
+TEST(ParallelExperts, GiveThemWhateverAStepLooksLike) {
+  for (int which = 0; which < 4; ++which) {
+    Variant run = of_base(which == 1 ? EncodingKind::kInt8 : EncodingKind::kPlain, which == 2 ? 4 : 6);
+    run.dtype = which == 0 ? DType::kF32 : DType::kBF16;
+    run.recompute = which % 2 == 1;
+    run.level = which == 3 ? Recompute::kAttention : Recompute::kBlock;
+    run.optimizer = run.activations = which == 2;  // on disk
+    run.group = which == 3 ? 3 : 1;
+    run.in_backward = which == 2;
+    if (which == 2) run.activations = false, run.clip = Clip::kBlock;
+    expect_bits_of_replicated(run, 2, {0, 2});
+  }
+}
+
+// Biases and clamped GLUs; sigmoid scores, corrections, and an expert beside them that every rank has.
+TEST(ParallelExperts, OfEveryKindOfMixtureGiveThem) {
+  for (const Family family : {Family::kBiasedExperts, Family::kSigmoidExperts}) {
+    Variant run = of_base(EncodingKind::kPlain, 4);
+    run.family = family;
+    for (const int ranks : {2, 4}) expect_bits_of_replicated(run, ranks);
+  }
+}
+
+// A rank has its experts' bytes of the base and no others.
+TEST(ParallelExperts, TakeTheirShareOfMemory) {
+  const auto frozen_bytes = [](const Variant& run, Group& group) {
+    const Training training(run, {}, {}, &group);
+    return training.layout().frozen_bytes;
+  };
+  for (const int ranks : {2, 4}) {
+    std::vector<int64_t> whole(static_cast<size_t>(ranks)), shared = whole;
+    for (const bool parallel : {false, true}) {
+      SharedRegion region = SharedRegion::create(ranks);
+      std::vector<std::thread> threads;
+      for (int r = 0; r < ranks; ++r) {
+        threads.emplace_back([&, r] {
+          SharedGroup group(region, r);
+          Variant run = of_base(EncodingKind::kNf4, ranks);
+          run.parallel = parallel;
+          (parallel ? shared : whole)[static_cast<size_t>(r)] = frozen_bytes(run, group);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+    SharedRegion region = SharedRegion::create(1);
+    SharedGroup alone(region, 0);
+    const Training training(of_base(EncodingKind::kNf4, 1), {}, {}, &alone);
+    int64_t of_experts = 0;
+    for (const BlockLayout& block : training.layout().blocks) {
+      for (const TensorPlace& place : block.tensors) {
+        for (const FrozenPiece& piece : place.pieces)
+          of_experts += place.parameter.of_expert() ? frozen_piece_bytes(piece) : 0;
+      }
+    }
+    ASSERT_GT(of_experts, 0);
+    for (size_t r = 0; r < shared.size(); ++r)
+      EXPECT_EQ(shared[r], whole[r] - of_experts / ranks * (ranks - 1)) << r;
+  }
+}
+
+// Calls body(group) on each rank.
+template <class Body>
+std::vector<std::string> on_ranks(int ranks, const Body& body) {
+  SharedRegion region = SharedRegion::create(ranks);
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        SharedGroup group(region, r);
+        body(group);
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(r)] = error.what();
+        region.end();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+constexpr int64_t kWidth = 3;
+
+// Row `row` of what `rank` sends.
+float row_value(int rank, int64_t row) {
+  return static_cast<float>(rank * 1000000 + row);
+}
+
+// Rank s sends `rows(s, d)` rows to rank d, those of lower ranks first, and they come in the order of ranks.
+template <class Rows>
+void exchange_rows(Group& group, int64_t row_bytes, const Rows& rows) {
+  const int ranks = group.ranks(), own = group.rank();
+  RankExperts experts(group, {ranks, own}, 2, row_bytes);
+  RowsOnTheWay way;
+  int64_t out = 0, in = 0;
+  for (int other = 0; other < ranks; ++other) {
+    way.out.push_back({out, rows(own, other)});
+    way.in.push_back({in, rows(other, own)});
+    out += rows(own, other), in += rows(other, own);
+    int64_t most = 0;
+    for (int from = 0; from < ranks; ++from) most = std::max(most, rows(from, other));
+    way.most.push_back(most);
+  }
+  std::vector<float> from(static_cast<size_t>(out * kWidth)), to(static_cast<size_t>(in * kWidth), -1);
+  for (int64_t i = 0; i < out * kWidth; ++i) from[static_cast<size_t>(i)] = row_value(own, i);
+  way.from = view_of(from.data(), DType::kF32, out, kWidth);
+  way.to = view_of(to.data(), DType::kF32, in, kWidth);
+  experts.move_rows(1, way);
+  size_t at = 0;
+  for (int source = 0; source < ranks; ++source) {
+    int64_t first = 0;
+    for (int other = 0; other < own; ++other) first += rows(source, other);
+    for (int64_t i = 0; i < rows(source, own) * kWidth; ++i)
+      ASSERT_EQ(to[at++], row_value(source, first * kWidth + i)) << source << " to " << own;
+  }
+  std::vector<int32_t> counts(static_cast<size_t>(ranks * 4));
+  std::fill_n(counts.begin() + own * 4, 4, own + 7);
+  experts.gather_counts(0, counts);
+  for (int i = 0; i < ranks * 4; ++i) ASSERT_EQ(counts[static_cast<size_t>(i)], i / 4 + 7);
+}
+
+TEST(ParallelExperts, RowsComeToTheirOwnersInRounds) {
+  for (const int ranks : {1, 2, 4}) {
+    const auto few = [](int from, int to) { return int64_t{(from * 5 + to * 3) % 4}; };
+    // Several rounds: a round has kExpertRoundBytes for all ranks.
+    const auto many = [](int from, int to) { return int64_t{(from + to) % 3 == 0 ? 0 : 60000 + from - to}; };
+    for (const std::string& error : on_ranks(ranks, [&](Group& group) { exchange_rows(group, 12, few); }))
+      EXPECT_EQ(error, "");
+    for (const std::string& error : on_ranks(ranks, [&](Group& group) { exchange_rows(group, 12, many); }))
+      EXPECT_EQ(error, "");
+    // A row that is longer than a rank's part of a round: one row to each then.
+    const auto two = [](int, int) { return int64_t{2}; };
+    for (const std::string& error :
+         on_ranks(ranks, [&](Group& group) { exchange_rows(group, kExpertRoundBytes, two); }))
+      EXPECT_EQ(error, "");
+  }
+}
+
+// Who waits for a rank's rows hears of its end as in every other collective, and which rows they were.
+TEST(ParallelExperts, ARankThatEndsIsNotWaitedFor) {
+  const std::vector<std::string> errors = on_ranks(3, [](Group& group) {
+    if (group.rank() == 1)
+      throw Error(Exit::kNoSpace, {.area = "X", .what = "full", .place = "", .next = ""});
+    exchange_rows(group, 12, [](int, int) { return int64_t{2}; });
+  });
+  for (const size_t r : {size_t{0}, size_t{2}})
+    EXPECT_NE(errors[r].find("rows of experts of layer 1"), std::string::npos) << errors[r];
+}
+
+}  // namespace
+}  // namespace lm
