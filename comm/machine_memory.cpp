@@ -80,9 +80,10 @@ void touch(std::span<std::byte> bytes) {
   int status = 0;
   do {
     status = madvise(bytes.data(), bytes.size(), MADV_POPULATE_READ);
-  } while (status != 0 && (errno == EINTR || errno == EAGAIN));
+  } while (status != 0 && errno == EINTR);
   if (status == 0) return;
-  if (errno != EINVAL) throw no_memory(std::ssize(bytes));  // EINVAL: a kernel before 5.14
+  // EINVAL: a kernel before 5.14. What is short for a moment (EAGAIN) does not stop a page from being read.
+  if (errno != EINVAL && errno != EAGAIN) throw no_memory(std::ssize(bytes));
 #endif
   constexpr size_t kPage = 4096;
   for (size_t i = 0; i < bytes.size(); i += kPage)

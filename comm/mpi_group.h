@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+
 #include "comm/group.h"
 #include "comm/mpi_link.h"
 

@@ -22,8 +22,6 @@ constexpr int64_t kCpuMicroTokens = 2048, kGpuMicroTokens = 16384;
 // Fewer at once leave the CPU's GEMMs so far below their rate that recomputing a third of the work is the
 // cheaper choice.
 constexpr int64_t kCpuEnoughTokens = 256;
-// Whose list and batches take next to nothing.
-constexpr int64_t kFewMicroBatches = 1024;
 // Rows of logits at once. Each chunk reads and writes the head's weight gradient once, so GPUs, where that
 // costs as much as 500 rows of GEMM, take the most whose logits stay below 1/32 of their memory.
 constexpr int64_t kCpuRowChunk = 512, kGpuRowChunk = 4096, kLeastRowChunk = 256;  // 512 x 49152 bf16: 48 MiB
@@ -75,13 +73,9 @@ int64_t largest_micro_batch(const PlanInput& in, NumericsPlan numerics, const Ti
                             RecomputeChoice recompute) {
   numerics.recompute = recompute;
   const std::vector<int64_t> candidates = micro_batch_candidates(in);
-  const auto fits = [&](int64_t m) { return can_have(in, with_micro_batch(in, m, numerics), tier_choice); };
-  // Where the smallest does not fit, no other does: more tokens at once take more. (Of micro-batches that all
-  // pass a block together, it is the larger ones that take less: fewer rows are rounded up.)
-  if (candidates.size() > 2 && !tier_choice.in_backward && in.world.ranks == 1 &&
-      rank_batch(in) <= kFewMicroBatches && !fits(candidates.back()))
-    return 0;
-  const auto found = std::ranges::find_if(candidates, fits);
+  if (candidates.size() > 1 && !has_room_for_one(in, numerics, tier_choice, candidates.back())) return 0;
+  const auto found = std::ranges::find_if(
+      candidates, [&](int64_t m) { return can_have(in, with_micro_batch(in, m, numerics), tier_choice); });
   return found == candidates.end() ? 0 : *found;
 }
 

@@ -287,6 +287,14 @@ SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& 
   return plan;
 }
 
+bool has_room_for_one(const PlanInput& in, const NumericsPlan& numerics, const TierChoice& tier_choice,
+                      int64_t sequences) {
+  NumericsPlan one = numerics;
+  one.micro_batch = sequences;
+  one.micro_batches = 1;   // what grows with their number is least: lists, groups, the order of tokens
+  return fits_capacity(place(in, {one, {}, {}}, tier_choice));
+}
+
 SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan) {
   SizedPlan staged = keep_what_fits(in, stage_more(in, plan));
   if (!staged.fits) return keep_what_fits(in, plan);

@@ -28,6 +28,11 @@ std::vector<TierChoice> tier_candidates(const PlanInput& in);
 SizedPlan place(const PlanInput& in, const PlacedPlan& start, const TierChoice& tier_choice,
                 int64_t most_group = std::numeric_limits<int64_t>::max());
 
+// Whether the machine's capacities have room for one micro-batch of so many sequences in a step of its own.
+// Where they have not, they have none for a step of larger ones or of more: most of a search ends here.
+bool has_room_for_one(const PlanInput& in, const NumericsPlan& numerics, const TierChoice& tier_choice,
+                      int64_t sequences);
+
 // Spends what memory `plan` leaves: slots that stage optimizer state ahead, then arrays of `auto` classes
 // that stay on the device; where the disk is too small for the rest, those arrays alone.
 SizedPlan use_spare_memory(const PlanInput& in, const SizedPlan& plan);

@@ -229,6 +229,10 @@ class Trainee {
     return &adapter_;
   }
 
+  DType type_of(const TensorPlace& place) const {
+    return t_.fp32_adapters && !place.frozen ? DType::kF32 : t_.dtype;
+  }
+
   Config make_config() const {
     Config config;
     config.data.max_length = kMaxLength;
@@ -240,6 +244,7 @@ class Trainee {
     config.train.method = t_.lora ? Method::kLora : Method::kFull;
     config.train.gradients = t_.gradients == DType::kF32 ? GradientDType::kF32 : GradientDType::kBF16;
     config.model.dtype = model_type(t_.dtype);
+    if (t_.fp32_adapters) config.lora.dtype = LoraDType::kF32;
     config.optimizer = optimizer_;
     config.optimizer.threads = 2;
     const auto tier_id = [&](OffloadTier wanted) { return on_device() ? wanted : OffloadTier::kNone; };
@@ -264,7 +269,7 @@ class Trainee {
         const std::vector<float> all = drawn_values(piece.place->parameter);
         const std::vector<std::byte> bytes = to_bytes(
             std::vector<float>(all.begin() + piece.first, all.begin() + piece.first + piece.elements),
-            t_.dtype);
+            type_of(*piece.place));
         copy_bytes(open.tensor(*piece.place), bytes.data(), std::ssize(bytes), stream_);
         synchronize(stream_);
       }
@@ -290,7 +295,7 @@ class Trainee {
       const OpenUnit open = rank_->weights().open(u, false);
       for (const Piece& piece : pieces(layout_, units_[static_cast<size_t>(u)])) {
         if (piece.place->frozen && !frozen_too) continue;
-        add(out, piece, fetch(open.tensor(*piece.place), piece.elements, t_.dtype));
+        add(out, piece, fetch(open.tensor(*piece.place), piece.elements, type_of(*piece.place)));
       }
     }
     return out;

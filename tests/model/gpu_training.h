@@ -27,6 +27,7 @@ struct Training {
   Clip clip = Clip::kGlobal;
   bool lora = false;
   bool adapted_experts = false;  // of LoRA: experts have pairs, too
+  bool fp32_adapters = false;    // of LoRA, beside a model of 16 bits
   double dropout = 0;
   double router_aux_loss = 0;
   bool recompute = false;

@@ -229,6 +229,9 @@ TEST_F(ModelOnDevice, AdaptersOfExpertsAgree) {
   training.name += ", bf16 gradients";
   training.gradients = DType::kBF16;
   expect_agreement(training);
+  training = adapted("all experts", DType::kBF16, "adapted experts, fp32 pairs");
+  training.fp32_adapters = true;
+  expect_agreement(training);
   expect_agreement(adapted("many experts", DType::kF32, "adapted experts, two launches"));
 }
 

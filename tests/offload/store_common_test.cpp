@@ -4,26 +4,15 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "offload/local_store.h"
+#include "tests/support/byte_pattern.h"
 
 namespace lm {
 namespace {
-
-std::vector<std::byte> pattern(int64_t bytes, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> out(static_cast<size_t>(bytes));
-  for (std::byte& b : out) b = static_cast<std::byte>(random());
-  return out;
-}
-
-bool holds(const std::byte* memory, const std::vector<std::byte>& want) {
-  return std::memcmp(memory, want.data(), want.size()) == 0;
-}
 
 // Two stores of one memory: the first fills it, as one process does for the others.
 struct InCommon {

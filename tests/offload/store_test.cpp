@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "tests/support/byte_pattern.h"
 #include "tests/support/counts.h"
 #include "tests/support/sim_disk.h"
 
@@ -46,17 +47,6 @@ struct Fixture {
   IoQueue queue;
   LocalStore store;
 };
-
-std::vector<std::byte> pattern(int64_t bytes, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> out(static_cast<size_t>(bytes));
-  for (std::byte& b : out) b = static_cast<std::byte>(random());
-  return out;
-}
-
-bool holds(const std::byte* memory, const std::vector<std::byte>& want) {
-  return std::memcmp(memory, want.data(), want.size()) == 0;
-}
 
 // Generations of every array through the slots, each read back before it is changed.
 void churn(Fixture& f, int generations, unsigned seed = 0) {

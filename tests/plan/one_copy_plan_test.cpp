@@ -10,16 +10,6 @@
 namespace lm {
 namespace {
 
-Case stage_case(int64_t stage, int ranks, ModelSpec spec = llama_1b()) {
-  Case c{.spec = std::move(spec), .machine = cpu_machine(256)};
-  c.config.zero.stage = stage;
-  c.config.train.global_batch = 8 * ranks;
-  c.config.train.micro_batch = 8;
-  c.config.train.recompute = Recompute::kBlock;
-  c.world.ranks = ranks;
-  return c;
-}
-
 // On the CPU, which computes with them where they are; in shards each rank has its own part already.
 TEST(RanksPlan, RanksOfAMachineHaveOneCopyOfWhatIsFrozen) {
   Case c = stage_case(1, 8);

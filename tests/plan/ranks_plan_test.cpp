@@ -15,16 +15,6 @@
 namespace lm {
 namespace {
 
-Case stage_case(int64_t stage, int ranks, ModelSpec spec = llama_1b()) {
-  Case c{.spec = std::move(spec), .machine = cpu_machine(256)};
-  c.config.zero.stage = stage;
-  c.config.train.global_batch = 8 * ranks;
-  c.config.train.micro_batch = 8;
-  c.config.train.recompute = Recompute::kBlock;
-  c.world.ranks = ranks;
-  return c;
-}
-
 // Within a granule of every unit.
 void expect_share(const Plan& plan, const std::string& name, const Plan& whole, int ranks) {
   const auto share = static_cast<double>(class_bytes(whole, name)) / ranks;

@@ -1,6 +1,8 @@
 // Models and machines for the tests of src/plan: published shapes, written down by hand.
 #pragma once
 
+#include <utility>
+
 #include "plan/base_encoding.h"
 #include "plan/parallel_experts.h"
 #include "plan/plan.h"
@@ -82,6 +84,17 @@ struct Case {
                        expert_share(config, world, 0));
   }
 };
+
+// Of ranks on a large machine, 8 sequences each.
+inline Case stage_case(int64_t stage, int ranks, ModelSpec spec = llama_1b()) {
+  Case c{.spec = std::move(spec), .machine = cpu_machine(256)};
+  c.config.zero.stage = stage;
+  c.config.train.global_batch = 8 * ranks;
+  c.config.train.micro_batch = 8;
+  c.config.train.recompute = Recompute::kBlock;
+  c.world.ranks = ranks;
+  return c;
+}
 
 inline int64_t class_bytes(const Plan& plan, const std::string& name) {
   for (const ClassBytes& row : plan.classes) {
