@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import mpi
-from test_run import VOCAB, config, eval_losses, filled, lmlaunch, losses
+from test_run import VOCAB, config, eval_losses, filled, lmlaunch, losses, rows, save_tokenizer
 
 SETTINGS = dict(model__path="qwen3_moe", lora__r=4, lora__alpha=8, optimizer__lr=3e-2, train__micro_batch=2)
 
@@ -78,6 +78,15 @@ def test_an_adapter_is_merged_into_all_experts(work):
     assert files[0] == files[1]
     evaluated = json.loads(lmlaunch("eval", "runs/adapted", "--json", cwd=work).stdout)["eval_loss"]
     assert evaluated == pytest.approx(eval_losses(work, "adapted")[-1], rel=1e-6)
+
+
+def test_all_ranks_answer_prompts_together(work):
+    """One token at a time, whose experts may all be another rank's."""
+    save_tokenizer(work / "qwen3_moe", [f"w{i}" for i in range(VOCAB)])
+    for experts in ("replicated", "parallel"):
+        run(work, f"asked_{experts}", 2, experts, train__steps=2, train__eval_every=2, train__sample_prompts=["w5 w8 w11"], train__sample_tokens=6)
+    answers = [[(row["step"], row["answer"]) for row in rows(work, f"asked_{experts}") if "prompt" in row] for experts in ("replicated", "parallel")]
+    assert answers[0] == answers[1] and answers[0]
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun (openmpi-bin)")

@@ -105,10 +105,10 @@ TEST(ParallelExperts, TakeTheirShareOfMemory) {
   }
 }
 
-// Calls body(group) on each rank.
+// Calls body(group) on each rank, whose memory makes several parts of a round.
 template <class Body>
 std::vector<std::string> on_ranks(int ranks, const Body& body) {
-  SharedRegion region = SharedRegion::create(ranks);
+  SharedRegion region = SharedRegion::create(ranks, int64_t{1} << 18);
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
