@@ -1,10 +1,9 @@
 // Collectives among the ranks of a run. There are two: all-gather (`all_gather`: every rank has made a range
 // of an array, and afterwards all have all of it) and reduce-scatter (`reduce_scatter`: every rank has an
 // array of its own, and each adds up its range of all of them). An all-to-all is a reduce-scatter that adds
-// nothing up; the rest is made of the first. Every rank
-// enters the same collectives in the same order. A group belongs to a rank and is called by its compute
-// thread; calls return when their bytes are there, but those of a group of GPUs (nccl_group.h), which
-// enqueue.
+// nothing up; the rest is made of the first. Every rank enters the same collectives in the same order. A
+// group belongs to a rank and is called by its compute thread; calls return when their bytes are there, but
+// those of a group of GPUs (nccl_group.h), which enqueue.
 //
 // Throws Error(40) when another rank has ended, and Error(41) when one has not entered the same collective
 // within the deadline (liveness.h); after either the group is of no more use.
