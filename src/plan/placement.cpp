@@ -291,7 +291,7 @@ bool has_room_for_one(const PlanInput& in, const NumericsPlan& numerics, const T
                       int64_t sequences) {
   NumericsPlan one = numerics;
   one.micro_batch = sequences;
-  one.micro_batches = 1;   // what grows with their number is least: lists, groups, the order of tokens
+  one.micro_batches = 1;  // what grows with their number is least: lists, groups, the order of tokens
   return fits_capacity(place(in, {one, {}, {}}, tier_choice));
 }
 

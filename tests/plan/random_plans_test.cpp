@@ -403,8 +403,7 @@ TEST(RandomPlans, TheShortListOfLargeMicroBatchesFits) {
 // 4140 has 36 divisors, 4139 has 2; the state alone is more than there is.
 TEST(RandomPlans, MicroBatchesWithoutRoomAreNotTriedOneByOne) {
   const auto work = [](const char* batch) {
-    Case c{
-        .config = configured({batch, "data.max_length=7"}), .spec = llama_8b(), .machine = cpu_machine(4)};
+    Case c{.config = configured({batch, "data.max_length=7"}), .spec = llama_8b(), .machine = cpu_machine(4)};
     const int64_t allocated = all_bytes;
     EXPECT_THROW(c.plan(), Error);
     return static_cast<double>(all_bytes - allocated) / kMiB;
