@@ -306,6 +306,31 @@ TEST(ExpertsPlan, AGpuMultipliesThoseOfManyExpertsTogether) {
   EXPECT_GT(many.estimate.cost.bytes, few.estimate.cost.bytes + 4.0 * 48 * 3 * kFfn * 256);
 }
 
+// Quantized ones are dequantized for some experts at a time, and more than one launch has at most are
+// several, too: each has rows of its own.
+TEST(ExpertsPlan, AGpuCountsTheRowsOfEachLaunchOnce) {
+  const auto flops_of = [](int64_t experts, Quantize quantize) {
+    Case c = experts_case();
+    c.spec = make_spec({2048, 4096, 2, 16, 4, 128, 4096});
+    c.spec.names = families::expert_names();
+    for (LayerSpec& layer : c.spec.layers)
+      layer.sublayers[1].mixer =
+          ExpertsSpec{.experts = experts, .chosen = kChosen, .ffn = 768, .renormalise = true};
+    c.machine = gpu_machine("H200");
+    c.device = DeviceType::kCuda;
+    c.config.train.method = Method::kLora;
+    c.config.train.recompute = Recompute::kNone;
+    c.config.model.quantize = quantize;
+    c.lora.targets = {"q_proj", "v_proj"};
+    const Plan plan = c.plan();
+    // Without the router's, which has a row for each expert.
+    return plan.estimate.cost.gemm_flops - 4.0 * static_cast<double>(experts) * 2048 * 2 * plan.step_tokens;
+  };
+  const double plain = flops_of(128, Quantize::kNone);
+  EXPECT_NEAR(flops_of(128, Quantize::kNf4), plain, 1e-6 * plain);
+  EXPECT_NEAR(flops_of(256, Quantize::kNone), plain, 0.01 * plain);
+}
+
 // The pass that counts what routers choose sends a step's batches before the step does.
 TEST(ExpertsPlan, AGpuHasRoomForTheBatchesOfThePassThatCounts) {
   const auto bytes = [](double coefficient, int64_t micro_batches) {

@@ -100,19 +100,34 @@ int64_t GroupedProducts::place_weights(int64_t first, Half half, MultiplyExperts
   return count;
 }
 
-void GroupedProducts::multiply(MultiplyExperts product, Half half) const {
-  for (int64_t first = 0; first < std::ssize(experts); first += product.count) {
+// A launch is given all rows and finds those of its experts by `start`, which a dry run does not know: there
+// it has its experts' share of them.
+View GroupedProducts::of_launch(const View& rows, int64_t first, int64_t count) const {
+  if (context.counts == nullptr || !rows.defined()) return rows;
+  const int64_t begin = rows.rows * first / std::ssize(experts);
+  return rows.row_range(begin, rows.rows * (first + count) / std::ssize(experts) - begin);
+}
+
+void GroupedProducts::multiply(const MultiplyExperts& product, Half half) const {
+  for (int64_t first = 0; first < std::ssize(experts);) {
     const ArenaFrame frame(context.arena);
-    product.start = start + first;
-    product.count = place_weights(first, half, product);
-    context.kernels.multiply_experts(product, context.stream);
+    MultiplyExperts launch = product;
+    launch.start = start + first;
+    launch.count = place_weights(first, half, launch);
+    launch.x = of_launch(product.x, first, launch.count);
+    launch.out = of_launch(product.out, first, launch.count);
+    context.kernels.multiply_experts(launch, context.stream);
+    first += launch.count;
   }
 }
 
-void GroupedProducts::gradients(ExpertGradients product, Half half) const {
+void GroupedProducts::gradients(const ExpertGradients& of_all, Half half) const {
   for (int64_t first = 0; first < std::ssize(experts); first += kExpertsAtOnce) {
+    ExpertGradients product = of_all;
     product.start = start + first;
     product.count = std::min(kExpertsAtOnce, std::ssize(experts) - first);
+    product.dy = of_launch(of_all.dy, first, product.count);
+    product.x = of_launch(of_all.x, first, product.count);
     bool trained = false;
     for (int64_t e = 0; e < product.count; ++e) {
       const View& gradient = param(first + e, half).gradient;
@@ -125,8 +140,9 @@ void GroupedProducts::gradients(ExpertGradients product, Half half) const {
 
 void GroupedProducts::add_biases(const View& y) const {
   for (int64_t first = 0; first < std::ssize(experts); first += kExpertsAtOnce) {
-    AddExpertBiases sum{.x = y, .start = start + first};
-    sum.count = std::min(kExpertsAtOnce, std::ssize(experts) - first);
+    const int64_t count = std::min(kExpertsAtOnce, std::ssize(experts) - first);
+    AddExpertBiases sum{.x = of_launch(y, first, count), .start = start + first};
+    sum.count = count;
     bool any = false;
     for (int64_t e = 0; e < sum.count; ++e) {
       sum.bias[e] = linear(first + e).bias.weight.data;
@@ -138,8 +154,9 @@ void GroupedProducts::add_biases(const View& y) const {
 
 void GroupedProducts::bias_gradients(const View& dy, bool first) const {
   for (int64_t begin = 0; begin < std::ssize(experts); begin += kExpertsAtOnce) {
-    ExpertBiasGradients sum{.dy = dy, .start = start + begin, .overwrite = first};
-    sum.count = std::min(kExpertsAtOnce, std::ssize(experts) - begin);
+    const int64_t count = std::min(kExpertsAtOnce, std::ssize(experts) - begin);
+    ExpertBiasGradients sum{.dy = of_launch(dy, begin, count), .start = start + begin, .overwrite = first};
+    sum.count = count;
     bool trained = false;
     for (int64_t e = 0; e < sum.count; ++e) {
       const View& gradient = linear(begin + e).bias.gradient;

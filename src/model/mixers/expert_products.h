@@ -42,8 +42,10 @@ struct GroupedProducts {
   bool there(int64_t expert) const { return fetch == nullptr || fetch->there(layer, expert); }
   const Param& param(int64_t expert, Half half) const;
   const Adapter* pair() const;
-  void multiply(MultiplyExperts product, Half half) const;
-  void gradients(ExpertGradients product, Half half) const;
+  View of_launch(const View& rows, int64_t first, int64_t count) const;
+  // What all launches have in common.
+  void multiply(const MultiplyExperts& product, Half half) const;
+  void gradients(const ExpertGradients& of_all, Half half) const;
   int64_t place_weights(int64_t first, Half half, MultiplyExperts& product) const;
   void bias_gradients(const View& dy, bool first) const;
   View typed(const View& x) const;
