@@ -337,7 +337,7 @@ std::vector<Alternative> ways_to_train(const Config& config, const std::string& 
 std::string less_host_memory(const CommandLine& line) {
   try {
     const std::unique_ptr<Question> question = question_of(line);
-    return less_memory(question->inputs(), question->machine, TierId::kHost);
+    return less_memory(question->inputs(), question->share(), question->world, TierId::kHost);
   } catch (const Error& error) {
     // Called after a run has failed, when the machine may have changed: the failure itself is reported in any
     // case.

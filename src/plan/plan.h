@@ -188,7 +188,7 @@ void estimate_again(const PlanInputs& inputs, const Machine& machine, Plan& plan
 
 // Settings that take less of a tier's memory than the plan for these inputs, those that save most first; ""
 // where none does.
-std::string less_memory(const PlanInputs& inputs, const Machine& machine, TierId tier_id);
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, const World& world, TierId tier_id);
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

@@ -209,9 +209,10 @@ std::string other_ways(const PlanInput& in) {
 
 }  // namespace
 
-std::string less_memory(const PlanInputs& inputs, const Machine& machine, TierId tier_id) {
-  const PlanInput in{inputs, machine, {}, PlanPurpose::kTrain};
-  return list(Advice(in, draft_plan(inputs, machine), tier_id).best(), ", or ");
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, const World& world,
+                        TierId tier_id) {
+  const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
+  return list(Advice(in, draft_plan(inputs, machine, world), tier_id).best(), ", or ");
 }
 
 ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {

@@ -115,6 +115,15 @@ TEST(ParallelExpertsPlan, OtherNumbersOfRanksHaveTheirParts) {
   }
 }
 
+// After a rank was killed for memory.
+TEST(ParallelExpertsPlan, SettingsThatSaveMemoryAreOfAllRanks) {
+  const Case c = experts_case(2);
+  const AdapterSpec* const adapter = &c.lora;
+  const ModelLayout layout = c.layout(adapter);
+  const PlanInputs inputs{c.config, c.spec, adapter, layout, c.device};
+  EXPECT_NE(less_memory(inputs, c.machine, c.world, TierId::kHost), "");
+}
+
 TEST(ParallelExpertsPlan, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal(experts_case(4)), "");
   Case c = experts_case(3);

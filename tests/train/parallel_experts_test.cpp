@@ -109,21 +109,7 @@ TEST(ParallelExperts, TakeTheirShareOfMemory) {
 template <class Body>
 std::vector<std::string> on_ranks(int ranks, const Body& body) {
   SharedRegion region = SharedRegion::create(ranks, int64_t{1} << 18);
-  std::vector<std::string> errors(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        SharedGroup group(region, r);
-        body(group);
-      } catch (const Error& error) {
-        errors[static_cast<size_t>(r)] = error.what();
-        region.end();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
+  return on_threads(region, ranks, body);
 }
 
 constexpr int64_t kWidth = 3;

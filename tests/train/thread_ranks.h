@@ -32,30 +32,16 @@ inline void expect_shards(const Variant& run, const Training& training, const Gr
   }
 }
 
-// What all ranks give together: the numbers, which must agree, and every byte of the state.
-inline Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
-  SharedRegion region = SharedRegion::create(ranks);
-  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+// Calls body(group) on a thread for each rank of the region; what each has thrown, "" where nothing.
+template <class Body>
+std::vector<std::string> on_threads(SharedRegion& region, int ranks, const Body& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
         SharedGroup group(region, r);
-        Training training(run, {}, {}, &group);
-        const OffDeviceState& off_device = training.rank().off_device();
-        if (ranks > 1) expect_shards(run, training, group);
-        EXPECT_EQ(training.rank().memory_of_others() > 0, run.one_copy && device() == DeviceType::kCpu);
-        const bool one_pass = run.recompute || run.micro_batches <= ranks;
-        const bool shards = ranks > 1;
-        if (!run.weights) {
-          EXPECT_EQ(off_device.store(Pool::kWeights) != nullptr, shards && run.stage >= 3);
-        }
-        if (!run.gradients) {
-          EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
-                    shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
-        }
-        outcomes[static_cast<size_t>(r)] = training.run(read_between);
+        body(group);
       } catch (const std::exception& error) {
         errors[static_cast<size_t>(r)] = error.what();
         region.end();
@@ -63,6 +49,29 @@ inline Outcome run_ranks(const Variant& run, int ranks, bool read_between = fals
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+// What all ranks give together: the numbers, which must agree, and every byte of the state.
+inline Outcome run_ranks(const Variant& run, int ranks, bool read_between = false) {
+  SharedRegion region = SharedRegion::create(ranks);
+  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+  const std::vector<std::string> errors = on_threads(region, ranks, [&](SharedGroup& group) {
+    Training training(run, {}, {}, &group);
+    const OffDeviceState& off_device = training.rank().off_device();
+    if (ranks > 1) expect_shards(run, training, group);
+    EXPECT_EQ(training.rank().memory_of_others() > 0, run.one_copy && device() == DeviceType::kCpu);
+    const bool one_pass = run.recompute || run.micro_batches <= ranks;
+    const bool shards = ranks > 1;
+    if (!run.weights) {
+      EXPECT_EQ(off_device.store(Pool::kWeights) != nullptr, shards && run.stage >= 3);
+    }
+    if (!run.gradients) {
+      EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
+                shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
+    }
+    outcomes[static_cast<size_t>(group.rank())] = training.run(read_between);
+  });
   Outcome all = outcomes.front();
   for (size_t r = 0; r < outcomes.size(); ++r) {
     EXPECT_EQ(errors[r], "") << "rank " << r << " of " << ranks << " " << run.text();
