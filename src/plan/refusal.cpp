@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "plan/parallel_experts.h"
 #include "plan/what_if.h"
 
 namespace lm {
@@ -40,6 +41,9 @@ Settings candidates(const PlanInput& in, const Plan& plan) {
       [](Config& c) { c.eval.generate = {}; });
   add(in.config.zero.group == ZeroGroup::kMachine && in.world.nodes > 1, "zero.group = \"all\"",
       [](Config& c) { c.zero.group = ZeroGroup::kAll; });
+  const bool replicated = in.config.zero.experts == ZeroExperts::kReplicated && in.world.ranks > 1;
+  add(replicated && !full && divides_experts(in.spec, in.world.ranks), "zero.experts = \"parallel\"",
+      [](Config& c) { c.zero.experts = ZeroExperts::kParallel; });
   add(!plan.recompute().whole(), "train.recompute = \"block\"",
       [](Config& c) { c.train.recompute = Recompute::kBlock; });
   add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",

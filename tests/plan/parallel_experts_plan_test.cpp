@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "base/error.h"
 #include "model/expert_exchange.h"
@@ -122,6 +123,33 @@ TEST(ParallelExpertsPlan, SettingsThatSaveMemoryAreOfAllRanks) {
   const ModelLayout layout = c.layout(adapter);
   const PlanInputs inputs{c.config, c.spec, adapter, layout, c.device};
   EXPECT_NE(less_memory(inputs, c.machine, c.world, TierId::kHost), "");
+}
+
+// Where experts are most of the memory it is among what saves most; where it is refused it is not named.
+TEST(ParallelExpertsPlan, DividingThemIsAdvisedWhereItCanBeDone) {
+  const auto advice = [](int ranks, const std::function<void(Case&)>& change) {
+    Case c = experts_case(ranks, false);
+    c.config.train.micro_batch = 1;  // little beside the experts
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.data.max_length = 64;
+    change(c);
+    const AdapterSpec* const adapter = c.config.train.method == Method::kLora ? &c.lora : nullptr;
+    const ModelLayout layout = c.layout(adapter);
+    const PlanInputs inputs{c.config, c.spec, adapter, layout, c.device};
+    return less_memory(inputs, c.machine, c.world, TierId::kHost);
+  };
+  constexpr const char* kKey = "zero.experts = \"parallel\"";
+  const auto nothing = [](Case&) {};
+  for (const int ranks : {2, 4})
+    EXPECT_NE(advice(ranks, nothing).find(kKey), std::string::npos) << advice(ranks, nothing);
+  for (const int ranks : {1, 3}) EXPECT_EQ(advice(ranks, nothing).find(kKey), std::string::npos) << ranks;
+  for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+           [](Case& c) { c.config.zero.stage = 3; }, [](Case& c) { c.config.train.method = Method::kFull; },
+           [](Case& c) { c.config.zero.experts = ZeroExperts::kParallel; },
+           [](Case& c) {
+             c.spec = make_spec({kHidden, 512, kLayers, 4, 2, 64, 4096});
+           }})
+    EXPECT_EQ(advice(2, change).find(kKey), std::string::npos);
 }
 
 TEST(ParallelExpertsPlan, RefusesWhatItCannotDo) {
