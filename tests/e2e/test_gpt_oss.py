@@ -135,6 +135,16 @@ def test_lora_keeps_the_codes_and_is_that_on_the_dequantized_model(work):
     assert plans[0]["peak"]["host_bytes"] < plans[1]["peak"]["host_bytes"]
 
 
+def test_ranks_may_divide_the_codes(work):
+    """Each has half of the experts, and the bits of ranks that have all of them."""
+    for experts in ("replicated", "parallel"):
+        lmlaunch("--ranks", "2", config(work, f"codes_{experts}", model__path="codes", model__dtype="bf16", train__method="lora", zero__experts=experts,
+                                        zero__stage=2, train__micro_batch=2, **ADAPTER), cwd=work)
+    results = [(losses(work, f"codes_{experts}"), (work / f"runs/codes_{experts}/model/adapter_model.safetensors").read_bytes())
+               for experts in ("replicated", "parallel")]
+    assert results[0] == results[1]
+
+
 def test_an_adapter_is_merged_into_what_the_codes_mean(work):
     lmlaunch("export", "runs/lora_codes", "--merge", "-o", "merged", cwd=work)
     decoded, merged = (load_file(work / path / "model.safetensors") for path in ("decoded", "merged"))
