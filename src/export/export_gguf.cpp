@@ -28,6 +28,14 @@ constexpr Pair kInLayer[] = {{"attn.norm", "attn_norm"},       {"attn.norm_after
                              {"attn.q_norm", "attn_q_norm"},   {"attn.k_norm", "attn_k_norm"},
                              {"mlp.norm", "ffn_norm"},         {"mlp.norm_after", "post_ffw_norm"},
                              {"scalar", "layer_output_scale"}, {"input.norm_after", "post_norm"}};
+// Where the MLP's output is added to the experts' before it is normed once more.
+constexpr Pair kJoined[] = {{"mlp.norm_after", "post_ffw_norm_1"},
+                            {"mlp.norm_joined", "post_ffw_norm"},
+                            {"experts.input_norm", "pre_ffw_norm_2"},
+                            {"experts.norm_after", "post_ffw_norm_2"}};
+// In a layer: whole names.
+constexpr Pair kVectors[] = {{"experts.router_norm", "ffn_gate_inp.scale"},
+                             {"experts.factors", "ffn_down_exps.scale"}};
 // The parts of its matrices, and the matrices themselves where it has several parts as one.
 constexpr Pair kParts[] = {{"attn.q", "attn_q"},
                            {"attn.k", "attn_k"},
@@ -41,13 +49,18 @@ constexpr Pair kParts[] = {{"attn.q", "attn_q"},
                            {"input.gate", "inp_gate"},
                            {"input.out", "proj"},
                            {"experts.router", "ffn_gate_inp"},
+                           {"experts.gate_up", "ffn_gate_up_exps"},
                            {"experts.gate", "ffn_gate_exps"},
                            {"experts.up", "ffn_up_exps"},
                            {"experts.down", "ffn_down_exps"}};
 
-std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
+// "": not among them.
+std::string_view find_if_named(std::span<const Pair> names, std::string_view ours) {
   const auto found = std::ranges::find(names, ours, &Pair::first);
-  if (found != names.end()) return found->second;
+  return found != names.end() ? found->second : std::string_view();
+}
+std::string_view find_name(std::span<const Pair> names, std::string_view ours) {
+  if (const std::string_view found = find_if_named(names, ours); !found.empty()) return found;
   throw Error(Exit::kInternal,
               {.area = "BUG-70", .what = "no GGUF name", .place = std::string(ours), .next = "report this"});
 }
@@ -113,13 +126,24 @@ class Tensors {
     name = name.substr(name.find('.', kLayers.size()) + 1);
     const auto matrix =
         std::ranges::find_if(matrices_, [&](const MatrixSpec& one) { return one.name == name; });
+    if (matrix != matrices_.end() && arch_.gemma4 && matrix->expert >= 0 && matrix->parts.size() > 1)
+      matrix->parts = {{"experts.gate_up", place.parameter.rows}};
     if (matrix == matrices_.end()) {
-      put(prefix + std::string(find_name(kInLayer, name)) + kind, block, place, 0, place.parameter.rows);
+      put(prefix + vector_name(layer, name, kind), block, place, 0, place.parameter.rows);
     } else if (joined(name)) {
       put(prefix + std::string(find_name(kParts, name)) + kind, block, place, 0, place.parameter.rows);
     } else {
       add_parts(*matrix, {prefix, kind}, block, place);
     }
+  }
+  std::string vector_name(int64_t layer, std::string_view name, const std::string& kind) const {
+    if (const std::string_view whole = find_if_named(kVectors, name); !whole.empty())
+      return std::string(whole);
+    const bool joins = std::ranges::any_of(spec_.layer(layer).sublayers, [](const SublayerSpec& sublayer) {
+      return sublayer.norm_joined.has_value();
+    });
+    const std::string_view beside = joins ? find_if_named(kJoined, name) : std::string_view();
+    return std::string(beside.empty() ? find_name(kInLayer, name) : beside) + kind;
   }
   bool joined(std::string_view matrix) const {
     return (matrix == "attn.qkv" && arch_.joined_qkv) || (matrix == "mlp.gate_up" && arch_.joined_gate_up);

@@ -48,14 +48,17 @@ class Check {
     refuse(norm.eps != spec_.final_norm.eps, "norms of several epsilons");
   }
 
-  // Two sublayers, with their norms where the architecture has them, and the layer's own input.
+  // Two sublayers, with their norms where the architecture has them, experts beside the second, and the
+  // layer's own input.
   void shape(const LayerSpec& layer) const {
     constexpr const char* kWhat = "layers of this shape";
     const bool fed = spec_.embedding.inputs.width > 0;
+    const bool mixed = arch_.gemma4 && layer.find<ExpertsSpec>() != nullptr;
     refuse(fed && !arch_.gemma4, "inputs of each layer");
     refuse(layer.attention().borrows() && !arch_.gemma4, "layers that read the keys and values of others");
-    refuse(layer.sublayers.size() != (fed ? 3 : 2) || layer.scalar > arch_.gemma4, kWhat);
-    if (fed) layer_input(layer.sublayers[2]);
+    refuse(layer.sublayers.size() != size_t{2} + mixed + fed || layer.scalar > arch_.gemma4, kWhat);
+    if (mixed) experts_beside(layer.sublayers[1], layer.sublayers[2]);
+    if (fed) layer_input(layer.sublayers.back());
     const SublayerSpec &attention = layer.sublayers[0], &mlp = layer.sublayers[1];
     const bool shared = arch_.norms == LlamaCpp::Norms::kShared;
     const bool before = arch_.norms != LlamaCpp::Norms::kAfter;
@@ -71,6 +74,7 @@ class Check {
              "several factors of the residual stream");
       if (sublayer.norm) norm(*sublayer.norm);
       if (sublayer.norm_after) norm(*sublayer.norm_after);
+      refuse(sublayer.norm_joined.has_value() && !mixed, kWhat);
     }
     if (const auto* const experts = std::get_if<ExpertsSpec>(&mlp.mixer)) {
       refuse(!arch_.experts, kWhat);
@@ -86,6 +90,17 @@ class Check {
       refuse(true, kWhat);
     }
     refuse(feed_forward(layer) != feed_forward(spec_.layer(0)) && !arch_.gemma4, "MLPs of several sizes");
+  }
+  void experts_beside(const SublayerSpec& mlp, const SublayerSpec& beside) const {
+    const auto* const experts = std::get_if<ExpertsSpec>(&beside.mixer);
+    refuse(experts == nullptr || !beside.beside || !mlp.norm_joined || !experts->reads_stream() ||
+               !experts->factors || experts->activation != arch_.activation || !experts->renormalise ||
+               experts->scores != RouterScores::kSoftmax,
+           "experts of this shape");
+    refuse(spec_.layer(0).find<ExpertsSpec>() == nullptr, "layers without experts");
+    norm(*mlp.norm_joined);
+    norm(*experts->input_norm);
+    refuse(experts->router_norm->eps != spec_.final_norm.eps, "norms of several epsilons");
   }
   void mixture(const ExpertsSpec& experts) const {
     refuse(experts.activation != arch_.activation, "this activation function");

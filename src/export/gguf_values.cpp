@@ -106,11 +106,10 @@ class Describer {
       count("attention.shared_kv_layers", borrowers(spec_));
       count("embedding_length_per_layer_input", spec_.embedding.inputs.width);
     }
-    if (arch_.experts) {
-      const ExpertsSpec& experts = *spec_.layer(0).find<ExpertsSpec>();
-      count("expert_count", experts.experts);
-      count("expert_used_count", experts.chosen);
-      count("expert_feed_forward_length", experts.ffn);
+    if (const auto* const experts = spec_.layer(0).find<ExpertsSpec>()) {
+      count("expert_count", experts->experts);
+      count("expert_used_count", experts->chosen);
+      count("expert_feed_forward_length", experts->ffn);
     }
     count("vocab_size", spec_.vocab);
     number(arch_.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",

@@ -251,6 +251,9 @@ void route_tokens(const RouteTokens& a, StreamView stream) {
 void route_backward(const RouteBackward& a, StreamView stream) {
   pass(stream, 3 * product(a.tokens, a.dlogits.columns), DType::kF32);
 }
+void route_factors(const RouteFactors& a, StreamView stream) {
+  pass(stream, 3 * product(a.tokens, a.chosen), DType::kF32);
+}
 void weigh_rows(const WeighRows& a, StreamView stream) {
   pass(stream, (a.other.defined() ? 3 : 2) * product(a.x.rows, a.x.columns), a.x.dtype);
 }

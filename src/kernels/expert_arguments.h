@@ -61,7 +61,7 @@ inline constexpr float kLeastScores = 1e-20F;
 
 // probability = softmax(logits) in fp32; a token chooses the experts of its k largest logits, of equal ones
 // the one with the lowest number. The weight is the probability, or with `renormalise` the probability over
-// the sum of the chosen ones in their order; `round`: rounded to the logits' type.
+// the sum of the chosen ones in their order, times the expert's factor; `round`: rounded to the logits' type.
 struct RouteTokens {
   View logits;                   // [rows, E]; rows behind the tokens are not looked at
   float* probability = nullptr;  // [T, E]; of sigmoid scores these
@@ -70,6 +70,7 @@ struct RouteTokens {
   bool renormalise = false, round = false;
   bool pad = false;  // the CPU's alone
   RouteScores scores = {};
+  const float* factors = nullptr;  // [E]; null: 1
 };
 
 // The gradient of the logits from that of the slots' weights g; the choice itself has none. With the chosen
@@ -85,6 +86,19 @@ struct RouteBackward {
   int64_t tokens = 0, chosen = 0;
   bool renormalise = false;
   RouteScores scores = {};
+};
+
+// From the gradients of the slots' weights to those of the weights without their expert's factor, in place:
+// times the factor. gradient[e] = the sum over the slots of e of what was there times the weight without the
+// factor, in fp64, rounded once; on the CPU in the order of slots.
+struct RouteFactors {
+  const float* probability = nullptr;  // of a softmax
+  Routing routing;
+  float* dweight = nullptr;        // [T k] of each slot
+  const float* factors = nullptr;  // [E]
+  float* gradient = nullptr;       // [E], overwritten; null: they are frozen
+  int64_t tokens = 0, chosen = 0, experts = 0;
+  bool renormalise = false;
 };
 
 // In place: x[r] *= weight of the row's slot, rounded once; 0 where it has none. With `other` dot[slot] =

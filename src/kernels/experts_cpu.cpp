@@ -104,6 +104,7 @@ void route_some(const RouteTokens& a, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < k; ++j) {
       float weight = p[expert[j]] / sum;
       if (a.scores.sigmoid) weight *= a.scores.scale;
+      if (a.factors != nullptr) weight *= a.factors[expert[j]];
       if (a.round) {
         T rounded;
         store(&rounded, F32(weight), Part{1});
@@ -245,6 +246,24 @@ void route_backward(const RouteBackward& a, StreamView stream) {
       }
     });
   });
+}
+
+void route_factors(const RouteFactors& a, StreamView /*stream*/) {
+  if (a.experts > kMostExperts) refuse_arguments("route_factors", "too many experts");
+  double sums[kMostExperts] = {};
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float* const p = a.probability + t * a.experts;
+    const int32_t* const expert = a.routing.expert + t * a.chosen;
+    float* const g = a.dweight + t * a.chosen;
+    const float sum = a.renormalise ? chosen_sum(p, expert, a.chosen) : 1.f;
+    for (int64_t j = 0; j < a.chosen; ++j) {
+      const int32_t e = expert[j];
+      sums[e] += double{g[j]} * double{p[e] / sum};
+      g[j] *= a.factors[e];
+    }
+  }
+  for (int64_t e = 0; e < a.experts && a.gradient != nullptr; ++e)
+    a.gradient[e] = static_cast<float>(sums[e]);
 }
 
 void weigh_rows(const WeighRows& a, StreamView stream) {

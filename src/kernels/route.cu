@@ -130,6 +130,7 @@ __global__ void route(RouteTokens a) {
   for (int64_t j = 0; j < k; ++j) {
     float weight = p[expert[j]] / sum;
     if (a.scores.sigmoid) weight *= a.scores.scale;
+    if (a.factors != nullptr) weight *= a.factors[expert[j]];
     a.routing.weight[t * k + j] = a.round ? round_as<T>(weight) : weight;
   }
 }

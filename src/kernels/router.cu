@@ -1,6 +1,7 @@
-// Around a mixture's experts, on the GPU: factors of a shared expert's rows, sums over a router's choices,
-// and the gradient of its load's balance. Every sum has an order that the shapes alone decide: tokens are
-// divided into kRouteChunks ranges, whatever the device, whose sums are added in their order.
+// Around a mixture's experts, on the GPU: factors of a shared expert's rows and of a router's weights, sums
+// over a router's choices, and the gradient of its load's balance. Every sum has an order that the shapes
+// alone decide: tokens are divided into kRouteChunks ranges, whatever the device, whose sums are added in
+// their order.
 #include "kernels/activation_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
@@ -179,6 +180,24 @@ __global__ void settle(SettleRoutes a) {
   *a.figures = out;
 }
 
+// A block per expert, whose rows its threads divide.
+__global__ void weigh_factors(RouteFactors a) {
+  const int e = static_cast<int>(blockIdx.x);
+  double sum = 0;
+  for (int64_t row = a.routing.start[e] + threadIdx.x; row < a.routing.start[e + 1]; row += kThreads) {
+    const int32_t slot = a.routing.slot[row];
+    const int64_t t = slot / a.chosen;
+    const float* const p = a.probability + t * a.experts;
+    float all = a.renormalise ? 0.f : 1.f;
+    for (int64_t j = 0; a.renormalise && j < a.chosen; ++j) all += p[a.routing.expert[t * a.chosen + j]];
+    sum += double{a.dweight[slot]} * double{p[e] / all};
+    a.dweight[slot] *= a.factors[e];
+  }
+  if (a.gradient == nullptr) return;
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) a.gradient[e] = static_cast<float>(sum);
+}
+
 // A warp per token.
 template <class T>
 __global__ void balance(BalanceRoutes a) {
@@ -200,6 +219,10 @@ __global__ void balance(BalanceRoutes a) {
 void gate_rows(const GateRows& a, StreamView stream) {
   with_dtype(a.x.dtype,
              [&](auto t) { launch(gate<decltype(t)>, blocks_of(a.x.rows, kRows), kThreads, stream, a); });
+}
+
+void route_factors(const RouteFactors& a, StreamView stream) {
+  launch(weigh_factors, static_cast<unsigned>(a.experts), kThreads, stream, a);
 }
 
 void count_routes(const CountRoutes& a, StreamView stream) {

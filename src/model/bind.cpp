@@ -27,6 +27,22 @@ DropoutMask mask_of(double p, Purpose purpose, int64_t tensor, const BindOptions
                                             static_cast<uint32_t>(tensor))};
 }
 
+// What the block's passes take for granted of sublayers beside each other.
+void check_groups(const LayerSpec& layer) {
+  const SublayerSpec* first = nullptr;
+  for (size_t s = 0; s < layer.sublayers.size(); ++s) {
+    const SublayerSpec& sublayer = layer.sublayers[s];
+    LM_CHECK(!sublayer.beside || first != nullptr, "a layer's first sublayer is beside none");
+    if (!sublayer.beside) first = &sublayer;
+    LM_CHECK(!sublayer.beside || first->norm_joined || !sublayer.norm,
+             "a sublayer beside another one reads that one's norm");
+    LM_CHECK(
+        !first->norm_joined || (sublayer.norm_after && sublayer.residual_scale == 1 && sublayer.dropout == 0),
+        "what is normed once more has been normed, and is added as it is");
+    LM_CHECK(!sublayer.beside || !sublayer.norm_joined, "a group has one norm of its sum");
+  }
+}
+
 }  // namespace
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
@@ -66,6 +82,7 @@ class ModelBinding::Finder {
   void operator()(const char* name, const Prefix& /*part*/) { out_.prefixes.push_back(place(name)); }
   void operator()(const char* name, const Buffer& /*part*/) { out_.buffers.push_back(place(name)); }
   void operator()(const char* name, const Sinks& /*part*/) { out_.sinks = place(name); }
+  void operator()(const char* name, const Factors& /*part*/) { out_.factors.push_back(place(name)); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
@@ -126,13 +143,16 @@ class ModelBinding::Binder {
     part.values = bind(place_.buffers[buffer_++], memory_, options_).weight;
   }
   void operator()(const char* /*name*/, Sinks& part) { part.logits = bind(place_.sinks, memory_, options_); }
+  void operator()(const char* /*name*/, Factors& part) {
+    part.values = bind(place_.factors[factor_++], memory_, options_);
+  }
 
  private:
   const ModelBinding& binding_;
   const SublayerPlace& place_;
   const BlockMemory& memory_;
   const BindOptions& options_;
-  size_t norm_ = 0, linear_ = 0, prefix_ = 0, buffer_ = 0;
+  size_t norm_ = 0, linear_ = 0, prefix_ = 0, buffer_ = 0, factor_ = 0;
 };
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
@@ -165,9 +185,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
     if (spec.layer(layer).scalar) places.scalar = find(block, fmt::format("layers.{}.scalar", layer));
     LM_CHECK(std::ssize(spec.layer(layer).sublayers) <= kSublayers,
              "a layer has too many sublayers for its random keys");
+    check_groups(spec.layer(layer));
     for (const SublayerSpec& sublayer : spec.layer(layer).sublayers) {
-      LM_CHECK(!sublayer.beside || (!places.sublayers.empty() && !sublayer.norm),
-               "a sublayer beside another one reads that one's norm");
       SublayerPlace& place = places.sublayers.emplace_back();
       place.spec = sublayer;
       std::visit(
@@ -176,6 +195,8 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
             place.norm = {finder.place(sublayer.norm_name()), finder.place(sublayer.norm_bias_name())};
             place.norm_after = {finder.place(sublayer.norm_after_name()),
                                 finder.place(sublayer.norm_after_bias_name())};
+            place.norm_joined = {finder.place(sublayer.norm_joined_name()),
+                                 finder.place(sublayer.norm_joined_name() + "_bias")};
             auto parts = unbound_mixer(mixer, layer);
             parts.visit(parts, finder);
           },
@@ -277,6 +298,7 @@ TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& mem
     };
     sublayer.norm = norm(place.spec.norm, place.norm);
     sublayer.norm_after = norm(place.spec.norm_after, place.norm_after);
+    sublayer.norm_joined = norm(place.spec.norm_joined, place.norm_joined);
     sublayer.residual_scale = static_cast<float>(place.spec.residual_scale);
     sublayer.beside = place.spec.beside;
     sublayer.dropout = mask_of(place.spec.dropout, Purpose::kModelDropout,

@@ -89,10 +89,10 @@ class ModelBinding {
   // The tensors of a sublayer; those of its mixer in the order in which the mixer visits its parts.
   struct SublayerPlace {
     SublayerSpec spec;
-    NormPlace norm, norm_after;
+    NormPlace norm, norm_after, norm_joined;
     std::vector<Place> norms;
     std::vector<LinearPlace> linears;
-    std::vector<Place> prefixes, buffers = {};
+    std::vector<Place> prefixes, buffers = {}, factors = {};
     Place sinks = {};
   };
   struct LayerPlace {

@@ -11,7 +11,8 @@ void apply_scalar(const Context& context, const TransformerBlock& block, const V
   context.kernels.scale({.x = x, .out = x, .device_factor = block.scalar.data}, context.stream);
 }
 
-// Sublayers beside each other are a group: the first of them has the norm, and [first, end) read its output.
+// Sublayers beside each other are a group: the first of them has the norm, and [first, end) read its output;
+// or it has norm_joined, and each has a norm of its own.
 size_t group_first(const TransformerBlock& block, size_t s) {
   while (block.sublayers[s].beside) --s;
   return s;
@@ -22,6 +23,11 @@ size_t group_end(const TransformerBlock& block, size_t s) {
   } while (s < block.sublayers.size() && block.sublayers[s].beside);
   return s;
 }
+
+struct Group {
+  size_t begin = 0, end = 0;
+  View x = {};  // what it reads
+};
 
 // x becomes the sublayer's input, and `normed` the norm of it where there is one. `y`: the output of the
 // sublayer before, which has not been added yet; undefined: kept.x has the input already, or it is the
@@ -86,6 +92,48 @@ View output_gradient(const Context& context, const Sublayer& sublayer, const Dev
   return dy;
 }
 
+// The sum of what norm_after gives of a group's outputs, in the arena. The outputs are there; backward
+// computes it once more.
+View join_outputs(const Context& context, const TransformerBlock& block, const BlockSaved& saved,
+                  const Group& group) {
+  View sum;
+  for (size_t s = group.begin; s < group.end; ++s) {
+    const BlockSaved::Sublayer& kept = saved.sublayers[s];
+    const Norm& norm = *block.sublayers[s].norm_after;
+    if (s > group.begin) {
+      norm_forward_added(context, norm,
+                         {.x = kept.output, .residual = sum, .sum = sum, .rstd = kept.rstd_after});
+      continue;
+    }
+    sum = context.like(kept.output);
+    norm_forward(context, norm, kept.output, sum, kept.rstd_after);
+  }
+  return sum;
+}
+
+// sum = residual + norm_joined(the sum of the group's outputs); without `sum` what their norms save alone.
+void add_joined(const Context& context, const TransformerBlock& block, const BlockSaved& saved,
+                const Group& group, const AddedOutput& pass) {
+  const ArenaFrame frame(context.arena);
+  const View joined = join_outputs(context, block, saved, group);
+  if (!pass.sum.defined()) return;
+  norm_forward_added(context, *block.sublayers[group.begin].norm_joined,
+                     {.x = joined, .residual = pass.residual, .sum = pass.sum, .rstd = {}});
+}
+
+// From the gradient of the residual stream behind a group to that of the sum of its outputs, in the arena.
+View joined_gradient(const Context& context, const TransformerBlock& block, const BlockSaved& saved,
+                     const Group& group, const BlockGradient& gradient) {
+  const View out = context.like(gradient.dx);
+  const ArenaFrame frame(context.arena);
+  const Norm& norm = *block.sublayers[group.begin].norm_joined;
+  const View joined = join_outputs(context, block, saved, group);
+  const View rstd = context.tensor(joined.rows, 1, DType::kF32);
+  norm_forward_added(context, norm, {.x = joined, .residual = {}, .sum = {}, .rstd = rstd});
+  norm_backward(context, norm, {.dy = gradient.dx, .x = joined, .rstd = rstd, .dx = out}, gradient.first);
+  return out;
+}
+
 // Whether what the mixer saves, and its output where a norm reads that, stays until backward.
 bool keeps_mixer(const Sublayer& sublayer, Recompute level) {
   if (level != Recompute::kAttention) return level == Recompute::kNone;
@@ -119,6 +167,15 @@ void mixer_backward(const Context& context, const Sublayer& sublayer, const Devi
       sublayer.mixer);
 }
 
+// From the gradient of what a sublayer's norm gives, or of the residual stream, to that of the stream: added.
+void add_to_stream(const Context& context, const Sublayer& sublayer, const BlockSaved::Sublayer& kept,
+                   const View& x, const View& dinput, const BlockGradient& gradient) {
+  const View& dx = gradient.dx;
+  if (!sublayer.norm) return accumulate(context, dx, dinput);
+  norm_backward(context, *sublayer.norm, {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx},
+                gradient.first);
+}
+
 bool trained(const Norm& norm) {
   return norm.weight.gradient.defined() || norm.bias.gradient.defined();
 }
@@ -138,8 +195,11 @@ bool trained(const Sinks& sinks) {
 bool trained(const Buffer& /*buffer*/) {
   return false;
 }
+bool trained(const Factors& factors) {
+  return factors.values.gradient.defined();
+}
 bool trained(const Sublayer& sublayer) {
-  bool out = trained(sublayer.norm) || trained(sublayer.norm_after);
+  bool out = trained(sublayer.norm) || trained(sublayer.norm_after) || trained(sublayer.norm_joined);
   const auto look = [&](const char* /*name*/, const auto& part) { out = out || trained(part); };
   std::visit([&](const auto& mixer) { mixer.visit(mixer, look); }, sublayer.mixer);
   return out;
@@ -148,6 +208,23 @@ bool trained(const Sublayer& sublayer) {
 bool any_trained(const TransformerBlock& block, size_t end) {
   return std::any_of(block.sublayers.begin(), block.sublayers.begin() + static_cast<std::ptrdiff_t>(end),
                      [](const Sublayer& sublayer) { return trained(sublayer); });
+}
+
+// Of a group with norm_joined.
+void joined_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
+                     const BlockSaved& saved, const Group& group, const BlockGradient& gradient) {
+  BlockGradient of_outputs = gradient;
+  of_outputs.dx = joined_gradient(context, block, saved, group, gradient);
+  for (size_t s = group.end; s-- > group.begin;) {
+    const ArenaFrame frame(context.arena);
+    const Sublayer& sublayer = block.sublayers[s];
+    const BlockSaved::Sublayer& kept = saved.sublayers[s];
+    const bool wanted = gradient.want_dx || trained(sublayer.norm) || any_trained(block, group.begin);
+    MixerInput input(context, {sublayer.norm, group.x, kept.normed}, wanted);
+    mixer_backward(context, sublayer, batch, kept, of_outputs, input);
+    if (const View& dinput = input.gradient(); dinput.defined())
+      add_to_stream(context, sublayer, kept, group.x, dinput, gradient);
+  }
 }
 
 }  // namespace
@@ -195,24 +272,30 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
                    const View& x_in, BlockSaved& saved, const View& x_out) {
   const ArenaFrame frame(context.arena);
   View shared;  // by all norms whose output is not kept
+  // The norm's output of `sublayer`, or memory for it; x where it has none.
+  const auto input_of = [&](const Sublayer& sublayer, const BlockSaved::Sublayer& kept, const View& x) {
+    if (!sublayer.norm || kept.normed.defined()) return sublayer.norm ? kept.normed : x;
+    if (!shared.defined()) shared = context.tensor(batch.rows, context.spec.hidden);
+    return shared;
+  };
   // x: what a group reads. stream: the same, and behind its first sublayer the sum with outputs so far. y: an
   // output that has not been added yet.
   View x = x_in, stream, y, input;
   for (size_t s = 0; s < block.sublayers.size(); ++s) {
     const Sublayer& sublayer = block.sublayers[s];
     BlockSaved::Sublayer& kept = saved.sublayers[s];
+    const size_t begin = group_first(block, s), end = group_end(block, s);
+    const std::optional<Norm>& joined = block.sublayers[begin].norm_joined;
     if (!sublayer.beside) {
-      View normed = kept.normed;
-      if (sublayer.norm && !normed.defined()) {
-        if (!shared.defined()) shared = context.tensor(batch.rows, context.spec.hidden);
-        normed = shared;
-      }
-      read_stream(context, sublayer, kept, y, normed, x);
+      input = input_of(sublayer, kept, x);
+      read_stream(context, sublayer, kept, y, input, x);
+      if (!sublayer.norm) input = x;
       stream = x;
-      input = sublayer.norm ? normed : x;
+    } else if (joined) {
+      input = input_of(sublayer, kept, x);
+      if (sublayer.norm) norm_forward(context, *sublayer.norm, x, input, kept.rstd);
     }
-    const size_t end = group_end(block, s);
-    const bool last = end == block.sublayers.size(), several = sublayer.beside || end > s + 1;
+    const bool last = end == block.sublayers.size(), several = end > begin + 1;
     const View sum = last ? x_out : saved.sublayers[end].x;
     // The last product of the last sublayer, and of those beside each other, adds the output to the residual
     // stream; the next one's norm adds that of another.
@@ -230,7 +313,11 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
           y = mixer.forward(context, batch, input, std::get<Saved>(kept.mixer), output);
         },
         sublayer.mixer);
-    if (!sublayer.adds_output()) add_output(context, sublayer, batch, kept, {y, stream, sum});
+    if (joined) {
+      if (s + 1 == end) add_joined(context, block, saved, {begin, end}, {{}, x, sum});
+    } else if (!sublayer.adds_output()) {
+      add_output(context, sublayer, batch, kept, {y, stream, sum});
+    }
     if (output.kind != MixerOutput::Kind::kAlone || !sublayer.adds_output()) y = {};
     stream = sum;
   }
@@ -243,12 +330,13 @@ void block_recompute(const Context& context, const TransformerBlock& block, cons
   for (size_t begin = 0, end = 0; begin < block.sublayers.size(); begin = end) {
     end = group_end(block, begin);
     const ArenaFrame frame(context.arena);
-    const std::optional<Norm>& norm = block.sublayers[begin].norm;
+    const bool joined = block.sublayers[begin].norm_joined.has_value();
     const View& x = begin == 0 ? x_in : saved.sublayers[begin].x;
     View input;
     for (size_t s = begin; s < end; ++s) {
       if (keeps_mixer(block.sublayers[s], level)) continue;
-      if (!input.defined()) {
+      if (!input.defined() || joined) {
+        const std::optional<Norm>& norm = block.sublayers[joined ? s : begin].norm;
         input = norm ? context.like(x) : x;
         if (norm) norm_forward(context, *norm, x, input, {});
       }
@@ -267,8 +355,12 @@ void block_backward(const Context& context, const TransformerBlock& block, const
     const std::optional<Norm>& norm = block.sublayers[begin].norm;
     const BlockSaved::Sublayer& kept = saved.sublayers[begin];
     const View& x = begin == 0 ? x_in : kept.x;
-    const bool wanted = want_dx || trained(norm) || any_trained(block, begin);
     const ArenaFrame frame(context.arena);
+    if (block.sublayers[begin].norm_joined) {
+      joined_backward(context, block, batch, saved, {begin, end, x}, gradient);
+      continue;
+    }
+    const bool wanted = want_dx || trained(norm) || any_trained(block, begin);
     // What the sublayers beside the first one give the shared input is complete before that one begins.
     View others;
     if (wanted && end - begin > 1) others = context.like(x);
@@ -283,12 +375,7 @@ void block_backward(const Context& context, const TransformerBlock& block, const
     const View& dinput = input.gradient();
     if (!dinput.defined()) continue;
     if (others.defined()) accumulate(context, dinput, others);
-    if (!norm) {
-      accumulate(context, dx, dinput);
-      continue;
-    }
-    norm_backward(context, *norm, {.dy = dinput, .x = x, .rstd = kept.rstd, .dresidual = dx, .dx = dx},
-                  first);
+    add_to_stream(context, block.sublayers[begin], kept, x, dinput, gradient);
   }
 }
 

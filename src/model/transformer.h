@@ -1,6 +1,8 @@
 // One transformer block with its explicit forward and backward: a list of sublayers, each of them
 //   x = x + scale * norm_after(drop(mixer(norm(x))))
-// or several beside each other, which read the same norm(x). Families differ in what the spec says of them,
+// or several beside each other, which read the same norm(x), or with a norm of their sum
+//   x = x + norm_joined(sum of norm_after(mixer(norm(x)))),
+// in which each has norms of its own. Families differ in what the spec says of them,
 // never in this code's shape. Saved activations and temporaries live in the arena; parameters are views into
 // the block's arrays.
 #pragma once
@@ -14,9 +16,9 @@
 namespace lm {
 
 struct Sublayer {
-  std::optional<Norm> norm, norm_after;  // [H]; unset where there is none
+  std::optional<Norm> norm, norm_after, norm_joined;  // [H]; unset where there is none
   float residual_scale = 1;
-  bool beside = false;       // it reads what the sublayer before it reads, and has no norm
+  bool beside = false;       // it reads what the sublayer before it reads
   DropoutMask dropout = {};  // of the mixer's output, while training
   Mixer mixer;
   // Nothing stands between the mixer's output and the residual stream.

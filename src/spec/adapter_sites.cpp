@@ -170,14 +170,10 @@ std::vector<AdapterModule> lora_modules(const ModelSpec& spec) {
 
 bool peft_takes_for_experts(const ModelSpec& spec, const AdapterModule& module) {
   if (module.stacked || spec.model_type == "qwen2_moe") return false;
-  const std::string_view name = std::string_view(module.path).substr(module.path.rfind('.') + 1);
-  for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    for (const ExpertStack& stack : expert_stacks(spec, i))
-      if (stack.path.ends_with("down_proj") &&
-          (name == "gate_proj" || name == "up_proj" || name == "down_proj"))
-        return true;
-  }
-  return false;
+  const std::string name = module.path.substr(module.path.rfind('.'));
+  return *spec.names.experts != '\0' && std::ranges::any_of(spec.names.modules, [&](const ModuleName& one) {
+    return std::string_view(one.path).ends_with("*" + name);  // of each expert
+  });
 }
 
 std::vector<AdapterModule> norm_modules(const ModelSpec& spec) {

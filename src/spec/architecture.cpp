@@ -78,6 +78,9 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const std::string& of, 
   found.field("the type of the router's logits" + of, a.wide_logits, b.wide_logits);
   found.field("the bias of the router" + of, a.router_bias, b.router_bias);
   found.field("the bias of the experts" + of, a.bias, b.bias);
+  compare(a.input_norm, b.input_norm, "the norm of the experts' input" + of, found);
+  compare(a.router_norm, b.router_norm, "the norm of the router's input" + of, found);
+  found.field("the factors of the router's weights" + of, a.factors, b.factors);
   found.field("the use of a clamped GLU" + of, a.clamped.has_value(), b.clamped.has_value());
   const ClampedGlu ours = a.clamped.value_or(ClampedGlu()), theirs = b.clamped.value_or(ClampedGlu());
   found.field("swiglu_alpha" + of, ours.alpha, theirs.alpha);
@@ -107,6 +110,7 @@ void compare_layers(const LayerSpec& a, const LayerSpec& b, const std::string& o
     found.field("the place of a sublayer beside another" + of, ours.beside, theirs.beside);
     compare(ours.norm, theirs.norm, "the norm before a sublayer" + of, found);
     compare(ours.norm_after, theirs.norm_after, "the norm after a sublayer" + of, found);
+    compare(ours.norm_joined, theirs.norm_joined, "the norm of several sublayers" + of, found);
     found.field("the residual scale" + of, ours.residual_scale, theirs.residual_scale);
     found.field("the kind of a sublayer" + of, ours.mixer.index(), theirs.mixer.index());
     std::visit(

@@ -1,5 +1,5 @@
 // What one layer of a model is: a list of sublayers, each of them
-// x += scale * norm_after(dropout(mixer(norm(x)))).
+// x += scale * norm_after(dropout(mixer(norm(x)))), or several beside each other, whose outputs are added.
 // Layers of a model may differ in everything that stands here. A mixer is a type of its own (spec/mixers,
 // model/mixers), and a kind of norm or activation names a formula that src/model has; code that depends on
 // one visits the variant or switches over the kind without a default, so that the compiler finds every place
@@ -33,18 +33,22 @@ struct SublayerSpec {
   std::optional<NormSpec> norm;  // before the mixer; unset: it reads the residual stream itself
   MixerSpec mixer;
   std::optional<NormSpec> norm_after = {};  // of the mixer's output
-  double residual_scale = 1;                // multiplies what is added to the residual stream
-  double dropout = 0;                       // of the mixer's output, while training
-  // The mixer reads what the one before it has read: the residual stream as it was then, and that one's norm
-  // (`norm` is unset).
+  // Of the first of several beside each other: of the sum of what their norm_after give, before that is
+  // added. Each of them then reads the residual stream by a norm of its own, or as it is.
+  std::optional<NormSpec> norm_joined = {};
+  double residual_scale = 1;  // multiplies what is added to the residual stream
+  double dropout = 0;         // of the mixer's output, while training
+  // The mixer reads what the one before it has read: the residual stream as it was then, and without a
+  // norm_joined that one's norm (`norm` is unset).
   bool beside = false;
   bool operator==(const SublayerSpec&) const = default;
 
   // Names of the norms' weights: "attn.norm", "attn.norm_after".
   const char* norm_name() const {
-    return std::visit([](const auto& kind) { return kind.kNorm; }, mixer);
+    return std::visit([](const auto& kind) { return kind.norm_name(); }, mixer);
   }
   std::string norm_after_name() const { return norm_name() + std::string("_after"); }
+  std::string norm_joined_name() const { return norm_name() + std::string("_joined"); }
   std::string norm_bias_name() const { return norm_name() + std::string("_bias"); }
   std::string norm_after_bias_name() const { return norm_after_name() + "_bias"; }
 };

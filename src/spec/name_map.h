@@ -21,6 +21,12 @@ struct ModuleName {
   const char* bias = ".bias";
 };
 
+// A vector of a layer that is a whole tensor of the files.
+struct VectorName {
+  const char* ours = "";  // "attn.sinks"
+  const char* path = "";  // its name, in its layer
+};
+
 // A norm of a layer; its weight and bias.
 struct NormName {
   const char* ours = "";  // "attn.norm"
@@ -38,10 +44,8 @@ struct NameMap {
   // In a layer, the module whose parameters transformers 5 holds the matrices of all experts in, gate_up_proj
   // and down_proj: pairs of experts have names by these (spec/expert_adapters.h). "": experts have no pairs.
   const char* experts = "";
-  const char* scalar = "";       // of a layer: the tensor's whole name in its layer
-  const char* correction = "";   // of a router's choice, likewise
-  const char* sinks = "";        // of a layer's attention: likewise
-  const char* input_table = "";  // of layers' inputs, as the next two
+  std::vector<VectorName> vectors = {};  // in a layer
+  const char* input_table = "";          // of layers' inputs, as the next two
   const char* input_projection = "";
   const char* input_norm = "";
   const char* norm = "";  // the last one

@@ -23,25 +23,26 @@ std::string stack_of(std::string_view path) {
   return path.ends_with(".*") ? std::string(path.substr(0, path.size() - 2)) : "";
 }
 
-// LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj.
+// LinearModule::name. GPT-2 has attn.c_proj and mlp.c_proj; and a stack of experts' matrices is called
+// experts.down_proj (spec/expert_adapters.h).
 std::string module_name(const NameMap& names, const ModuleName& module) {
   const std::string last = last_name(module.path);
+  if (*names.experts != '\0' && last == "down_proj") return module.path;
   const auto alike = std::ranges::count_if(
       names.modules, [&](const ModuleName& other) { return last_name(other.path) == last; });
   return alike == 1 ? last : module.path;
 }
 
-// LinearModule::adapts. Of a mixture of experts the attention and the expert that all tokens meet: routers
-// stay as they are, since one that learns alone may collapse; pairs of the others are on the matrices of all
-// (spec/expert_adapters.h); and a dense MLP in place of experts has the names that PEFT takes for the
-// experts'.
+// LinearModule::adapts. In a mixture of experts routers stay as they are, since one that learns alone may
+// collapse; pairs of experts are on the matrices of all (spec/expert_adapters.h); and a dense MLP in place of
+// experts has the names that PEFT takes for the experts'.
 bool adapts(const NameMap& names, const ModuleName& module) {
-  const auto of_experts = [](const ModuleName& one) {
-    return std::string_view(one.path).find('*') != std::string_view::npos;
-  };
   const std::string_view first(module.first);
-  const bool shared = first.starts_with("shared.") && first != "shared.weight";
-  return first.starts_with("attn.") || shared || std::ranges::none_of(names.modules, of_experts);
+  if (first.starts_with("shared.")) return first != "shared.weight";
+  const std::string last = last_name(module.path);
+  return !first.starts_with("experts.") && std::ranges::none_of(names.modules, [&](const ModuleName& other) {
+    return std::string_view(other.path).find('*') != std::string_view::npos && last_name(other.path) == last;
+  });
 }
 
 // A name of the files with an expert's number in its place.
@@ -88,11 +89,19 @@ Parameter join(const std::string& ours, ParameterKind kind, const std::string& l
   return parameter;
 }
 
-// What the family's files call a norm of a layer.
-std::string norm_path(const NameMap& names, std::string_view ours) {
-  const auto found = std::ranges::find(names.norms, ours, &NormName::ours);
-  LM_CHECK(found != names.norms.end(), "the family names no " + std::string(ours));
+// What the family's files call a norm of a layer, or another vector of it.
+template <class Name>
+std::string path_of(const std::vector<Name>& names, std::string_view ours) {
+  const auto found = std::ranges::find(names, ours, &Name::ours);
+  LM_CHECK(found != names.end(), "the family names no " + std::string(ours));
   return found->path;
+}
+
+// A vector of layer `i` that is a whole tensor of the files.
+Parameter layer_vector(const ModelSpec& spec, int64_t i, ParameterKind kind, const InnerVector& vector) {
+  return single(fmt::format("layers.{}.{}", i, vector.name), kind,
+                fmt::format("{}{}.{}", spec.names.layers, i, path_of(spec.names.vectors, vector.name)),
+                vector.width);
 }
 
 // A norm as the parameter list needs it: what has no weight or bias adds none. `path`: what stands before
@@ -115,8 +124,7 @@ void add_bias(const NamedNorm& norm, std::vector<Parameter>& out) {
   out.push_back(single(norm.name + "_bias", ParameterKind::kBias, norm.path + ".bias", norm.width));
 }
 
-// Of layer `i`: those before and behind the mixers, then those inside them. A mixer beside another one reads
-// that one's norm, and has none.
+// Of layer `i`: those before and behind the mixers, then those inside them.
 std::vector<NamedNorm> layer_norms(const ModelSpec& spec, int64_t i) {
   const std::string ours = fmt::format("layers.{}.", i);
   const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
@@ -124,12 +132,12 @@ std::vector<NamedNorm> layer_norms(const ModelSpec& spec, int64_t i) {
   const auto add = [&](const std::string& name, int64_t width, const NormSpec& norm, int64_t own = 0) {
     // What has no parameters has no name in the files either.
     if (!norm.has_weight() && !norm.has_bias()) return;
-    out.push_back({ours + name, hf + norm_path(spec.names, name), width, norm, own});
+    out.push_back({ours + name, hf + path_of(spec.names.norms, name), width, norm, own});
   };
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
-    LM_CHECK(!sublayer.beside || !sublayer.norm, "a mixer beside another one reads that one's norm");
     if (sublayer.norm) add(sublayer.norm_name(), spec.hidden, *sublayer.norm);
     if (sublayer.norm_after) add(sublayer.norm_after_name(), spec.hidden, *sublayer.norm_after);
+    if (sublayer.norm_joined) add(sublayer.norm_joined_name(), spec.hidden, *sublayer.norm_joined);
   }
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
     for (const InnerNorm& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
@@ -150,9 +158,11 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
     out.push_back(join(ours, ParameterKind::kMatrix, hf, matrices[m], of[m]));
   for (const NamedNorm& norm : norms) add_weight(norm, out);
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
-    const int64_t sinks = mixer_parameters(sublayer.mixer, spec.hidden).sinks;
-    if (sinks > 0)
-      out.push_back(single(ours + "attn.sinks", ParameterKind::kSinks, hf + spec.names.sinks, sinks));
+    const MixerParameters mixer = mixer_parameters(sublayer.mixer, spec.hidden);
+    for (const InnerVector& sinks : mixer.sinks)
+      out.push_back(layer_vector(spec, i, ParameterKind::kSinks, sinks));
+    for (const InnerVector& factors : mixer.factors)
+      out.push_back(layer_vector(spec, i, ParameterKind::kFactors, factors));
   }
   for (size_t m = 0; m < matrices.size(); ++m)
     if (matrices[m].bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrices[m], of[m]));
@@ -174,14 +184,10 @@ void add_inputs(const ModelSpec& spec, std::vector<Parameter>& out) {
 
 std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
   std::vector<Parameter> out;
-  const auto add = [&](const char* ours, const char* theirs, int64_t width) {
-    out.push_back(single(fmt::format("layers.{}.{}", i, ours), ParameterKind::kBuffer,
-                         fmt::format("{}{}.{}", spec.names.layers, i, theirs), width));
-  };
-  if (spec.layer(i).scalar) add("scalar", spec.names.scalar, 1);
+  if (spec.layer(i).scalar) out.push_back(layer_vector(spec, i, ParameterKind::kBuffer, {"scalar", 1}));
   for (const SublayerSpec& sublayer : spec.layer(i).sublayers) {
-    for (const InnerBuffer& buffer : mixer_parameters(sublayer.mixer, spec.hidden).buffers) {
-      add(buffer.name, spec.names.correction, buffer.width);
+    for (const InnerVector& buffer : mixer_parameters(sublayer.mixer, spec.hidden).buffers) {
+      out.push_back(layer_vector(spec, i, ParameterKind::kBuffer, buffer));
       out.back().neutral = 0;
       out.back().fp32 = true;
     }
@@ -327,19 +333,21 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     throw Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
-    bool known = false, experts = false;
+    bool known = false, experts = false, each = false;  // each: of every expert
     for (size_t m = 0; m < names.modules.size(); ++m) {
-      std::string path = names.modules[m].path;
-      if (std::string stack = stack_of(path); !stack.empty()) path = std::move(stack);
+      const std::string stack = stack_of(names.modules[m].path);
+      const std::string path = stack.empty() ? names.modules[m].path : stack;
       if (target != "all-linear" && target != last_name(path) && target != path) continue;
       if (!adapts(names, names.modules[m])) {
         experts = true;
+        each = each || stack.empty();
         continue;
       }
       chosen[m] = known = true;
     }
-    // Of a name that experts have, too, the others alone would be less than was asked for.
-    if (known && (!experts || target == "all-linear")) continue;
+    // Of a name that each expert's module has, too, the others alone would be less than was asked for. What
+    // holds the matrices of all is no module.
+    if (known && (!each || target == "all-linear")) continue;
     const bool vocabulary =
         !target.empty() &&
         (target == names.head || target == names.embedding || target == last_name(names.embedding) ||

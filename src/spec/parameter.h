@@ -22,7 +22,8 @@ enum class ParameterKind : uint8_t {
   kEmbedding,  // of tokens, of positions, or of layers' inputs
   kMatrix,
   kBias,
-  kSinks,  // logits of an attention's heads
+  kSinks,    // logits of an attention's heads
+  kFactors,  // that multiply something of a router, 1 where a model is fresh
   kNorm,
   kBuffer,     // a vector of the files that nobody trains: frozen in every run, and written back
   kMagnitude,  // a vector of an adapter: the lengths of a matrix's rows, or factors of its rows or columns
@@ -56,7 +57,7 @@ struct Parameter {
   std::vector<ParameterPart> parts;  // in row order, covering all rows
   TrainableRole role = TrainableRole::kWeight;
   std::string owner = {};  // the tensor of the files that it belongs to; "": itself
-  float neutral = 1;       // of a norm's weight or a buffer: the fresh value
+  float neutral = 1;       // of a norm's weight, a buffer or factors: the fresh value
   int64_t fan_in = 0;      // of an encoder's tensors: the inputs of their layer, which fresh values are of
   bool plain = false;      // a matrix that is never quantized
   int64_t expert = -1;     // of its layer, whose tensor only some tokens meet; -1: of none
@@ -64,10 +65,7 @@ struct Parameter {
   std::string site = {};   // of a pair of low rank: the path that its rank and alpha are chosen by
   int64_t elements() const { return rows * columns; }
   bool of_expert() const { return expert >= 0; }
-  bool vector() const {
-    return kind == ParameterKind::kBias || kind == ParameterKind::kSinks || kind == ParameterKind::kNorm ||
-           kind == ParameterKind::kBuffer || kind == ParameterKind::kMagnitude;
-  }
+  bool vector() const { return kind != ParameterKind::kEmbedding && kind != ParameterKind::kMatrix; }
   // Of that part, as the files have it.
   std::vector<int64_t> shape(const ParameterPart& part) const {
     if (role == TrainableRole::kOutputScale) return {part.rows, 1};
@@ -189,9 +187,9 @@ struct BlockParameters {
 //                   their own inputs.table [V', L width], inputs.projection [L width, H] and inputs.norm
 //                   [width]
 //   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
-//                   before and behind the mixers [H], of the norms inside them, attn.sinks [n_h], of the
-//                   matrices' biases ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the layer's scalar
-//                   [1] and the mixers' buffers
+//                   before and behind the mixers [H], of the norms inside them, attn.sinks [n_h], a router's
+//                   factors, of the matrices' biases ("attn.qkv_bias") and the norms' ("attn.norm_bias"), the
+//                   layer's scalar [1] and the mixers' buffers
 //   block L + 1:    (head [V, H] unless tied; [labels, H] of scores), norm [H], norm_bias [H] where the norm
 //   has one
 // Buffers are frozen. With an adapter every one of these is frozen, and per target module of block i, in the

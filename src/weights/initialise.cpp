@@ -87,6 +87,7 @@ float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& s
   switch (parameter.kind) {
     case ParameterKind::kNorm:
     case ParameterKind::kBuffer:
+    case ParameterKind::kFactors:
       return parameter.neutral;
     case ParameterKind::kBias:
     case ParameterKind::kMagnitude:

@@ -26,6 +26,7 @@ ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "cohere": "comman
 # has no window.
 CHANGES = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text_odd_capped_old_keys": {"query_pre_attn_scalar": 12},
            "gemma4_text_inputs_and_borrowed_keys": {"vocab_size_per_layer_input": VOCABULARY},
+           "gemma4_text_odd_experts_in_gemma4": {"vocab_size_per_layer_input": VOCABULARY},
            "gemma4_text_odd_inputs_in_gemma4": {"vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2},
            "cohere_norms_of_each_head": {"num_hidden_layers": 64}, "olmoe": {"num_key_value_heads": 4}}
 # Further models: name -> (that of which it is a variant, what is different).
@@ -113,6 +114,10 @@ def weights_of(model):
         if "shared_mlp.input_linear" in name:
             block = f"blk.{name.split('.')[2]}."
             out[block + "ffn_gate.weight"], out[block + "ffn_up.weight"] = np.split(values, 2)
+        elif name.endswith(("router.scale", "router.per_expert_scale")):
+            out[f"blk.{name.split('.')[2]}.{'ffn_gate_inp' if name.endswith('router.scale') else 'ffn_down_exps'}.scale"] = values
+        elif ".experts." in name and arch == "gemma4":
+            out[names.get_name(name) + ".weight"] = values
         elif ".mlp.experts." in name:
             parts = {"gate_proj": values[:, :values.shape[1] // 2], "up_proj": values[:, values.shape[1] // 2:]} if "gate_up" in name else {"down_proj": values}
             for part, stack in parts.items():
@@ -169,6 +174,9 @@ def expected_values(model):
     if hasattr(config, "num_experts_per_tok") and not arch.startswith("granite"):  # whose dense models have the key, too
         values |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok,
                    "expert_feed_forward_length": getattr(config, "moe_intermediate_size", config.intermediate_size)}
+    if getattr(config, "enable_moe_block", False):
+        values |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts,
+                   "expert_feed_forward_length": config.moe_intermediate_size}
     if (arch in ("phi3", "starcoder2", "mistral3") or config.model_type == "mixtral") and window:
         values["context_length"] = window
     if arch in ("gemma2", "gemma3", "gemma4", "cohere2", "olmo2") and any(slides):

@@ -14,14 +14,14 @@ from test_experts import MODELS as PLAIN_MODELS
 from test_experts import hash_of, read, sizes
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
 
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
 from expert_files import all_in_files  # noqa: E402
 
 COUNT, STEPS, LR = 4, 5, 1e-3
 NAMES = {"qwen3_moe": "mlp.experts", "mixtral": "mlp.experts", "granitemoe": "block_sparse_moe.experts", "glm4_moe": "mlp.experts",
-         "minimax_m2": "mlp.experts"}
+         "minimax_m2": "mlp.experts", "gemma4_text": "experts"}
 # Sigmoid routers: GLM's chooses among groups and scales its weights, beside a dense layer and shared experts.
 MODELS = {
     **PLAIN_MODELS,
@@ -30,6 +30,9 @@ MODELS = {
         routed_scaling_factor=2.5, first_k_dense_replace=1)),
     "minimax_m2": lambda vocab: MiniMaxM2ForCausalLM(MiniMaxM2Config(
         **{**sizes(vocab), "intermediate_size": 16}, head_dim=8, num_local_experts=6, num_experts_per_tok=2)),
+    "gemma4_text": lambda vocab: Gemma4ForCausalLM(Gemma4TextConfig(
+        **{**sizes(vocab), "pad_token_id": 0}, head_dim=8, global_head_dim=16, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6,
+        top_k_experts=2, moe_intermediate_size=16)),
 }
 STACKS = "gate_up_proj", "down_proj"
 EXPERTS = dict(train__method="lora", lora__experts=True, lora__r=4, lora__alpha=8, optimizer__lr=3e-2)
@@ -43,7 +46,7 @@ def work(tmp_path_factory):
         model = MODELS[name](VOCAB)
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight")) else 0.1)
+                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight", "router.proj.weight")) else 0.1)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.3)

@@ -20,9 +20,10 @@ import tool  # noqa: E402
 from reference import relative  # noqa: E402
 
 # name -> (model, how its files are changed)
-FULL = {"glm4_moe_odd_groups_without_renormalisation": None, "minimax_m2": None, "phi3": None, "gpt2": None, "glm4": None, "granitemoehybrid_dense": None, "gemma4_text_in_gemma4": None, "gemma4_text_odd_inputs_in_gemma4": None, "gemma3_text_in_gemma3": None,
+FULL = {"glm4_moe_odd_groups_without_renormalisation": None, "minimax_m2": None, "phi3": None, "gpt2": None, "glm4": None, "granitemoehybrid_dense": None, "gemma4_text_in_gemma4": None, "gemma4_text_odd_inputs_in_gemma4": None, "gemma4_text_odd_experts_in_gemma4": None,
+        "gemma3_text_in_gemma3": None,
         "mistral_in_mistral3": forms.prefixes_of_5}
-LORA = ["phi3", "gpt2", "gemma3_text_in_gemma3", "gemma4_text_odd_inputs_in_gemma4"]
+LORA = ["phi3", "gpt2", "gemma3_text_in_gemma3", "gemma4_text_odd_inputs_in_gemma4", "gemma4_text_experts"]
 SETTINGS = dict(train__steps=12, train__global_batch=4, train__micro_batch=2, optimizer__lr=3e-3, checkpoint__every=12)
 
 

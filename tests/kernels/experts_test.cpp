@@ -216,6 +216,62 @@ TEST(ExpertRouting, TheGradientOfLogitsIsThatOfFiniteDifferences) {
   }
 }
 
+// loss = sum of factor * weight * g: what is left for route_backward is factor * g, and a factor's gradient
+// the sum of its slots' weight * g.
+TEST(ExpertRouting, FactorsOfExpertsMultiplyWeightsAndTheirGradients) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE("experts " + std::to_string(c.experts));
+    const Values logits = Values::random(DType::kF32, c.tokens * c.experts, 5, 1.5),
+                 g = Values::random(DType::kF32, c.slots(), 6),
+                 factors = Values::random(DType::kF32, c.experts, 7);
+    const Outputs got = same_everywhere(
+        [&](const Kernels& k, StreamView stream) {
+          Values copy = logits, of = factors, dweight = g, frozen = g, gradient(DType::kF32, c.experts);
+          Routed r(c);
+          k.route_tokens({.logits = view_of(copy.data(), DType::kF32, c.tokens, c.experts),
+                          .probability = r.probability.data(),
+                          .routing = r.view(),
+                          .tokens = c.tokens,
+                          .chosen = c.chosen,
+                          .renormalise = c.renormalise,
+                          .pad = c.pad,
+                          .factors = static_cast<const float*>(of.data())},
+                         stream);
+          RouteFactors args{.probability = r.probability.data(),
+                            .routing = r.view(),
+                            .dweight = static_cast<float*>(dweight.data()),
+                            .factors = static_cast<const float*>(of.data()),
+                            .gradient = static_cast<float*>(gradient.data()),
+                            .tokens = c.tokens,
+                            .chosen = c.chosen,
+                            .experts = c.experts,
+                            .renormalise = c.renormalise};
+          k.route_factors(args, stream);
+          args.dweight = static_cast<float*>(frozen.data());
+          args.gradient = nullptr;
+          k.route_factors(args, stream);
+          return Outputs{values_of(r.weight), dweight, gradient, frozen};
+        },
+        Bits::kExp);
+    std::vector<double> weight, dweight, gradient(static_cast<size_t>(c.experts));
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      const std::vector<double> row = row_of(logits, t, c.experts);
+      const std::vector<int32_t> chosen = largest(row, c.chosen);
+      const std::vector<double> plain = weights_of(row, chosen, c.renormalise);
+      for (int64_t j = 0; j < c.chosen; ++j) {
+        const int32_t e = chosen[static_cast<size_t>(j)];
+        weight.push_back(plain[static_cast<size_t>(j)] * factors[e]);
+        dweight.push_back(g[t * c.chosen + j] * factors[e]);
+        gradient[static_cast<size_t>(e)] += plain[static_cast<size_t>(j)] * g[t * c.chosen + j];
+      }
+    }
+    expect_near(got[0], weight, 3e-6, 1e-7, "weight");
+    expect_near(got[1], dweight, 1e-6, 0, "dweight");
+    expect_near(got[2], gradient, 3e-6, 2e-6, "gradient");
+    expect_near(got[3], dweight, 1e-6, 0, "dweight beside frozen factors");
+  }
+}
+
 TEST(ExpertRouting, RowsAreWeighedAndCombinedInTheOrderOfSlots) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Case& c : kCases) {

@@ -174,6 +174,42 @@ TEST_F(GpuKernels, TheRoutersGradientHasTheCpusBits) {
   }
 }
 
+// Factors of the router's weights, and their gradient: sums in fp64, in another order than the CPU's.
+TEST_F(GpuKernels, FactorsOfExpertsAreTheCpus) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(name("route factors", DType::kF32, {c.tokens, c.experts, c.chosen}));
+    Arrays arrays = routed(c, 4);
+    arrays.push_back(noise(DType::kF32, c.experts, 5));
+    arrays.push_back(noise(DType::kF32, c.slots(), 6));
+    arrays.push_back(zeros(DType::kF32, c.experts));
+    for (const bool frozen : {false, true}) {
+      check(
+          arrays,
+          [&](const Kernels& k, StreamView s, const Pointers& p) {
+            k.route_tokens({.logits = view_of(p[0], DType::kF32, c.tokens + kSurplus, c.experts),
+                            .probability = f32(p[1]),
+                            .routing = routing_at(p, 2),
+                            .tokens = c.tokens,
+                            .chosen = c.chosen,
+                            .renormalise = c.renormalise,
+                            .factors = f32(p[8])},
+                           s);
+            k.route_factors({.probability = f32(p[1]),
+                             .routing = routing_at(p, 2),
+                             .dweight = f32(p[9]),
+                             .factors = f32(p[8]),
+                             .gradient = frozen ? nullptr : f32(p[10]),
+                             .tokens = c.tokens,
+                             .chosen = c.chosen,
+                             .experts = c.experts,
+                             .renormalise = c.renormalise},
+                            s);
+          },
+          Want::kNear);
+    }
+  }
+}
+
 TEST_F(GpuKernels, RowsOfExpertsAreWeighedAndCombinedWithTheCpusBits) {
   for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const Case& c : kCases) {

@@ -39,7 +39,7 @@ ModelSpec spec_of(const Shape& shape) {
     spec.layers[0].sublayers[1].norm.reset();
     spec.layers[0].sublayers[1].beside = true;
   }
-  spec.names.sinks = "sinks";
+  spec.names.vectors.push_back({"attn.sinks", "sinks"});
   spec.names.modules.push_back({"router", "experts.router"});
   for (const char* name : {"experts.gate", "experts.up", "experts.down", "experts.gate_up"})
     spec.names.modules.push_back({"experts.*.one", name});

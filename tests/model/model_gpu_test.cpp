@@ -255,9 +255,10 @@ TEST_F(ModelOnDevice, BalancedRoutersAgree) {
   expect_agreement(training);
 }
 
-// A correction is fp32 whatever the model is: its fresh values are drawn as fp32.
-TEST_F(ModelOnDevice, SharedExpertsAndSigmoidRoutersAgree) {
-  for (const char* const family : {"shared expert", "sigmoid router"}) {
+// A correction is fp32 whatever the model is: its fresh values are drawn as fp32. Experts beside an MLP have
+// norms of their own, of the sum, and factors of the router's weights.
+TEST_F(ModelOnDevice, SharedExpertsAndOtherRoutersAgree) {
+  for (const char* const family : {"shared expert", "sigmoid router", "experts beside"}) {
     for (const bool lora : {false, true}) {
       Training training = make(family, DType::kF32, lora);
       training.documents = {{20, 9, 17}, {2}, {31}};

@@ -23,7 +23,7 @@ ModelSpec spec_of(const ExpertsSpec& experts) {
   spec.names.modules.push_back({"mlp.gate", "experts.router"});
   for (const char* name : {"experts.gate", "experts.up", "experts.down"})
     spec.names.modules.push_back({"mlp.experts.*.one", name});
-  spec.names.correction = "mlp.gate.e_score_correction_bias";
+  spec.names.vectors.push_back({"experts.correction", "mlp.gate.e_score_correction_bias"});
   return spec;
 }
 

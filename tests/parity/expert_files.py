@@ -1,5 +1,5 @@
 """The tensors of a mixture of experts by the names of its files: transformers 5 holds those of all experts as one, and writes each
-expert's by itself; Granite's and gpt-oss's files have them together, too."""
+expert's by itself; Granite's, gpt-oss's and Gemma's files have them together, too."""
 
 import re
 
@@ -23,11 +23,20 @@ def of_gpt_oss(name, tensor, together):
     return [(f"{path}.{last.removesuffix('_bias')}.{e}.{kind}", one) for e, one in enumerate(tensor)]
 
 
+def of_gemma4(name, tensor, together):
+    path, last = name.rsplit(".", 1)
+    if not path.endswith(".experts") or together:
+        return [(name, tensor)]
+    return [(f"{path}.{last}.{e}.weight", one) for e, one in enumerate(tensor)]
+
+
 def in_files(model_type, name, tensor, together=True):
     """(name, tensor) of each tensor of the files that this parameter holds. `together`: of all experts where the files have them so, else
     of each."""
     if model_type == "granitemoe":
         return of_granite(name, tensor, together)
+    if model_type.startswith("gemma4"):
+        return of_gemma4(name, tensor, together)
     if model_type in ("gpt_oss", "gptoss"):
         return of_gpt_oss(name, tensor, together)
     mixtral = model_type in ("mixtral", "minimax_m2", "minimaxm2")  # the last: its class's name

@@ -41,7 +41,9 @@ def forward(model, documents):
 
 
 def is_decayed(name):
-    return not (name.endswith(("bias", "sinks")) or "norm" in name or ".ln_" in name or "magnitude" in name or "ia3_l" in name)
+    if name.endswith(("bias", "sinks", "router.scale", "router.per_expert_scale")) or "magnitude" in name or "ia3_l" in name:
+        return False
+    return not ("norm" in name or ".ln_" in name)
 
 
 def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8, optimizer=None):

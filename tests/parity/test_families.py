@@ -243,6 +243,8 @@ ADAPTERS = {
     "attention_beside_experts":
         ("qwen3_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "attention_of_mixtral": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])),
+    "attention_and_mlp_beside_experts":
+        ("gemma4_text_experts", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])),
     "attention_and_shared_expert":
         ("qwen2_moe_one_dense_layer", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
                                                                               "mlp.shared_expert.down_proj"])),

@@ -138,6 +138,14 @@ FAMILIES = {
                                  attention_k_eq_v=False, final_logit_softcapping=3.0), UNSCALED),
     "gemma4_text_in_gemma4":
         ("Gemma4TextConfig", base(3, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0), **GEMMA4), {**IN_GEMMA4, **UNSCALED}),
+    "gemma4_text_experts":
+        ("Gemma4TextConfig", base(3, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0), enable_moe_block=True, num_experts=5,
+                                  top_k_experts=2, moe_intermediate_size=24, **GEMMA4), {**UNSCALED, **EXPERTS}),
+    "gemma4_text_odd_experts_in_gemma4":
+        ("Gemma4TextConfig", odd(layer_types=slides(1, 1, 0), sliding_window=7, global_head_dim=20, hidden_size_per_layer_input=6,
+                                 vocab_size_per_layer_input=1003, attention_k_eq_v=False, final_logit_softcapping=3.0, enable_moe_block=True,
+                                 num_experts=7, top_k_experts=3, moe_intermediate_size=20, tie_word_embeddings=True),
+         {**IN_GEMMA4, **WITH_INPUTS, **EXPERTS}),
     "gemma4_text_inputs_and_borrowed_keys":
         ("Gemma4TextConfig", base(4, head_dim=16, pad_token_id=0, layer_types=slides(1, 0, 0, 1), sliding_window=7, global_head_dim=32,
                                   **INPUTS), WITH_INPUTS),
@@ -216,4 +224,4 @@ FAMILIES = {
 KERNELS = ["gemma2", "gemma3_text", "gemma4_text", "phi3_partial_longrope_long_texts", "glm4", "gpt2", "cohere2", "nemotron",
            "olmo3_yarn_in_full_layers", "ministral3", "granite", "starcoder2", "gemma4_text_inputs_and_borrowed_keys"]
 # On a GPU in fp32 alone: what bf16 rounds otherwise chooses other experts. Of sizes that are read 16 bytes at a time, and odd ones.
-ROUTED = ["qwen3_moe_one_dense_layer", "qwen3_moe_odd_without_renormalisation"]
+ROUTED = ["qwen3_moe_one_dense_layer", "qwen3_moe_odd_without_renormalisation", "gemma4_text_experts"]

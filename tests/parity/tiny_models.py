@@ -95,7 +95,11 @@ def randomise(model, seed, norms):
             center, std = next((norms[word] for word in norms if word in name), 1.0) - offset, 0.2
         elif name.endswith("sinks"):
             center, std = 0.0, 1.0
-        elif name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight", "mlp.router.weight")):
+        elif name.endswith("router.scale"):
+            center, std = 5.0, 1.0  # as for a router below: what it multiplies is divided by sqrt(H)
+        elif name.endswith("per_expert_scale"):
+            center, std = 1.0, 0.3
+        elif name.endswith(("mlp.gate.weight", "block_sparse_moe.router.weight", "mlp.router.weight", "router.proj.weight")):
             center, std = 0.0, 0.3  # of a router: chosen and left out are not near each other
         else:
             center, std = 0.0, embedding if name.split(".")[-2] in ("embed_tokens", "wte", "wpe") else MATRIX_STD

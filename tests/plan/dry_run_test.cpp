@@ -241,6 +241,7 @@ TEST(DryRun, CountsPositionsFactorsAndScalars) {
   positions.embedding.positions = 128;
   capped.head.logit_cap = 30;
   for (LayerSpec& layer : scalar.layers) layer.scalar = true;
+  scalar.names.vectors.push_back({"scalar", "scalar"});
   const PassCosts p = costs(positions), c = costs(capped), s = costs(scalar);
   EXPECT_EQ(more(p, OperationKind::kForward, 0), 1);
   EXPECT_EQ(more(p, OperationKind::kBackward, 0), 1);

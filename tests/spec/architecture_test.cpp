@@ -119,6 +119,40 @@ TEST(Architecture, OfAKindOfRopeItsOwnNumbersAreCompared) {
   }
 }
 
+TEST(Architecture, OfAMixtureItsRouterAndItsNormsAreCompared) {
+  const NormSpec norm{.kind = NormKind::kRmsLate};
+  ModelSpec model = whole();
+  LayerSpec& layer = model.layers[1];
+  layer.sublayers[1].norm_after = layer.sublayers[1].norm_joined = norm;
+  layer.sublayers.push_back(
+      {.norm = {},
+       .mixer =
+           ExpertsSpec{
+               .experts = 4, .chosen = 2, .ffn = 8, .input_norm = norm, .router_norm = norm, .factors = true},
+       .norm_after = norm,
+       .beside = true});
+  const auto experts = [](auto&& change) {
+    return [change](ModelSpec& s) { change(std::get<ExpertsSpec>(s.layers[1].sublayers[2].mixer)); };
+  };
+  EXPECT_EQ(architecture_difference(model, model), "");
+  for (const Change& change : std::vector<Change>{
+           {"the norm of several sublayers of layer 1",
+            [](ModelSpec& s) { s.layers[1].sublayers[1].norm_joined.reset(); }},
+           {"the eps of the norm of several",
+            [](ModelSpec& s) { s.layers[1].sublayers[1].norm_joined->eps = 1; }},
+           {"num_experts_per_tok", experts([](ExpertsSpec& e) { e.chosen = 1; })},
+           {"the norm of the experts' input",
+            experts([](ExpertsSpec& e) { e.input_norm->kind = NormKind::kRms; })},
+           {"the eps of the norm of the router's", experts([](ExpertsSpec& e) { e.router_norm->eps = 1; })},
+           {"the factors of the router's weights", experts([](ExpertsSpec& e) { e.factors = false; })},
+       }) {
+    ModelSpec other = model;
+    change.make(other);
+    const std::string said = architecture_difference(model, other);
+    EXPECT_NE(said.find(change.said), std::string::npos) << change.said << ": " << said;
+  }
+}
+
 // The same text inside another model computes the same.
 TEST(Architecture, TheModelAroundIsNoDifference) {
   ModelSpec other = whole();

@@ -139,7 +139,12 @@ def check_layer(spec, reference, i):
     assert ours["sinks"] == hasattr(attention, "sinks")
     assert ours["scalar"] == hasattr(layer, "layer_scalar")
     mlp = getattr(layer, "mlp", None) or getattr(layer, "shared_mlp", None) or layer.block_sparse_moe
-    check_experts(ours, mlp, reference.text)
+    beside = reference.text.model_type == "gemma4_text" and layer.enable_moe_block
+    if beside:
+        check_experts_beside(ours, layer)
+    else:
+        check_experts(ours, mlp, reference.text)
+        assert ours["joined"] == [None] * len(ours["joined"])
     shared = getattr(mlp, "shared_expert", None) or getattr(mlp, "shared_experts", None)
     assert ours.get("shared") == (None if shared is None else {"ffn": shared.intermediate_size, "gated": hasattr(mlp, "shared_expert_gate")})
     shared = [] if shared is None else [True]
@@ -152,8 +157,31 @@ def check_layer(spec, reference, i):
     x = torch.linspace(-4, 4, 97)
     torch.testing.assert_close(activation(x), ACTIVATIONS[ours["activation"]](x), rtol=1e-5, atol=1e-6)
     inputs = [False] if getattr(layer, "hidden_size_per_layer_input", None) else []
+    shared = [True] if beside else shared
     assert ours["residual_scale"] == [getattr(layer, "residual_multiplier", 1)] * (2 + len(inputs) + len(shared))
-    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *inputs, *shared]
+    assert ours["beside"] == [False, reference.text.model_type.startswith("cohere"), *shared, *inputs]
+
+
+def check_experts_beside(ours, layer):
+    """Gemma 4's, beside the MLP: which norms there are, what the router reads and what its weights become."""
+    late, kinds = dict(kind=1, eps=layer.post_feedforward_layernorm.eps), [norm_kind(module) for module in (
+        layer.post_feedforward_layernorm, layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.pre_feedforward_layernorm_2)]
+    assert kinds == ["rms late"] * 4 and ours["joined"][:3] == [None, late, None]
+    assert ours["norms"][1:3] == [[late, late], [None, late]]
+    experts, router = layer.experts, copy.deepcopy(layer.router).to_empty(device="cpu").to(torch.bfloat16)
+    assert (ours["experts"], ours["expert_ffn"]) == ([experts.num_experts, router.config.top_k_experts], experts.intermediate_dim)
+    assert ours["router"] == {"sigmoid": False, "groups": [1, 1], "scale": 1.0, "wide_logits": False, "factors": True,
+                              "norms": [late, dict(kind=0, eps=router.eps)]}
+    generator = torch.Generator().manual_seed(7)
+    for parameter in router.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+    x, seen = torch.randn(5, router.hidden_size, generator=generator).to(torch.bfloat16), []
+    router.proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    weights, chosen = router(x)[1:]
+    hat = (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + router.eps)).to(torch.bfloat16)
+    torch.testing.assert_close(seen[0], hat * router.scale * router.hidden_size ** -0.5, rtol=0.01, atol=0)
+    assert ours["round_weights"] == (weights.dtype == torch.bfloat16)
+    assert ours["renormalise"] == torch.allclose((weights / router.per_expert_scale[chosen]).sum(-1), torch.ones(5), atol=0.02)
 
 
 def check_experts(ours, mlp, config):
@@ -177,7 +205,7 @@ def check_experts(ours, mlp, config):
     assert ours["round_weights"] == (weights.dtype == torch.bfloat16)
     scale = getattr(config, "routed_scaling_factor", 1.0)
     assert ours["router"] == {"sigmoid": corrected, "groups": [getattr(config, "n_group", 1), getattr(config, "topk_group", 1)], "scale": scale,
-                              "wide_logits": logits.dtype == torch.float32 and corrected}
+                              "wide_logits": logits.dtype == torch.float32 and corrected, "factors": False, "norms": [None, None]}
     sums = weights.float().sum(-1) / scale
     assert ours["renormalise"] == torch.allclose(sums, torch.ones(5), atol=0.02) or router.num_experts == router.top_k
 
@@ -299,7 +327,10 @@ REFUSED = {
     "n_group": least("glm4_moe", n_group=3),
     "topk_group": least("glm4_moe", n_group=64, topk_group=2),
     "num_local_experts": least("granitemoehybrid", shared_intermediate_size=96, layer_types=["attention"] * 7),
-    "enable_moe_block": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True),
+    "enable_moe_block": least("gemma4_unified_text", enable_moe_block=True),
+    "top_k_experts is missing": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8),
+    "top_k_experts =": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=9),
+    "moe_intermediate_size is missing": least("gemma4_text", hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2),
     "vocab_size_per_layer_input": least("gemma4_text"),  # 262144, fewer than the tokens
     "num_kv_shared_layers": least("gemma4_text", hidden_size_per_layer_input=0, num_kv_shared_layers=7),
     "resid_pdrop": least("phi3", resid_pdrop=0.1),

@@ -1,5 +1,6 @@
 // What Gemma 4's files say of layers without a window, of borrowed keys and of layers' inputs.
 #include "family_files.h"
+#include "spec/parameter.h"
 
 namespace lm {
 namespace {
@@ -60,7 +61,6 @@ TEST(Gemma4, TheNewerFormNamesLayersByNumber) {
 
 TEST(Gemma4, WhatOtherSizesHaveIsRefusedByName) {
   json config = gemma4();
-  expect_refused(with(gemma4(), "enable_moe_block", true), "enable_moe_block");
   expect_refused(with(gemma4(), "use_bidirectional_attention", "all"), "use_bidirectional_attention");
   expect_refused(with(gemma4(), "rope_scaling", {{"rope_type", "linear"}}), "rope_scaling");
   expect_refused(with(gemma4(), "rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}}),
@@ -68,6 +68,42 @@ TEST(Gemma4, WhatOtherSizesHaveIsRefusedByName) {
   EXPECT_EQ(parse(with(gemma4(), "use_bidirectional_attention", "vision")).hidden, 64);
   config["model_type"] = "gemma4_unified_text";  // it has no such inputs
   EXPECT_EQ(windows(parse(config)).front(), 1024);
+}
+
+TEST(Gemma4, ExpertsStandBesideEachMlp) {
+  json config = gemma4();
+  config.update(
+      {{"enable_moe_block", true}, {"num_experts", 8}, {"top_k_experts", 3}, {"moe_intermediate_size", 40}});
+  const ModelSpec spec = parse(config);
+  const NormSpec norm{.kind = NormKind::kRmsLate, .eps = spec.final_norm.eps};
+  for (const LayerSpec& layer : spec.layers) {
+    ASSERT_EQ(layer.sublayers.size(), 3U);
+    EXPECT_EQ(layer.mlp().ffn, 96);
+    const SublayerSpec &mlp = layer.sublayers[1], &beside = layer.sublayers[2];
+    EXPECT_TRUE(mlp.norm == norm && mlp.norm_after == norm && mlp.norm_joined == norm && !mlp.beside);
+    EXPECT_TRUE(!beside.norm && beside.norm_after == norm && !beside.norm_joined && beside.beside);
+    EXPECT_EQ(*layer.find<ExpertsSpec>(),
+              (ExpertsSpec{.activation = Activation::kGeluTanh,
+                           .experts = 8,
+                           .chosen = 3,
+                           .ffn = 40,
+                           .renormalise = true,
+                           .input_norm = norm,
+                           .router_norm = NormSpec{.kind = NormKind::kRms, .eps = norm.eps},
+                           .factors = true}));
+  }
+  EXPECT_EQ(resolve_targets(spec.names, {"all-linear"}, "x"),
+            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                                      "mlp.down_proj"}));
+  EXPECT_EQ(resolve_targets(spec.names, {"down_proj"}, "x"), std::vector<std::string>{"mlp.down_proj"});
+  for (const char* key : {"num_experts", "top_k_experts", "moe_intermediate_size"})
+    expect_refused(with(config, key, nullptr), key);
+  expect_refused(with(config, "top_k_experts", 9), "top_k_experts");
+  config["model_type"] = "gemma4_unified_text";
+  expect_refused(config, "enable_moe_block");
+  config = with(gemma4(), "enable_moe_block", false);
+  EXPECT_EQ(parse(config).layer(0).sublayers.size(), 2U);
+  EXPECT_EQ(parse(config).layer(0).find<ExpertsSpec>(), nullptr);
 }
 
 TEST(Gemma4, TheLastLayersReadTheKeysOfTheLastOneOfTheirKindBeforeThem) {

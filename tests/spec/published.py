@@ -133,6 +133,12 @@ PUBLISHED = {
         num_key_value_heads=16, head_dim=256, global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True,
         hidden_size_per_layer_input=0, sliding_window=1024, final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE,
         max_position_embeddings=262144, layer_types=pattern(6)), tie_word_embeddings=True),
+    "gemma-4-26b-a4b": wrapped("gemma4", "Gemma4ForConditionalGeneration", dict(
+        model_type="gemma4_text", hidden_size=2816, intermediate_size=2112, num_hidden_layers=LAYERS, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=256, global_head_dim=512, num_global_key_value_heads=2, attention_k_eq_v=True,
+        hidden_size_per_layer_input=0, sliding_window=1024, final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE,
+        max_position_embeddings=262144, layer_types=pattern(6), enable_moe_block=True, num_experts=128, top_k_experts=8,
+        moe_intermediate_size=704), tie_word_embeddings=True),
     # Sizes of E2B; of its layers the first that are different in kind.
     "gemma-4-E2B": wrapped("gemma4", "Gemma4ForConditionalGeneration", dict(
         model_type="gemma4_text", hidden_size=1536, intermediate_size=6144, num_hidden_layers=10, num_attention_heads=8,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "spec/model_spec.h"
 
@@ -43,6 +44,7 @@ inline void like_gemma(ModelSpec& spec) {
     layer.scalar = true;
   }
   for (const char* name : {"attn.norm_after", "mlp.norm_after"}) spec.names.norms.push_back({name, name});
+  spec.names.vectors.push_back({"scalar", "scalar"});
   spec.embedding = {.scale = std::sqrt(static_cast<double>(spec.hidden)), .round_scale = true};
   spec.head.logit_cap = 0.5;
 }
@@ -136,7 +138,29 @@ inline void like_glm4_moe(ModelSpec& spec, int64_t experts = 6, int64_t groups =
     experts.weight_scale = 1.5;
     experts.wide_logits = true;
   }
-  spec.names.correction = "mlp.gate.e_score_correction_bias";
+  spec.names.vectors.push_back({"experts.correction", "mlp.gate.e_score_correction_bias"});
+}
+
+// Experts beside each MLP, with norms of their own and of the sum of both, and factors of the router's
+// weights.
+inline void like_gemma4_moe(ModelSpec& spec, int64_t experts = 5, int64_t chosen = 2) {
+  like_gemma(spec);
+  like_qwen3_moe(spec, experts, chosen);
+  for (LayerSpec& layer : spec.layers) {
+    SublayerSpec& mlp = layer.sublayers[1];
+    auto of = std::get<ExpertsSpec>(
+        std::exchange(mlp.mixer, GatedMlpSpec{.activation = Activation::kGeluTanh, .ffn = 40}));
+    of.activation = Activation::kGeluTanh;
+    of.factors = true;
+    of.input_norm = NormSpec{.kind = NormKind::kRmsLate};
+    of.router_norm = NormSpec{.kind = NormKind::kRms};
+    mlp.norm_joined = mlp.norm_after;
+    layer.sublayers.push_back({.norm = {}, .mixer = of, .norm_after = mlp.norm_after, .beside = true});
+  }
+  for (const char* name : {"mlp.norm_joined", "experts.input_norm", "experts.norm_after"})
+    spec.names.norms.push_back({name, name});
+  spec.names.vectors.insert(spec.names.vectors.end(), {{"experts.router_norm", "router.scale"},
+                                                       {"experts.factors", "router.per_expert_scale"}});
 }
 
 // Sinks, a window in the first layer, and experts with biases and a clamped GLU that bites.
@@ -152,7 +176,7 @@ inline void like_gpt_oss(ModelSpec& spec, int64_t experts, int64_t chosen) {
                                            .clamped = ClampedGlu{.alpha = 1.702, .limit = 0.7}};
   }
   spec.layers.front().attention().window = 7;
-  spec.names.sinks = "self_attn.sinks";
+  spec.names.vectors.push_back({"attn.sinks", "self_attn.sinks"});
   spec.names.modules.insert(spec.names.modules.end(), {{"mlp.router", "experts.router"},
                                                        {"mlp.experts.*.gate_up_proj", "experts.gate_up"},
                                                        {"mlp.experts.*.down_proj", "experts.down"}});

@@ -89,8 +89,8 @@ TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
 // A tied table's gradient is begun by the head, that of the positions beside it by nobody: it must not be
 // what lay there.
 TEST_F(InBackward, GivesTheSameBitsForShapesOfOtherFamilies) {
-  for (const Family family :
-       {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite, Family::kGemma4}) {
+  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite,
+                              Family::kGemma4, Family::kExpertsBeside}) {
     for (const bool defer_tied_gradient : {false, true}) {
       if (defer_tied_gradient && family == Family::kGemma4) continue;  // no plan has it
       Variant run;

@@ -222,8 +222,8 @@ TEST_F(Offload, MixturesOfExpertsGiveTheSameBits) {
 // Learned positions, norms with biases, a layer's scalar, which is frozen in a full run too, mixers beside
 // each other, and what a layer gives to later ones.
 TEST_F(Offload, ShapesOfOtherFamiliesGiveTheSameBits) {
-  for (const Family family :
-       {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite, Family::kGemma4}) {
+  for (const Family family : {Family::kGpt2, Family::kGemma, Family::kCohere, Family::kGranite,
+                              Family::kGemma4, Family::kExpertsBeside}) {
     for (const bool lora : {false, true}) {
       if (!test::full_counts() && lora && family != Family::kGemma4) continue;
       Variant resident;

@@ -38,6 +38,7 @@ enum class Family {
   kEightExperts,
   kBiasedExperts,   // with clamped GLUs
   kSigmoidExperts,  // with an expert that all tokens meet
+  kExpertsBeside,   // an MLP, with norms of their own and of the sum
 };
 
 // A run of the matrix. The first twenty decide the numbers, the rest must not.

@@ -59,9 +59,10 @@ TEST(ParallelExperts, GiveThemWhateverAStepLooksLike) {
   }
 }
 
-// Biases and clamped GLUs; sigmoid scores, corrections, and an expert beside them that every rank has.
+// Biases and clamped GLUs; sigmoid scores, corrections, and an expert beside them that every rank has; an MLP
+// beside them, with norms of both.
 TEST(ParallelExperts, OfEveryKindOfMixtureGiveThem) {
-  for (const Family family : {Family::kBiasedExperts, Family::kSigmoidExperts}) {
+  for (const Family family : {Family::kBiasedExperts, Family::kSigmoidExperts, Family::kExpertsBeside}) {
     Variant run = of_base(EncodingKind::kPlain, 4);
     run.family = family;
     for (const int ranks : {2, 4}) expect_bits_of_replicated(run, ranks);

@@ -287,10 +287,11 @@ TEST_F(RoutedExpertsTest, OfWholeBlocksNobodyAsksForExperts) {
 
 // The list's fetch and the routers' together are the block: nothing of it is in both, or in neither.
 TEST(ExpertParts, AndWhatAllTokensMeetAreTheWholeBlock) {
-  ModelSpec plain = llama_spec({.layers = 2}), sinks = plain;
+  ModelSpec plain = llama_spec({.layers = 2}), sinks = plain, beside = plain;
   like_qwen3_moe(plain, 6, 2);
   like_gpt_oss(sinks, 4, 2);
-  for (const ModelSpec& spec : {plain, sinks}) {
+  like_gemma4_moe(beside, 6, 2);
+  for (const ModelSpec& spec : {plain, sinks, beside}) {
     for (const Encoding* const encoding :
          {static_cast<const Encoding*>(nullptr), &encoding_of(EncodingKind::kNf4)}) {
       const AdapterSpec lora{.r = 4, .alpha = 8, .targets = {"q_proj"}};

@@ -117,6 +117,26 @@ ModelSpec gemma4() {
   return spec;
 }
 
+// Experts beside each MLP.
+ModelSpec gemma4_experts() {
+  ModelSpec spec = gemma4();
+  const NormSpec norm = spec.final_norm;
+  const ExpertsSpec experts{.activation = Activation::kGeluTanh,
+                            .experts = 4,
+                            .chosen = 2,
+                            .ffn = 8,
+                            .renormalise = true,
+                            .input_norm = norm,
+                            .router_norm = NormSpec{.kind = NormKind::kRms},
+                            .factors = true};
+  for (LayerSpec& layer : spec.layers) {
+    layer.sublayers[1].norm_joined = norm;
+    layer.sublayers.insert(layer.sublayers.begin() + 2,
+                           SublayerSpec{.norm = {}, .mixer = experts, .norm_after = norm, .beside = true});
+  }
+  return spec;
+}
+
 void put_beside(ModelSpec& spec) {
   set_norms(spec, {.kind = NormKind::kLayerNoBias}, true, false);
   spec.ropes.front().neighbours = true;
@@ -202,8 +222,8 @@ void expect_refused(ModelSpec spec, const Change& change, const std::string& wha
 
 TEST(GgufLayers, APlainModelOfEachShapeIsAccepted) {
   for (const ModelSpec& spec :
-       {llama("llama"), llama("mistral"), gpt2(), gemma2(), gemma3(), gemma4(), cohere2(), cohere(40, false),
-        cohere(64, true), olmo3(), phi3(), ministral3(), granite()})
+       {llama("llama"), llama("mistral"), gpt2(), gemma2(), gemma3(), gemma4(), gemma4_experts(), cohere2(),
+        cohere(40, false), cohere(64, true), olmo3(), phi3(), ministral3(), granite()})
     EXPECT_NO_THROW(check(spec)) << spec.model_type;
   EXPECT_TRUE(contains(refusal([&] { check(llama("mamba")); }), "models of type \"mamba\""));
 }
@@ -303,6 +323,31 @@ TEST(GgufLayers, InputsOfLayersAreGemma4s) {
       gemma4(), [](auto& s) { s.embedding.inputs.width = 5; }, "inputs of layers of this shape");
   expect_refused(
       gemma4(), [](auto& s) { s.embedding.inputs.norm.eps *= 2; }, "norms of several epsilons");
+}
+
+TEST(GgufLayers, ExpertsBesideAnMlpAreGemma4s) {
+  const auto experts = [](const std::function<void(ExpertsSpec&)>& change) -> Change {
+    return [change](ModelSpec& s) { change(std::get<ExpertsSpec>(s.layers[1].sublayers[2].mixer)); };
+  };
+  expect_refused(gemma4_experts(), experts([](auto& e) { e.factors = false; }), "experts of this shape");
+  expect_refused(gemma4_experts(), experts([](auto& e) { e.renormalise = false; }), "experts of this shape");
+  expect_refused(gemma4_experts(), experts([](auto& e) { e.input_norm.reset(); }), "experts of this shape");
+  expect_refused(gemma4_experts(), experts([](auto& e) { e.router_norm->eps *= 2; }), "several epsilons");
+  expect_refused(gemma4_experts(), experts([](auto& e) { e.input_norm->eps *= 2; }), "several epsilons");
+  expect_refused(
+      gemma4_experts(), [](auto& s) { s.layers[1].sublayers[1].norm_joined->eps *= 2; }, "several epsilons");
+  expect_refused(
+      gemma4_experts(), [](auto& s) { s.layers[1].sublayers[2].beside = false; }, "experts of this shape");
+  expect_refused(
+      gemma4_experts(),
+      [](auto& s) {
+        s.layers[0].sublayers.erase(s.layers[0].sublayers.begin() + 2);
+        s.layers[0].sublayers[1].norm_joined.reset();
+      },
+      "layers without experts");
+  expect_refused(
+      llama("llama"), [](auto& s) { s.layers[1].sublayers[1].norm_joined = s.final_norm; },
+      "layers of this shape");
 }
 
 TEST(GgufLayers, TablesAndWindowsByKindOfLayer) {

@@ -64,6 +64,7 @@ json layer_json(const LayerSpec& layer) {
               {"scalar", layer.scalar}};
   for (const SublayerSpec& sublayer : layer.sublayers) {
     out["norms"].push_back({norm_json(sublayer.norm), norm_json(sublayer.norm_after)});
+    out["joined"].push_back(norm_json(sublayer.norm_joined));
     out["beside"].push_back(sublayer.beside);
     out["residual_scale"].push_back(sublayer.residual_scale);
   }
@@ -77,7 +78,7 @@ json layer_json(const LayerSpec& layer) {
   mlp(layer.find<GatedMlpSpec>(), true);
   mlp(layer.find<PlainMlpSpec>(), false);
   if (const auto* const experts = layer.find<ExpertsSpec>()) {
-    out["ffn"] = experts->ffn;
+    out["expert_ffn"] = experts->ffn;
     out["activation"] = static_cast<int>(experts->activation);
     out["experts"] = {experts->experts, experts->chosen};
     out["renormalise"] = experts->renormalise;
@@ -85,7 +86,9 @@ json layer_json(const LayerSpec& layer) {
     out["router"] = {{"sigmoid", experts->scores == RouterScores::kSigmoid},
                      {"groups", {experts->groups, experts->kept_groups}},
                      {"scale", experts->weight_scale},
-                     {"wide_logits", experts->wide_logits}};
+                     {"wide_logits", experts->wide_logits},
+                     {"factors", experts->factors},
+                     {"norms", {norm_json(experts->input_norm), norm_json(experts->router_norm)}}};
     out["clamped"] = experts->clamped ? json{experts->clamped->alpha, experts->clamped->limit} : json();
   }
   if (const auto* const shared = layer.find<SharedExpertSpec>())

@@ -286,7 +286,8 @@ TEST(Buffers, AreLoadedAndWrittenInTheirOwnType) {
 
 TEST(Initialise, NormsAndBuffersBeginNeutral) {
   for (const float neutral : {1.F, 0.F}) {
-    for (const ParameterKind kind : {ParameterKind::kNorm, ParameterKind::kBuffer, ParameterKind::kBias}) {
+    for (const ParameterKind kind :
+         {ParameterKind::kNorm, ParameterKind::kBuffer, ParameterKind::kFactors, ParameterKind::kBias}) {
       const Parameter parameter{.name = "x", .kind = kind, .rows = 3, .parts = {}, .neutral = neutral};
       std::vector<float> values(3, 9);
       initialise({parameter, 7, 1, DType::kF32}, reinterpret_cast<std::byte*>(values.data()), 0, 3);

@@ -5,19 +5,14 @@
 #include "model/mixers/clamped_glu.h"
 #include "model/mixers/expert_adapters.h"
 #include "model/mixers/expert_products.h"
+#include "model/mixers/expert_routing.h"
 #include "model/mixers/expert_waves.h"
-#include "model/routers.h"
 
 namespace lm {
 namespace {
 
 int32_t* numbers(const Context& context, int64_t count) {
   return reinterpret_cast<int32_t*>(context.arena.allocate(count * 4));
-}
-
-// Rows are padded for a library, which multiplies those of one expert at a time.
-bool pads(const Context& context) {
-  return context.round_rows && !multiplies_together(context);
 }
 
 // How many rows expert `e` has, of those of T k slots. In a dry run nothing is routed: the busiest expert has
@@ -47,7 +42,7 @@ struct Rows {
         mixer(experts),
         routing(routed),
         slots(tokens.tokens * experts.spec.chosen),
-        most(routed_rows(slots, experts.spec.experts, pads(of))) {
+        most(routed_rows(slots, experts.spec.experts, pads_rows(of))) {
     if (multiplies_together(context)) {
       count = slots;  // whose is which only the device knows
       return;
@@ -145,55 +140,6 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
   });
 }
 
-RouteScores scores_of(const Experts& mixer) {
-  const ExpertsSpec& spec = mixer.spec;
-  if (!spec.corrected()) return {};
-  return {.sigmoid = true,
-          .correction = mixer.correction.values.floats(),
-          .groups = spec.groups,
-          .kept_groups = spec.kept_groups,
-          .scale = static_cast<float>(spec.weight_scale)};
-}
-
-// What the router says of x, in the arena. Of two experts that are near each other a rounding of the logits
-// chooses: where the reference has none there is none here, for a second copy of the router and of x.
-View router_logits(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x) {
-  const bool wide = mixer.spec.wide_logits && context.dtype != DType::kF32;
-  const View logits = context.tensor(x.rows, mixer.spec.experts, wide ? DType::kF32 : context.dtype);
-  if (!wide) {
-    LinearSaved none;
-    linear_forward(context, mixer.router, batch, {.x = x, .y = logits}, none);
-    return logits;
-  }
-  const ArenaFrame frame(context.arena);
-  const auto widened = [&](const View& from) {
-    const View to = context.tensor(from.rows, from.columns, DType::kF32);
-    context.kernels.copy_rows({.from = from, .to = to}, context.stream);
-    return to;
-  };
-  const View wide_x = widened(x), weight = widened(mixer.router.weight.weight);
-  context.kernels.gemm({.a = wide_x, .b = weight, .out = logits, .transpose_b = true}, context.stream);
-  return logits;
-}
-
-void route(const Context& context, const Experts& mixer, const DeviceBatch& batch, const View& x,
-           const Experts::Saved& saved) {
-  const ArenaFrame frame(context.arena);
-  const View logits = router_logits(context, mixer, batch, x);
-  context.kernels.route_tokens({.logits = logits,
-                                .probability = saved.probability.floats(),
-                                .routing = saved.routing,
-                                .tokens = batch.tokens,
-                                .chosen = mixer.spec.chosen,
-                                .renormalise = mixer.spec.renormalise,
-                                .round = mixer.spec.round_weights,
-                                .pad = pads(context),
-                                .scores = scores_of(mixer)},
-                               context.stream);
-  if (batch.routers != nullptr)
-    batch.routers->forward(context, {mixer.layer, batch.tokens, saved.probability, saved.routing});
-}
-
 // y += the bias of `down` of each row's expert.
 void add_output_biases(const Rows& rows, const View& y) {
   const Context& context = rows.context;
@@ -248,10 +194,10 @@ void activation_backward(const Rows& rows, const View& gate_up, const View& dout
   multiply_backward(rows, &Experts::Expert::down, {.x = dh, .dy = dout}, first);
 }
 
-// dx += what the rows of a token's experts have, in the order of its choices.
-void add_input_gradient(const Rows& rows, const View& dgathered, const View& dx) {
+// dx = addend + what the rows of a token's experts have, in the order of its choices.
+void add_input_gradient(const Rows& rows, const View& dgathered, const View& addend, const View& dx) {
   rows.context.kernels.combine_rows({.x = dgathered,
-                                     .addend = dx,
+                                     .addend = addend,
                                      .out = dx,
                                      .routing = rows.routing,
                                      .tokens = rows.batch.tokens,
@@ -259,14 +205,19 @@ void add_input_gradient(const Rows& rows, const View& dgathered, const View& dx)
                                     rows.context.stream);
 }
 
-// The gradients of `gate_up` of all experts from its output's, and dx += that of x. dx may be undefined.
-void input_backward(const Rows& rows, const View& dgate_up, const View& x, const View& dx, bool first) {
-  const Context& context = rows.context;
-  const ArenaFrame frame(context.arena);
+// What the experts have read and its gradient, which is to be addend + theirs: undefined where nobody wants
+// it.
+struct ReadGradient {
+  View x, addend, dx;
+};
+// The gradients of `gate_up` of all experts from its output's, and that of what they have read.
+void input_backward(const Rows& rows, const View& dgate_up, const ReadGradient& read, bool first) {
+  const ArenaFrame frame(rows.context.arena);
+  const auto& [x, addend, dx] = read;
   const View gathered = gather(rows, x);
   const View dgathered = dx.defined() ? rows.tensor(x.columns) : View();
   multiply_backward(rows, &Experts::Expert::gate_up, {.x = gathered, .dy = dgate_up, .dx = dgathered}, first);
-  if (dx.defined()) add_input_gradient(rows, dgathered, dx);
+  if (dx.defined()) add_input_gradient(rows, dgathered, addend, dx);
 }
 
 // All ranks' counts. In a dry run those of each rank begin with another one's experts: every owner then has
@@ -362,10 +313,26 @@ void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& 
     if (routing.slot[r] >= 0) dweight.floats()[routing.slot[r]] = dot.floats()[r];
 }
 
+// From the gradient of what a norm of the residual stream x has given to the experts to those of the norm and
+// of x, which dx becomes; it may be undefined. `by_experts` fills the former.
+template <class ByExperts>
+void experts_of_stream(const Rows& rows, const View& x, const View& dx, const ByExperts& by_experts,
+                       bool first) {
+  const Context& context = rows.context;
+  const ArenaFrame frame(context.arena);
+  const Norm& norm = rows.mixer.input_norm;
+  const View rstd = context.tensor(x.rows, 1, DType::kF32);
+  const View read = read_by_experts(context, rows.mixer, x, rstd);
+  const View dread = dx.defined() || norm.weight.gradient.defined() ? context.like(x) : View();
+  by_experts({read, {}, dread});
+  if (!dread.defined()) return;
+  norm_backward(context, norm, {.dy = dread, .x = x, .rstd = rstd, .dx = dx.defined() ? dx : dread}, first);
+}
+
 }  // namespace
 
 Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
-  const int64_t slots = rows * spec.chosen, most = routed_rows(slots, spec.experts, pads(context));
+  const int64_t slots = rows * spec.chosen, most = routed_rows(slots, spec.experts, pads_rows(context));
   Saved saved;
   saved.routing = {.expert = numbers(context, slots),
                    .weight = context.tensor(slots, 1, DType::kF32).floats(),
@@ -391,7 +358,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
   if (exchange != nullptr && !wanted) return {};
   const View out = output.kind == MixerOutput::Kind::kAlone ? context.like(x) : output.sum;
   const ArenaFrame frame(context.arena);
-  const View gathered = gather(rows, x);
+  const View gathered = gather(rows, read_by_experts(context, *this, x, {}));
   if (exchange != nullptr) {
     forward_by_owners(rows, waves_of(rows, saved.counts), gathered);
   } else {
@@ -420,32 +387,26 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
   const Rows rows(context, batch, *this, saved.routing);
   const View gate_up = exchange == nullptr ? saved.gate_up.row_range(0, rows.count) : View();
   const View dweight = context.tensor(rows.slots, 1, DType::kF32);
-  View normed, gathered;
+  View x, gathered;  // `gathered` by owners: the gradient of what they have read
   if (exchange != nullptr) {
-    normed = input.normed(), gathered = gather(rows, normed);
+    x = input.normed();
+    gathered = gather(rows, read_by_experts(context, *this, x, {}));
     const ArenaFrame frame(context.arena);
     backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight);
   } else {
     const ArenaFrame frame(context.arena);
     activation_backward(rows, gate_up, gather(rows, dy), dweight, first);
   }
-  const View dlogits = context.tensor(dy.rows, spec.experts);
-  context.kernels.route_backward({.probability = saved.probability.floats(),
-                                  .routing = saved.routing,
-                                  .dweight = dweight.floats(),
-                                  .dlogits = dlogits,
-                                  .tokens = batch.tokens,
-                                  .chosen = spec.chosen,
-                                  .renormalise = spec.renormalise,
-                                  .scores = scores_of(*this)},
-                                 context.stream);
-  if (batch.routers != nullptr)
-    batch.routers->backward(context, {layer, batch.tokens, saved.probability, saved.routing}, dlogits);
-  if (!normed.defined()) normed = input.normed();
+  const View dlogits = logit_gradient(context, *this, batch, saved, dweight, first);
+  const auto by_experts = [&](const ReadGradient& read) {
+    if (exchange == nullptr) return input_backward(rows, gate_up, read, first);
+    if (read.dx.defined()) add_input_gradient(rows, gathered, read.addend, read.dx);
+  };
+  if (!x.defined()) x = input.normed();
   const View dx = input.gradient();
-  linear_backward(context, router, batch, {.x = normed, .dy = dlogits, .dx = dx}, {}, first);
-  if (exchange == nullptr) return input_backward(rows, gate_up, normed, dx, first);
-  if (dx.defined()) add_input_gradient(rows, gathered, dx);
+  if (spec.reads_stream()) experts_of_stream(rows, x, dx, by_experts, first);
+  router_backward(context, *this, batch, {x, dlogits, dx}, first);
+  if (!spec.reads_stream()) by_experts({x, dx, dx});
 }
 
 }  // namespace lm

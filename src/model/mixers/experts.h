@@ -26,6 +26,11 @@
 
 namespace lm {
 
+// Numbers that are trained and multiply something of a mixer.
+struct Factors {
+  Param values;
+};
+
 struct Experts {
   struct Expert {
     Linear gate_up;  // [2I, H]
@@ -35,6 +40,9 @@ struct Experts {
   int64_t layer = 0;
   Linear router;      // [E, H]
   Buffer correction;  // [E], of sigmoid scores
+  // What reads the residual stream does so by these, and the router then times 1 / sqrt(H).
+  Norm input_norm, router_norm;
+  Factors factors;  // [E], of the weights
   std::vector<Expert> experts;
   // What fetches the experts that have rows, before their weights are read; null: all are there. The weights
   // of others may be anything then, and no product may depend on them; quantized ones are not dequantized.
@@ -60,6 +68,11 @@ struct Experts {
   static void visit(Self& self, Visitor&& visitor) {
     visitor("experts.router", self.router);
     if (self.spec.corrected()) visitor("experts.correction", self.correction);
+    if (self.spec.reads_stream()) {
+      visitor("experts.input_norm", self.input_norm);
+      visitor("experts.router_norm", self.router_norm);
+    }
+    if (self.spec.factors) visitor("experts.factors", self.factors);
     for (size_t e = 0; e < self.experts.size(); ++e) {
       visitor(expert_name(e, "gate_up").c_str(), self.experts[e].gate_up);
       visitor(expert_name(e, "down").c_str(), self.experts[e].down);

@@ -14,7 +14,7 @@
 //   the input's. `saved` is used up. `first`: the gradients are overwritten.
 //
 // - `static void visit(self, visitor)`: calls visitor(name, part) for each of its linear layers (Linear),
-//   norms (Norm), prefixes (Prefix), buffers (Buffer) and sinks (Sinks).
+//   norms (Norm), prefixes (Prefix), buffers (Buffer), sinks (Sinks) and factors (Factors).
 #pragma once
 
 #include <optional>

@@ -45,6 +45,9 @@ inline Experts unbound_mixer(const ExpertsSpec& spec, int64_t layer) {
           .layer = layer,
           .router = {},
           .correction = {},
+          .input_norm = {.spec = spec.input_norm.value_or(NormSpec()), .weight = {}},
+          .router_norm = {.spec = spec.router_norm.value_or(NormSpec()), .weight = {}},
+          .factors = {},
           .experts = std::vector<Experts::Expert>(static_cast<size_t>(spec.experts))};
 }
 inline SharedExpert unbound_mixer(const SharedExpertSpec& spec, int64_t /*layer*/) {

@@ -37,9 +37,12 @@ std::vector<bool> read_dense_layers(const ConfigReader& config, size_t layers) {
 ExpertsSpec read_experts(const ConfigReader& config, const AssumedExperts& assumed, ModelSpec& spec) {
   // Two words for one number: transformers has written either.
   const char* const key = config.find("num_local_experts") ? "num_local_experts" : "num_experts";
+  const auto size = [&](const char* of, int64_t missing, int64_t most) {
+    return missing > 0 ? config.size(of, missing, most) : config.required_size(of, most);
+  };
   ExpertsSpec out{.activation = spec.layers.front().mlp().activation,
-                  .experts = config.size(key, assumed.experts, kMostExperts),
-                  .chosen = config.size("num_experts_per_tok", assumed.chosen, kMostChosen)};
+                  .experts = size(key, assumed.experts, kMostExperts),
+                  .chosen = size("num_experts_per_tok", assumed.chosen, kMostChosen)};
   if (out.chosen > out.experts) {
     config.fail("num_experts_per_tok",
                 fmt::format("= {} is more than {} = {}", out.chosen, key, out.experts));

@@ -9,7 +9,7 @@ inline constexpr int64_t kMostExpertFfn = int64_t{1} << 22;
 
 // What a class assumes where the file is silent.
 struct AssumedExperts {
-  int64_t experts = 0, chosen = 0;
+  int64_t experts = 0, chosen = 0;  // 0: nothing, the file must say
   int64_t ffn = 0;          // of moe_intermediate_size; 0: experts are as wide as intermediate_size says
   double aux_loss = 0.001;  // router_aux_loss_coef
 };

@@ -1,11 +1,13 @@
 // Gemma 4: Gemma 3 with ordinary norm weights, normed values, layers without a window that have wider heads
 // (and may take their keys for values), and a number that each layer's output is multiplied by. In the small
 // sizes (E2B, E4B) each layer has an input of its own, and the last layers read the keys and values of
-// earlier ones. Experts are not implemented.
+// earlier ones. In 26B-A4B experts stand beside each MLP: both have norms before and behind them, and what
+// these give is added and normed once more.
 #include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 
+#include "spec/families/experts.h"
 #include "spec/families/gemma.h"
 
 namespace lm::families {
@@ -17,11 +19,6 @@ const Json& assumed_ropes() {
       {"full_attention",
        {{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1e6}}}};
   return entries;
-}
-
-void refuse_experts(const ConfigReader& config) {
-  if (config.boolean("enable_moe_block", false))
-    config.fail("enable_moe_block", "= true is not supported yet: it needs experts");
 }
 
 // Layers without a window may have heads of another size: per_layer_config, by the layer's number, or two
@@ -93,7 +90,7 @@ void read_borrowed_keys(const ConfigReader& config, ModelSpec& spec) {
 
 NameMap gemma4_names() {
   NameMap names = four_norm_names();
-  names.scalar = "layer_scalar";
+  names.vectors = {{"scalar", "layer_scalar"}};
   names.input_table = "model.embed_tokens_per_layer";
   names.input_projection = "model.per_layer_model_projection";
   names.input_norm = "model.per_layer_projection_norm";
@@ -101,7 +98,6 @@ NameMap gemma4_names() {
 }
 
 void read_gemma4_layers(const ConfigReader& config, int64_t window, ModelSpec& spec) {
-  refuse_experts(config);
   refuse_if_set(config, spec, "mlp_bias");
   add_norms_after(spec);
   read_attention_bias(config, spec);
@@ -151,8 +147,43 @@ void read_inputs(const ConfigReader& config, ModelSpec& spec) {
   names.modules.push_back({"per_layer_projection", "input.out"});
 }
 
+// One tensor for the first matrices of all experts, and one for the last ones.
+void name_experts(NameMap& names) {
+  for (NormName& norm : names.norms)
+    if (norm.ours == std::string_view("mlp.norm_after")) norm.ours = "mlp.norm_joined";
+  names.norms.insert(names.norms.end(), {{"mlp.norm_after", "post_feedforward_layernorm_1"},
+                                         {"experts.input_norm", "pre_feedforward_layernorm_2"},
+                                         {"experts.norm_after", "post_feedforward_layernorm_2"}});
+  names.vectors.insert(names.vectors.end(), {{"experts.router_norm", "router.scale"},
+                                             {"experts.factors", "router.per_expert_scale"}});
+  names.modules.insert(
+      names.modules.end(),
+      {{"router.proj", "experts.router"},
+       {.path = "experts.gate_up_proj.*", .first = "experts.gate", .last = "experts.up", .weight = ""},
+       {.path = "experts.down_proj.*", .first = "experts.down", .weight = ""}});
+  names.experts = "experts";
+}
+
+void read_experts_beside(const ConfigReader& config, ModelSpec& spec) {
+  if (!config.boolean("enable_moe_block", false)) return;
+  const NormSpec& norm = spec.final_norm;
+  ExpertsSpec experts = read_experts(config, {.aux_loss = 0}, spec);
+  experts.ffn = config.required_size("moe_intermediate_size", kMostExpertFfn);
+  experts.renormalise = experts.factors = true;
+  experts.input_norm = norm;
+  experts.router_norm = {.kind = NormKind::kRms, .eps = norm.eps};
+  for (LayerSpec& layer : spec.layers) {
+    layer.sublayers.back().norm_joined = norm;
+    layer.sublayers.push_back({.norm = {}, .mixer = experts, .norm_after = norm, .beside = true});
+  }
+  name_experts(spec.names);
+}
+
+constexpr KeyAlias kAliases[] = {{"num_experts_per_tok", "top_k_experts"}};
+
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   read_gemma4_layers(config, 512, spec);
+  read_experts_beside(config, spec);
   read_inputs(config, spec);
 }
 
@@ -164,6 +195,7 @@ constinit const Family gemma4_text = [] {
   out.architecture = "Gemma4ForCausalLM";
   out.wrapper = "gemma4";
   out.wrapper_architecture = "Gemma4ForConditionalGeneration";
+  out.aliases = kAliases;
   out.read_layers = read_layers;
   return out;
 }();

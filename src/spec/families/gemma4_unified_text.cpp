@@ -5,6 +5,8 @@ namespace lm::families {
 namespace {
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
+  if (config.boolean("enable_moe_block", false))
+    config.fail("enable_moe_block", "= true is not supported for " + spec.model_type + ": it has no experts");
   read_gemma4_layers(config, 1024, spec);
 }
 

@@ -16,7 +16,7 @@ NameMap names() {
   names.modules.insert(names.modules.end(), {{"mlp.shared_experts.gate_proj", "shared.gate"},
                                              {"mlp.shared_experts.up_proj", "shared.up"},
                                              {"mlp.shared_experts.down_proj", "shared.down"}});
-  names.correction = "mlp.gate.e_score_correction_bias";
+  names.vectors = {{"experts.correction", "mlp.gate.e_score_correction_bias"}};
   return names;
 }
 

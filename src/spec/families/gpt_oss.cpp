@@ -30,7 +30,7 @@ NameMap names() {
                                                {"mlp.router", "experts.router"},
                                                of_experts("mlp.experts.gate_up_proj.*", "experts.gate_up"),
                                                of_experts("mlp.experts.down_proj.*", "experts.down")});
-  names.sinks = "self_attn.sinks";
+  names.vectors = {{"attn.sinks", "self_attn.sinks"}};
   return names;
 }
 

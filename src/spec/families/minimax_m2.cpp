@@ -11,7 +11,7 @@ constexpr int64_t kMostPredictors = 64;
 
 NameMap names() {
   NameMap names = mixtral_names();
-  names.correction = "block_sparse_moe.e_score_correction_bias";
+  names.vectors = {{"experts.correction", "block_sparse_moe.e_score_correction_bias"}};
   return names;
 }
 

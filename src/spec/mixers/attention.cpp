@@ -24,7 +24,7 @@ MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden) {
     out.norms = {norm("attn.q_norm", spec.heads), norm("attn.k_norm", spec.kv_heads)};
   }
   if (spec.borrows() && spec.head_norm) out.norms.pop_back();
-  if (spec.sinks) out.sinks = spec.heads;
+  if (spec.sinks) out.sinks.push_back({"attn.sinks", spec.heads});
   return out;
 }
 

@@ -12,7 +12,7 @@
 namespace lm {
 
 struct AttentionSpec {
-  static constexpr const char* kNorm = "attn.norm";  // the weight of the norm before it
+  static constexpr const char* norm_name() { return "attn.norm"; }  // the weight of the norm before it
 
   int64_t heads = 0;                       // n_h
   int64_t kv_heads = 0;                    // n_kv

@@ -14,6 +14,7 @@
 
 #include "base/activation.h"
 #include "spec/mixers/parameters.h"
+#include "spec/norm_spec.h"
 
 namespace lm {
 
@@ -35,7 +36,8 @@ struct ClampedGlu {
 };
 
 struct ExpertsSpec {
-  static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
+  // The weight of the norm before it: beside an MLP with norms of its own these have the MLP's names.
+  const char* norm_name() const { return reads_stream() ? "experts.norm" : "mlp.norm"; }
 
   Activation activation = Activation::kSilu;
   int64_t experts = 0;         // E
@@ -53,6 +55,11 @@ struct ExpertsSpec {
   bool bias = false;  // of the experts' matrices
   bool router_bias = false;
   std::optional<ClampedGlu> clamped = {};  // in place of `activation`
+  // Both or none: no norm is before the mixer, and the experts and the router read norms of their own of the
+  // residual stream. The router's is multiplied by 1 / sqrt(H) (Gemma 4).
+  std::optional<NormSpec> input_norm = {}, router_norm = {};
+  bool reads_stream() const { return input_norm.has_value(); }
+  bool factors = false;  // the weights are multiplied by a trained number of each expert
   bool operator==(const ExpertsSpec&) const = default;
 };
 
@@ -60,7 +67,8 @@ struct ExpertsSpec {
 std::string expert_name(size_t expert, const char* matrix);
 
 // experts.router [E, H]; of sigmoid scores the buffer experts.correction [E], fp32; of each expert e
-// experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I].
+// experts.<e>.gate_up [2I, H] and experts.<e>.down [H, I]; with norms of their own experts.input_norm and
+// experts.router_norm [H]; experts.factors [E].
 MixerParameters mixer_parameters(const ExpertsSpec& spec, int64_t hidden);
 
 }  // namespace lm

@@ -9,7 +9,7 @@
 namespace lm {
 
 struct GatedMlpSpec {
-  static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
+  static constexpr const char* norm_name() { return "mlp.norm"; }  // the weight of the norm before it
 
   Activation activation = Activation::kSilu;
   int64_t ffn = 0;  // F

@@ -10,7 +10,7 @@
 namespace lm {
 
 struct LayerInputSpec {
-  static constexpr const char* kNorm = "input.norm";  // the weight of the norm before it
+  static constexpr const char* norm_name() { return "input.norm"; }  // the weight of the norm before it
 
   Activation activation = Activation::kGeluTanh;
   int64_t width = 0;  // P

@@ -37,17 +37,19 @@ struct InnerNorm {
   int64_t own = 0;  // heads that have a part of the weight each, which the files hold as [own, width / own]
 };
 
-// A vector of fp32 inside a mixer that the files hold and nobody trains, 0 where a model is fresh.
-struct InnerBuffer {
-  const char* name = "";  // "experts.correction"
+// A vector inside a mixer that is neither a norm's nor a bias.
+struct InnerVector {
+  const char* name = "";  // "attn.sinks"
   int64_t width = 0;
 };
 
 struct MixerParameters {
   std::vector<MatrixSpec> matrices;
   std::vector<InnerNorm> norms;
-  std::vector<InnerBuffer> buffers = {};
-  int64_t sinks = 0;  // length of the vector "attn.sinks"; 0: there is none
+  std::vector<InnerVector> buffers =
+      {};  // fp32 that the files hold and nobody trains, 0 where a model is fresh
+  std::vector<InnerVector> sinks = {};    // logits
+  std::vector<InnerVector> factors = {};  // 1 where a model is fresh
 };
 
 }  // namespace lm

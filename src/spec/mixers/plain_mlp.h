@@ -9,7 +9,7 @@
 namespace lm {
 
 struct PlainMlpSpec {
-  static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
+  static constexpr const char* norm_name() { return "mlp.norm"; }  // the weight of the norm before it
 
   Activation activation = Activation::kGeluTanh;
   int64_t ffn = 0;  // F

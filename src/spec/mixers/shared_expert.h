@@ -12,7 +12,9 @@
 namespace lm {
 
 struct SharedExpertSpec {
-  static constexpr const char* kNorm = "mlp.norm";  // the norm of the experts beside which it stands
+  static constexpr const char* norm_name() {
+    return "mlp.norm";
+  }  // the norm of the experts beside which it stands
 
   Activation activation = Activation::kSilu;
   int64_t ffn = 0;     // S
