@@ -384,7 +384,10 @@ ModelSpec small_model(const std::string& family) {
   if (family == "many experts") like_qwen3_moe(spec, kExpertsAtOnce + 3);
   if (family == "shared expert") like_qwen2_moe(spec);
   if (family == "sigmoid router") like_glm4_moe(spec);
-  if (family == "experts beside") like_gemma4_moe(spec);
+  if (family == "experts beside") {
+    like_gemma4_moe(spec);
+    spec.head.logit_cap = 30;  // as of Gemma's
+  }
   if (family == "gpt-oss") like_gpt_oss(spec, 5, 2);
   if (family == "gpt-oss, all experts") {
     like_gpt_oss(spec, 3, 3);
