@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/aten.h"
+#include "kernels/gemm_few_rows.h"
 #include "kernels/gemm_panels.h"
 
 namespace lm {
@@ -42,6 +43,7 @@ void gemm(const Gemm& g, StreamView stream) {
   const bool ours = g.a.dtype == DType::kF16 ||
                     (g.a.dtype == DType::kBF16 && !library_multiplies_bf16(best_instructions()));
   if (ours) return kernels(DeviceType::kCpu).gemm(g, stream);
+  if (multiplies_few_rows(g)) return gemm_few_rows(g, stream.threads);
   const at::Tensor a = tensor_of(g.a, stream.device), b = tensor_of(g.b, stream.device);
   const at::Tensor left = g.transpose_a ? a.t() : a, right = g.transpose_b ? b.t() : b;
   at::Tensor out = tensor_of(g.out, stream.device);
