@@ -24,7 +24,8 @@ bool multiplies_few_rows(const Gemm& g) {
   if (!bf16(g.a) || !bf16(g.b) || !bf16(g.out) || (g.addend.defined() && !bf16(g.addend))) return false;
   const bool whole = g.out.columns % kColumns == 0;
   if (g.transpose_a)
-    return !g.transpose_b && few(g.a.rows) && g.out.rows >= kLeastSize && g.out.columns >= kLeastSize && whole;
+    return !g.transpose_b && few(g.a.rows) && g.out.rows >= kLeastSize && g.out.columns >= kLeastSize &&
+           whole;
   return few(g.a.rows) && g.a.columns >= kLeastSize && g.a.columns % 2 == 0 && g.out.columns >= kLeastSize &&
          (g.transpose_b || whole);
 }

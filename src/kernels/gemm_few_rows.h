@@ -1,7 +1,7 @@
-// Products with a large bf16 matrix in which few rows take part, on processors with AVX-512's instructions for
-// bf16: each of a mixture's experts has some 32 rows. A GEMM library packs the large matrix for each product,
-// which then costs as much as the product itself. Here it is read once, as it lies, and the few rows are
-// packed. Any thread.
+// Products with a large bf16 matrix in which few rows take part, on processors with AVX-512's instructions
+// for bf16: each of a mixture's experts has some 32 rows. A GEMM library packs the large matrix for each
+// product, which then costs as much as the product itself. Here it is read once, as it lies, and the few rows
+// are packed. Any thread.
 #pragma once
 
 #include "kernels/kernels.h"

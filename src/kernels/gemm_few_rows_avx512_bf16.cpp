@@ -11,8 +11,8 @@
 namespace lm {
 namespace {
 
-using Bits = uint16_t;   // of a bf16
-using Pair = uint32_t;   // of neighbours in the summed index
+using Bits = uint16_t;  // of a bf16
+using Pair = uint32_t;  // of neighbours in the summed index
 constexpr int kLanes = 16, kColumns = 2 * kLanes;
 
 template <class T>
@@ -139,8 +139,8 @@ struct Sums {
   __m512 of[kOutputs][2];
 };
 
-// `factors`: of each row of the result its pairs, one behind another. `packed`: [pairs][kColumns], a row of it
-// `stride` pairs behind the one before.
+// `factors`: of each row of the result its pairs, one behind another. `packed`: [pairs][kColumns], a row of
+// it `stride` pairs behind the one before.
 struct Interleaved {
   const void* factors[kOutputs];
   const Pair* packed;
@@ -234,8 +234,7 @@ void by_result(const Gemm& g, int threads) {
     for (int64_t n = 0; n < large; n += kOutputs) {
       for (int64_t c = 0; c < columns; c += kColumns) {
         Interleaved of{.factors = {}, .packed = &right[c], .stride = columns, .pairs = pairs};
-        for (int i = 0; i < kOutputs; ++i)
-          of.factors[i] = &left[(n + i < large ? n + i : large - 1) * pairs];
+        for (int i = 0; i < kOutputs; ++i) of.factors[i] = &left[(n + i < large ? n + i : large - 1) * pairs];
         Sums sum = {};
         add_up(of, sum);
         for (int i = 0; i < kOutputs && n + i < large; ++i) store(g, n + i, c, sum.of[i][0], sum.of[i][1]);

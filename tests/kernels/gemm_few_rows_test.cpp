@@ -41,8 +41,8 @@ struct Case {
     return product == Product::kForward ? in : product == Product::kInputGradient ? out : rows;
   }
   std::string text() const {
-    return std::to_string(static_cast<int>(product)) + ": " + std::to_string(rows) + " x " + std::to_string(out) +
-           " x " + std::to_string(in) + (adds ? " added" : "");
+    return std::to_string(static_cast<int>(product)) + ": " + std::to_string(rows) + " x " +
+           std::to_string(out) + " x " + std::to_string(in) + (adds ? " added" : "");
   }
 };
 
@@ -115,7 +115,8 @@ TEST_F(GemmFewRows, AreTheProductInAnyNumberOfThreads) {
         for (int64_t k = 0; k < c.inner(); ++k) {
           const double a = c.product == Product::kWeightGradient ? of.a[k * (c.out + kGap) + r]
                                                                  : of.a[r * (c.of_a()[1] + kGap) + k];
-          sum += a * (c.product == Product::kForward ? of.b[j * (c.in + kGap) + k] : of.b[k * (c.in + kGap) + j]);
+          sum += a *
+                 (c.product == Product::kForward ? of.b[j * (c.in + kGap) + k] : of.b[k * (c.in + kGap) + j]);
         }
         want.push_back(0.75 * sum + (c.adds ? -1.5 * before : 0));
       }
