@@ -126,8 +126,6 @@ class Tensors {
     name = name.substr(name.find('.', kLayers.size()) + 1);
     const auto matrix =
         std::ranges::find_if(matrices_, [&](const MatrixSpec& one) { return one.name == name; });
-    if (matrix != matrices_.end() && arch_.gemma4 && matrix->expert >= 0 && matrix->parts.size() > 1)
-      matrix->parts = {{"experts.gate_up", place.parameter.rows}};
     if (matrix == matrices_.end()) {
       put(prefix + vector_name(layer, name, kind), block, place, 0, place.parameter.rows);
     } else if (joined(name)) {
@@ -151,7 +149,9 @@ class Tensors {
   void add_parts(const MatrixSpec& matrix, const std::pair<std::string, std::string>& around, size_t block,
                  const TensorPlace& place) {
     int64_t row = 0;
-    for (const MatrixSpec::Part& part : matrix.parts) {
+    const std::vector<MatrixSpec::Part> whole = {{"experts.gate_up", place.parameter.rows}};
+    const bool joins = arch_.gemma4 && matrix.expert >= 0 && matrix.parts.size() > 1;
+    for (const MatrixSpec::Part& part : joins ? whole : matrix.parts) {
       const std::string name = around.first + std::string(find_name(kParts, part.name)) + around.second;
       if (matrix.expert > 0) {
         all_[stacks_.at(name)].others.push_back(&place);

@@ -52,7 +52,8 @@ struct LlamaCpp {
   bool joint_norm = false;    // of all heads together
   bool own_norms = false;     // with a weight for each head
   int64_t normed_layers = 0;  // kMay: it norms q and k if it has so many layers or more, and else does not
-  // Normed values, keys as values, a number and an input for each layer, sizes by layer, borrowed keys.
+  // Normed values, keys as values, a number and an input for each layer, sizes by layer, borrowed keys,
+  // experts beside the MLP, whose gate and up are one tensor.
   bool gemma4 = false;
   bool residual_scale = false;
 

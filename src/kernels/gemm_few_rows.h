@@ -15,7 +15,8 @@ inline constexpr int64_t kFewRows = 64;  // at most: beyond them packing pays
 bool multiplies_few_rows(const Gemm& g);
 
 // An element's terms are added in pairs, in the order of the summed index: neither threads nor the number of
-// rows change a bit. Throws std::bad_alloc before it begins.
+// rows change a bit. Scratch memory is at most 256 bytes for each column of the larger factor; throws
+// std::bad_alloc before anything is written.
 void gemm_few_rows(const Gemm& g, int threads);
 
 }  // namespace lm

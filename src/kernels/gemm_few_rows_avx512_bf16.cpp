@@ -8,6 +8,8 @@
 #include <cstring>
 #include <memory>
 
+#include "base/bytes.h"
+
 namespace lm {
 namespace {
 
@@ -67,10 +69,6 @@ void store(const Gemm& g, int64_t row, int64_t column, __m512 low, __m512 high) 
   std::memcpy(row_of<Bits>(g.out, row) + column, &both, sizeof both);
 }
 
-int64_t parts(int64_t whole, int64_t part) {
-  return (whole + part - 1) / part;
-}
-
 // ---- out = few largeᵀ: sums over rows of both
 
 // Of vectors * kLanes of the few rows with rows [n, n + kWeights) of the large matrix, of which those before
@@ -114,7 +112,7 @@ void multiply_large_rows(const Gemm& g, const Pair* packed, int64_t n, int64_t e
 template <int vectors>
 void by_large_rows(const Gemm& g, int threads) {
   constexpr int64_t kRows = vectors * kLanes, kWeights = 24 / vectors;
-  const int64_t pairs = g.a.columns / 2, blocks = parts(g.out.columns, kWeights);
+  const int64_t pairs = g.a.columns / 2, blocks = ceil_div(g.out.columns, kWeights);
   const auto packed = std::make_unique_for_overwrite<Pair[]>(static_cast<size_t>(pairs * kRows));
 #pragma omp parallel num_threads(threads)
   {
@@ -168,7 +166,7 @@ constexpr int64_t kDepth = 32;  // pairs of rows at a time
 
 // Columns [first, first + kColumns * strips). `sums`: [strips][blocks of kOutputs rows].
 void multiply_columns(const Gemm& g, int64_t first, int64_t strips, Sums* sums) {
-  const int64_t pairs = g.b.rows / 2, blocks = parts(g.out.rows, kOutputs);
+  const int64_t pairs = g.b.rows / 2, blocks = ceil_div(g.out.rows, kOutputs);
   alignas(64) Pair packed[kDepth * kColumns];
   for (int64_t p0 = 0; p0 < pairs; p0 += kDepth) {
     const int64_t depth = pairs - p0 < kDepth ? pairs - p0 : kDepth;
@@ -201,7 +199,7 @@ void multiply_columns(const Gemm& g, int64_t first, int64_t strips, Sums* sums) 
   }
 }
 void by_large_columns(const Gemm& g, int threads) {
-  const int64_t strips = g.b.columns / kColumns, blocks = parts(g.out.rows, kOutputs);
+  const int64_t strips = g.b.columns / kColumns, blocks = ceil_div(g.out.rows, kOutputs);
   const auto sums = std::make_unique_for_overwrite<Sums[]>(static_cast<size_t>(strips * blocks));
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int t = 0; t < threads; ++t) {
@@ -210,20 +208,21 @@ void by_large_columns(const Gemm& g, int threads) {
   }
 }
 
-// out = leftᵀ right, of few rows each: both are packed, and the result is what is large.
+// Pairs of a column of `from`, which has few rows; a zero where they are odd.
+void pack_column(const View& from, int64_t column, Pair* to) {
+  for (int64_t r = 0; r < from.rows; r += 2) {
+    const Bits pair[2] = {at(from, r)[column], r + 1 < from.rows ? at(from, r + 1)[column] : Bits{0}};
+    std::memcpy(to + r / 2, pair, sizeof pair);
+  }
+}
+
+// out = leftᵀ right, of few rows each: what is large is the result.
 void by_result(const Gemm& g, int threads) {
-  const int64_t rows = g.a.rows, pairs = parts(rows, 2), large = g.out.rows, columns = g.out.columns;
-  const auto left = std::make_unique_for_overwrite<Pair[]>(static_cast<size_t>(pairs * large)),
-             right = std::make_unique_for_overwrite<Pair[]>(static_cast<size_t>(pairs * columns));
+  constexpr int64_t kMostPairs = kFewRows / 2;
+  const int64_t rows = g.a.rows, pairs = ceil_div(rows, 2), large = g.out.rows, columns = g.out.columns;
+  const auto right = std::make_unique_for_overwrite<Pair[]>(static_cast<size_t>(pairs * columns));
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp for schedule(static)
-    for (int64_t n = 0; n < large; ++n) {
-      for (int64_t p = 0; p < pairs; ++p) {
-        const Bits pair[2] = {at(g.a, 2 * p)[n], 2 * p + 1 < rows ? at(g.a, 2 * p + 1)[n] : Bits{0}};
-        std::memcpy(&left[n * pairs + p], pair, sizeof pair);
-      }
-    }
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < columns; c += kColumns) {
       for (int64_t p = 0; p < pairs; ++p)
@@ -232,9 +231,11 @@ void by_result(const Gemm& g, int threads) {
     }
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < large; n += kOutputs) {
+      Pair left[kOutputs][kMostPairs];
+      for (int i = 0; i < kOutputs; ++i) pack_column(g.a, n + i < large ? n + i : large - 1, left[i]);
       for (int64_t c = 0; c < columns; c += kColumns) {
         Interleaved of{.factors = {}, .packed = &right[c], .stride = columns, .pairs = pairs};
-        for (int i = 0; i < kOutputs; ++i) of.factors[i] = &left[(n + i < large ? n + i : large - 1) * pairs];
+        for (int i = 0; i < kOutputs; ++i) of.factors[i] = left[i];
         Sums sum = {};
         add_up(of, sum);
         for (int i = 0; i < kOutputs && n + i < large; ++i) store(g, n + i, c, sum.of[i][0], sum.of[i][1]);
@@ -248,7 +249,7 @@ void by_result(const Gemm& g, int threads) {
 void gemm_few_rows(const Gemm& g, int threads) {
   if (g.transpose_a) return by_result(g, threads);
   if (!g.transpose_b) return by_large_columns(g, threads);
-  switch (parts(g.a.rows, kLanes)) {
+  switch (ceil_div(g.a.rows, kLanes)) {
     case 1:
       return by_large_rows<1>(g, threads);
     case 2:

@@ -60,9 +60,11 @@ ExpertShare expert_share(const Config& config, const World& world, int rank) {
 }
 
 bool divides_experts(const ModelSpec& spec, int ranks) {
-  bool all = true;
-  each_mixture(spec, [&](int64_t, const ExpertsSpec& experts) { all = all && experts.experts % ranks == 0; });
-  return all;
+  bool any = false, all = true;
+  each_mixture(spec, [&](int64_t, const ExpertsSpec& experts) {
+    any = true, all = all && experts.experts % ranks == 0;
+  });
+  return any && all;
 }
 
 void refuse_parallel_experts(const PlanInputs& in, const World& world) {

@@ -15,7 +15,7 @@ ExpertShare expert_share(const Config& config, const World& world, int rank);
 
 // Throws Error(10) for what a run with parallel experts cannot have.
 void refuse_parallel_experts(const PlanInputs& in, const World& world);
-// Whether equally many experts of every layer are each rank's.
+// Whether there are experts, and equally many of every layer are each rank's.
 bool divides_experts(const ModelSpec& spec, int ranks);
 
 // Bytes of memory that a round of rows passes through on a rank; 0 where experts are not parallel.

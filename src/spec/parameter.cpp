@@ -354,10 +354,8 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
          target == names.positions || target == last_name(names.positions));
     std::string why = "\" is not a linear layer of the model";
     if (experts) {
-      why =
-          "\" is not supported: of a mixture of experts only the attention, and the expert that all tokens "
-          "meet, have adapters";
-      if (*names.experts != '\0') why += "; lora.experts = true adds those of the other experts";
+      why = "\" is not supported: a router has no adapter, and an expert has none without the others";
+      if (*names.experts != '\0') why += "; lora.experts = true adapts all experts";
     }
     if (vocabulary)
       why =

@@ -276,3 +276,10 @@ def test_a_parameter_that_is_none_of_experts_is_refused(work):
     del short["base_model.model.model.layers.0.mlp.experts.base_layer.lora_B.weight"]
     save_file(short, path / "adapter_model.safetensors", {"format": "pt"})
     refused(work, (config(work, "short", model__path="qwen3_moe", train__method="lora", lora__init="unknown"),), 11, "experts.base_layer.lora_B")
+
+
+def test_an_adapter_of_gemmas_router_is_refused_by_name(work):
+    """peft's "all-linear" has it, since that router is a linear layer."""
+    get_peft_model(read(work / "gemma4_text"), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(work / "router")
+    assert any("router.proj" in key for key in tensors(work / "router"))
+    refused(work, (config(work, "router", model__path="gemma4_text", train__method="lora", lora__init="router"),), 11, "a router has no adapter")

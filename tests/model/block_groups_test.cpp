@@ -21,6 +21,18 @@ TEST(Block, HasANormOfASum) {
       kLargerBound);
 }
 
+// A norm of a sum of outputs that have not been normed, that are scaled, or of which one is normed before.
+TEST(Block, AGroupThatNoPassComputesIsRefused) {
+  const Shape good{.sublayers = {"attention", "mlp"}, .norm_after = true, .joined = true};
+  EXPECT_NO_THROW(Fixture(spec_of(good)).bind());
+  Shape bare = good, scaled = good, dropped = good;
+  bare.norm_after = false, scaled.residual_scale = 2, dropped.dropout = 0.5;
+  for (const Shape& shape : {bare, scaled, dropped}) EXPECT_THROW(Fixture(spec_of(shape)).bind(), Error);
+  ModelSpec twice = spec_of(good);
+  twice.layers[0].sublayers[1].norm_joined = NormSpec{.kind = NormKind::kRms};
+  EXPECT_THROW(Fixture(twice).bind(), Error);
+}
+
 // Nobody wants the block's dx, and nothing else of it is trained.
 TEST(Block, TheNormOfASumIsTrainedAlone) {
   const Shape shape{

@@ -1,5 +1,6 @@
 // What Gemma 4's files say of layers without a window, of borrowed keys and of layers' inputs.
 #include "family_files.h"
+#include "spec/adapter_sites.h"
 #include "spec/parameter.h"
 
 namespace lm {
@@ -96,6 +97,9 @@ TEST(Gemma4, ExpertsStandBesideEachMlp) {
             (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
                                       "mlp.down_proj"}));
   EXPECT_EQ(resolve_targets(spec.names, {"down_proj"}, "x"), std::vector<std::string>{"mlp.down_proj"});
+  // peft converts nothing of this family: its names are those of the MLP.
+  for (const AdapterModule& module : adapter_modules(spec))
+    EXPECT_FALSE(peft_takes_for_experts(spec, module)) << module.path;
   for (const char* key : {"num_experts", "top_k_experts", "moe_intermediate_size"})
     expect_refused(with(config, key, nullptr), key);
   expect_refused(with(config, "top_k_experts", 9), "top_k_experts");
