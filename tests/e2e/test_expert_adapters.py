@@ -14,14 +14,15 @@ from test_experts import MODELS as PLAIN_MODELS
 from test_experts import hash_of, read, sizes
 from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
 
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
+from transformers import (Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM, MiniMaxM2Config,
+                          MiniMaxM2ForCausalLM)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
 from expert_files import all_in_files  # noqa: E402
 
 COUNT, STEPS, LR = 4, 5, 1e-3
 NAMES = {"qwen3_moe": "mlp.experts", "mixtral": "mlp.experts", "granitemoe": "block_sparse_moe.experts", "glm4_moe": "mlp.experts",
-         "minimax_m2": "mlp.experts", "gemma4_text": "experts"}
+         "minimax_m2": "mlp.experts", "gemma4_text": "experts", "gpt_oss": "mlp.experts"}
 # Sigmoid routers: GLM's chooses among groups and scales its weights, beside a dense layer and shared experts.
 MODELS = {
     **PLAIN_MODELS,
@@ -33,6 +34,8 @@ MODELS = {
     "gemma4_text": lambda vocab: Gemma4ForCausalLM(Gemma4TextConfig(
         **{**sizes(vocab), "pad_token_id": 0}, head_dim=8, global_head_dim=16, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6,
         top_k_experts=2, moe_intermediate_size=16)),
+    "gpt_oss": lambda vocab: GptOssForCausalLM(GptOssConfig(
+        **sizes(vocab), head_dim=8, num_local_experts=6, num_experts_per_tok=2, sliding_window=5, swiglu_limit=1.0)),
 }
 STACKS = "gate_up_proj", "down_proj"
 EXPERTS = dict(train__method="lora", lora__experts=True, lora__r=4, lora__alpha=8, optimizer__lr=3e-2)

@@ -395,8 +395,8 @@ ModelSpec small_model(const std::string& family) {
     // fp32 the models beside this one have a limit that bites.
     for (LayerSpec& layer : spec.layers) std::get<ExpertsSpec>(layer.sublayers[1].mixer).clamped->limit = 7;
   }
-  if (family.ends_with("experts") && !family.starts_with("gpt-oss")) spec.names.experts = "mlp.experts";
   if (family == "gpt-oss, many experts") like_gpt_oss(spec, kExpertsAtOnce + 3, 2);
+  if (family.ends_with("experts")) spec.names.experts = "mlp.experts";
   return spec;
 }
 

@@ -233,6 +233,9 @@ TEST_F(ModelOnDevice, AdaptersOfExpertsAgree) {
   training.fp32_adapters = true;
   expect_agreement(training);
   expect_agreement(adapted("many experts", DType::kF32, "adapted experts, two launches"));
+  // Beside biases and a clamped GLU.
+  expect_agreement(adapted("gpt-oss, many experts", DType::kF32, "adapted experts, two launches"));
+  expect_agreement(adapted("gpt-oss, all experts", DType::kBF16, "adapted experts"));
 }
 
 // Several micro-batches, which do not pass the blocks together, have to be counted before the first goes

@@ -31,6 +31,7 @@ NameMap names() {
                                                of_experts("mlp.experts.gate_up_proj.*", "experts.gate_up"),
                                                of_experts("mlp.experts.down_proj.*", "experts.down")});
   names.vectors = {{"attn.sinks", "self_attn.sinks"}};
+  names.experts = "mlp.experts";
   return names;
 }
 
