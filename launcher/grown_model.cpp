@@ -14,6 +14,7 @@
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
 #include "weights/loader.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

@@ -19,6 +19,7 @@
 #include "spec/dropouts.h"
 #include "spec/families/family.h"
 #include "weights/adapter_files.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

@@ -38,7 +38,7 @@ MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "sr
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
 MAY_INCLUDE["launcher/serve"] = {"src/base", "src/data"}
-MAY_INCLUDE["launcher/cli"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}
+MAY_INCLUDE["launcher/cli"] = MAY_INCLUDE["launcher/machine"] | MAY_INCLUDE["launcher"] | {"launcher/machine", "launcher/report", "src/schedule", "comm"}
 MAY_INCLUDE["launcher/worker"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report", "launcher/serve"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.

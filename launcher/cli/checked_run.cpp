@@ -22,7 +22,7 @@
 #include "launcher/recorded.h"
 #include "launcher/report/card.h"
 #include "launcher/status.h"
-#include "spec/model_spec.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

@@ -17,7 +17,7 @@
 #include "launcher/cli/commands.h"
 #include "launcher/environment.h"
 #include "launcher/model_place.h"
-#include "spec/model_spec.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

@@ -18,6 +18,7 @@
 #include "plan/adapter.h"
 #include "spec/architecture.h"
 #include "weights/adapter_files.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

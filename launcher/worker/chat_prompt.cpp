@@ -9,6 +9,7 @@
 #include "launcher/recorded.h"
 #include "launcher/score_model.h"
 #include "launcher/worker/run_files.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 

@@ -9,6 +9,7 @@
 #include "launcher/worker/adapters.h"
 #include "launcher/worker/run_files.h"
 #include "launcher/worker/worker_commands.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 namespace {

@@ -13,6 +13,7 @@
 #include "launcher/worker/job.h"
 #include "plan/adapter.h"
 #include "weights/adapter_files.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 

@@ -18,6 +18,7 @@
 #include "spec/parameter.h"
 #include "weights/adapter_files.h"
 #include "weights/loader.h"
+#include "weights/model_directory.h"
 #include "weights/verify.h"
 
 namespace lm {

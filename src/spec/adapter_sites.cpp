@@ -170,10 +170,8 @@ std::vector<AdapterModule> lora_modules(const ModelSpec& spec) {
 
 bool peft_takes_for_experts(const ModelSpec& spec, const AdapterModule& module) {
   if (module.stacked || spec.model_type == "qwen2_moe") return false;
-  const std::string name = module.path.substr(module.path.rfind('.'));
-  return *spec.names.experts != '\0' && std::ranges::any_of(spec.names.modules, [&](const ModuleName& one) {
-    return std::string_view(one.path).ends_with("*" + name);  // of each expert
-  });
+  return *spec.names.experts != '\0' &&
+         names_each_expert(spec.names, module.path.substr(module.path.rfind('.') + 1));
 }
 
 std::vector<AdapterModule> norm_modules(const ModelSpec& spec) {

@@ -239,6 +239,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   spec.architecture = wrapped ? family.wrapper_architecture : family.architecture;
   if (wrapped) spec.wrapper = family.wrapper;
   spec.names = family.names();
+  if (family.class_names != nullptr) spec.class_names = family.class_names(spec.names);
   refuse_what_is_set(config, family);
   spec.stored = read_quantization(wrapped && !file.find("quantization_config") ? config : file, family);
   read_sizes(config, family, wrapped ? family.sizes : ClassSizes{}, spec);
@@ -251,11 +252,6 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   read_tokens(config, family, spec);
   if (!wrapped && is_classifier(file, family)) read_score_head(config, place, spec);
   return spec;
-}
-
-ModelSpec read_model_spec(const std::string& directory) {
-  const std::string path = directory + "/config.json";
-  return parse_model_spec(read_small_file(path, kMostConfigBytes), path);
 }
 
 }  // namespace lm

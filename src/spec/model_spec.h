@@ -80,6 +80,8 @@ struct ModelSpec {
   // model_type of the file where it holds the text model inside another one (text_config); "": it does not.
   std::string wrapper;
   NameMap names = llama_names();
+  // Those of files that were written as transformers' class holds the model, where the family's are others.
+  std::optional<NameMap> class_names = {};
   int64_t hidden = 0;           // H
   int64_t vocab = 0;            // V
   int64_t max_positions = 0;    // max_position_embeddings
@@ -108,10 +110,9 @@ struct ModelSpec {
   const LayerSpec& layer(int64_t i) const { return layers[static_cast<size_t>(i)]; }
 };
 
-// Reads and checks `directory`/config.json; throws Error(11) naming the key for what is missing, malformed,
-// contradictory or not implemented (the reason included). Missing keys take the class's default.
-ModelSpec read_model_spec(const std::string& directory);
-// The same from the text; `place` names it in messages.
+// Reads and checks the text of a config.json, which `place` names in messages; throws Error(11) naming the
+// key for what is missing, malformed, contradictory or not implemented (the reason included). Missing keys
+// take the class's default. Of a directory of files: weights/model_directory.h.
 ModelSpec parse_model_spec(const std::string& json, const std::string& place);
 
 // cos and sin frequencies: inverse frequency per pair, length dim/2, with the scaling applied (fp32

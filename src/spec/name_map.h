@@ -2,6 +2,7 @@
 // a name in a file means. Values; whoever fills one makes its texts live as long as the program.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 namespace lm {
@@ -19,6 +20,9 @@ struct ModuleName {
   // Of a tensor of all experts: what stands behind its path in place of ".weight" and ".bias".
   const char* weight = ".weight";
   const char* bias = ".bias";
+  // Of a tensor of all experts, where the family's files can also have each expert's matrices by themselves:
+  // the ends of their paths, "gate_proj".
+  std::vector<const char*> each = {};
 };
 
 // A vector of a layer that is a whole tensor of the files.
@@ -51,6 +55,9 @@ struct NameMap {
   const char* norm = "";  // the last one
   const char* head = "";
 };
+
+// Whether a matrix of each expert has a path in the family's files that ends so.
+bool names_each_expert(const NameMap& names, std::string_view last);
 
 // Llama's names, which most families took over.
 NameMap llama_names();

@@ -40,9 +40,7 @@ bool adapts(const NameMap& names, const ModuleName& module) {
   const std::string_view first(module.first);
   if (first.starts_with("shared.")) return first != "shared.weight";
   const std::string last = last_name(module.path);
-  return !first.starts_with("experts.") && std::ranges::none_of(names.modules, [&](const ModuleName& other) {
-    return std::string_view(other.path).find('*') != std::string_view::npos && last_name(other.path) == last;
-  });
+  return !first.starts_with("experts.") && !names_each_expert(names, last);
 }
 
 // A name of the files with an expert's number in its place.
@@ -196,6 +194,14 @@ std::vector<Parameter> layer_buffers(const ModelSpec& spec, int64_t i) {
 }
 
 }  // namespace
+
+bool names_each_expert(const NameMap& names, std::string_view last) {
+  return std::ranges::any_of(names.modules, [&](const ModuleName& module) {
+    if (std::ranges::find(module.each, last) != module.each.end()) return true;
+    return std::string_view(module.path).find("*.") != std::string_view::npos &&
+           last_name(module.path) == last;
+  });
+}
 
 const AttentionSpec* common_attention(const ModelSpec& spec) {
   const AttentionSpec* first = nullptr;

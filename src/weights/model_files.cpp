@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -37,6 +38,18 @@ bool plain_name(const std::string& name) {
 
 std::string short_text(const std::string& text) {
   return text.size() > 200 ? text.substr(0, 200) + "…" : text;
+}
+
+constexpr const char* kAgain = "the index is damaged or hostile: get the model again";
+
+// Of an index: names of files by names of tensors.
+Json read_weight_map(const std::string& path) {
+  Json index = read_json_file(path, {.bytes = kMostIndexBytes, .depth = 8});
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object()) {
+    fail("FILE-22", "\"weight_map\" must be an object of tensor names and file names", path, kAgain);
+  }
+  return std::move(*map);
 }
 
 }  // namespace
@@ -78,15 +91,10 @@ ModelFiles::ModelFiles(const std::string& directory, const std::string& single) 
 }
 
 void ModelFiles::read_index(const std::string& path) {
-  constexpr const char* kAgain = "the index is damaged or hostile: get the model again";
-  const Json index = read_json_file(path, {.bytes = kMostIndexBytes, .depth = 8});
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object()) {
-    fail("FILE-22", "\"weight_map\" must be an object of tensor names and file names", path, kAgain);
-  }
+  const Json map = read_weight_map(path);
   std::map<std::string, SafetensorsFile*> files;
   int64_t found = 0;
-  for (const auto& [tensor, file] : map->items()) {
+  for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string() || !plain_name(file.get_ref<const std::string&>())) {
       const std::string text = file.is_string() ? file.get<std::string>() : file.dump();
       fail("FILE-22",
@@ -120,8 +128,8 @@ void ModelFiles::read_index(const std::string& path) {
   if (found == 0) return;
   for (const auto& file : files_) {
     for (const SafetensorsEntry& entry : file->entries()) {
-      const auto it = map->find(entry.name);
-      if (it == map->end() || files[it->get<std::string>()] != file.get()) {
+      const auto it = map.find(entry.name);
+      if (it == map.end() || files[it->get<std::string>()] != file.get()) {
         fail("FILE-22", "tensor \"" + short_text(entry.name) + "\" is not in the index for this file",
              file->path(), kAgain);
       }
@@ -152,6 +160,19 @@ std::optional<ModelFiles::Tensor> ModelFiles::find(const std::string& name) cons
                                    [](const Tensor& t, const std::string& n) { return t.name < n; });
   if (it == tensors_.end() || it->name != name) return std::nullopt;
   return *it;
+}
+
+std::vector<std::string> tensor_names(const std::string& directory) {
+  std::vector<std::string> out;
+  const auto add = [&](const std::string& name) { out.push_back(canonical_name(name).text); };
+  if (const std::string single = directory + "/" + kSingle; exists(single)) {
+    const SafetensorsFile file(single);
+    for (const SafetensorsEntry& entry : file.entries()) add(entry.name);
+  } else if (const std::string index = directory + "/" + kIndex; exists(index)) {
+    const Json map = read_weight_map(index);
+    for (const auto& [tensor, file] : map.items()) add(tensor);
+  }
+  return out;
 }
 
 void write_model_files(const std::string& directory, const std::vector<TensorInfo>& tensors,

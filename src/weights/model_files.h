@@ -52,6 +52,10 @@ class ModelFiles {
   std::vector<Tensor> tensors_;
 };
 
+// Names of the tensors of a directory as the program calls them, without opening the parts that an index
+// names: they need not be there. None where there are no files.
+std::vector<std::string> tensor_names(const std::string& directory);
+
 // Writes `tensors` below `directory` as model.safetensors or, past `part_bytes`, as parts with an index.
 // `fill` is called once per tensor and passes its bytes to the sink, in chunks of any size. `directory` must
 // exist.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "weights/adapter_files.h"
 #include "weights/loader.h"
+#include "weights/model_directory.h"
 
 namespace lm {
 

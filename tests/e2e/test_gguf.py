@@ -130,6 +130,16 @@ def test_the_other_families_are_as_llama_cpp_has_them(name, tmp_path):
         assert values[f"{arch}.{key}"] == (pytest.approx(value) if isinstance(value, float) else value), key
 
 
+@pytest.mark.parametrize("name", [name for name in ("qwen3_moe", "mixtral", "olmoe") if name in gguf_families.SUPPORTED])
+def test_a_model_with_one_tensor_for_all_experts_is_the_same_file(name, tmp_path):
+    model = gguf_families.make(name, tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "stacked/model")
+    model.save_pretrained(tmp_path / "stacked/model", save_original_format=False)
+    for path in tmp_path, tmp_path / "stacked":
+        lmlaunch("export", "model", "--gguf", "f16", "-o", "f16.gguf", cwd=path)
+    assert (tmp_path / "f16.gguf").read_bytes() == (tmp_path / "stacked/f16.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("name", [name for name in gguf_families.REFUSED if name in gguf_families.NAMES])
 def test_what_llama_cpp_does_not_compute_is_refused_by_name(name, tmp_path):
     gguf_families.make(name, tmp_path / "model")

@@ -51,6 +51,7 @@
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/load_store.h"
+#include "weights/model_directory.h"
 #include "weights/safetensors.h"
 
 namespace {

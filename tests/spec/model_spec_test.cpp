@@ -343,16 +343,6 @@ TEST(ModelSpec, ADamagedFileIsRefusedWithTheByte) {
   expect_refused("{\"a\":\"\xff\"}", "UTF-8");
 }
 
-TEST(ModelSpec, AMissingDirectoryIsNamed) {
-  try {
-    read_model_spec("/nonexistent/model");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kInput);
-    EXPECT_NE(error.report().find("/nonexistent/model/config.json"), std::string::npos);
-  }
-}
-
 // Distance in units of the last place.
 int64_t ulps(float a, float b) {
   int32_t i = 0, j = 0;

@@ -32,6 +32,23 @@ TEST(ModelFiles, AMissingModelIsNamedAndPickledWeightsAreNotRead) {
   EXPECT_TRUE(contains(refused(directory.path()), "pickled"));
 }
 
+TEST(ModelDirectory, AMissingOneIsNamed) {
+  EXPECT_TRUE(
+      contains(refusal([] { read_model_spec("/nonexistent/model"); }), "/nonexistent/model/config.json"));
+}
+
+// As the program calls them, without the parts.
+TEST(ModelDirectory, TheNamesOfAnIndexNeedNoParts) {
+  const TemporaryDirectory directory;
+  EXPECT_TRUE(tensor_names(directory.path()).empty());
+  write_index(directory.path(), {{"language_model.model.norm.weight", "model-00001-of-00002.safetensors"},
+                                 {"lm_head.weight", "model-00002-of-00002.safetensors"}});
+  EXPECT_EQ(tensor_names(directory.path()),
+            (std::vector<std::string>{"model.norm.weight", "lm_head.weight"}));
+  test::write_text(directory / "model.safetensors.index.json", "{}");
+  EXPECT_TRUE(contains(refusal([&] { tensor_names(directory.path()); }), "weight_map"));
+}
+
 TEST(ModelFiles, SpecialFilesAreRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory / "model.safetensors";

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "spec/block_layout.h"
+#include "weights/model_directory.h"
 #include "weights/safetensors.h"
 
 namespace lm::test {

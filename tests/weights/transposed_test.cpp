@@ -6,6 +6,7 @@
 #include "export/export_model.h"
 #include "tests/weights/support.h"
 #include "weights/loader.h"
+#include "weights/model_directory.h"
 #include "weights/read_part.h"
 
 namespace lm {

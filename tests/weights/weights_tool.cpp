@@ -26,6 +26,7 @@
 #include "tests/support/limit_processor.h"
 #include "weights/adapter_files.h"
 #include "weights/encode.h"
+#include "weights/model_directory.h"
 #include "weights/verify.h"
 
 namespace lm {

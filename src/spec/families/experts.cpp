@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "base/expert_count.h"
 
@@ -117,6 +120,40 @@ NameMap mixtral_names() {
                                                {"block_sparse_moe.experts.*.w3", "experts.up"},
                                                {"block_sparse_moe.experts.*.w2", "experts.down"}});
   names.experts = "mlp.experts";
+  return names;
+}
+
+NameMap stacked_names(NameMap names) {
+  const auto end_of = [](const ModuleName& module) { return std::strrchr(module.path, '.') + 1; };
+  std::vector<ModuleName> modules;
+  for (const ModuleName& module : names.modules) {
+    const std::string_view ours = module.first;
+    if (ours == "experts.gate") {
+      modules.push_back({.path = "mlp.experts.gate_up_proj.*",
+                         .first = "experts.gate",
+                         .last = "experts.up",
+                         .weight = "",
+                         .each = {end_of(module)}});
+    } else if (ours == "experts.up") {
+      modules.back().each.push_back(end_of(module));
+    } else if (ours == "experts.down") {
+      modules.push_back({.path = "mlp.experts.down_proj.*",
+                         .first = "experts.down",
+                         .weight = "",
+                         .each = {end_of(module)}});
+    } else {
+      modules.push_back(module);
+    }
+  }
+  return with_modules(std::move(names), std::move(modules));
+}
+
+NameMap mixtral_class_names(NameMap names) {
+  names = stacked_names(std::move(names));
+  for (ModuleName& module : names.modules)
+    if (std::string_view(module.first) == "experts.router") module.path = "mlp.gate";
+  for (VectorName& vector : names.vectors)
+    if (std::string_view(vector.ours) == "experts.correction") vector.path = "mlp.e_score_correction_bias";
   return names;
 }
 

@@ -34,5 +34,9 @@ void put_shared_expert(const SharedExpertSpec& shared, ModelSpec& spec);
 NameMap expert_names();
 // The same as Mixtral's files have them.
 NameMap mixtral_names();
+// Family::class_names: one tensor for gate and up of all experts, and one for down. Mixtral's have another
+// module's name, too.
+NameMap stacked_names(NameMap names);
+NameMap mixtral_class_names(NameMap names);
 
 }  // namespace lm::families

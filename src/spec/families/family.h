@@ -77,6 +77,8 @@ struct Family {
   std::span<const char* const> dropouts = kAttentionDropout;
 
   NameMap (*names)() = llama_names;
+  // What transformers' class calls the same, made of `names`; null: the same.
+  NameMap (*class_names)(NameMap names) = nullptr;
   // Fills `spec.layers` (one value for each layer is there) from the keys that only some families have.
   // Throws as ConfigReader does.
   void (*read_layers)(const ConfigReader&, ModelSpec& spec) = nullptr;

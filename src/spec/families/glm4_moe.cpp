@@ -48,6 +48,7 @@ const Family glm4_moe = {.model_type = "glm4_moe",
                          .norm_eps = 1e-5,
                          .rotated = 0.5,
                          .names = names,
+                         .class_names = stacked_names,
                          .read_layers = read_layers};
 
 }  // namespace lm::families

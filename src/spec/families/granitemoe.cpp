@@ -1,5 +1,7 @@
 // Granite 3 with experts in every layer (1B-A400M, 3B-A800M): the weights of a token's experts are the
 // softmax over their logits alone, which is that over all logits, divided by the sum of theirs.
+#include <string_view>
+
 #include "spec/families/experts.h"
 #include "spec/families/granite.h"
 
@@ -20,6 +22,17 @@ NameMap names() {
   return names;
 }
 
+// One tensor of all experts has another name, and so has the router.
+NameMap class_names(NameMap names) {
+  for (ModuleName& module : names.modules) {
+    const std::string_view ours = module.first;
+    if (ours == "experts.router") module.path = "block_sparse_moe.router";
+    if (ours == "experts.gate") module.path = "block_sparse_moe.experts.gate_up_proj.*", module.weight = "";
+    if (ours == "experts.down") module.path = "block_sparse_moe.experts.down_proj.*", module.weight = "";
+  }
+  return names;
+}
+
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   refuse_if_set(config, spec, "mlp_bias");
   read_attention_bias(config, spec);
@@ -37,6 +50,7 @@ const Family granitemoe = {.model_type = "granitemoe",
                            .architecture = "GraniteMoeForCausalLM",
                            .max_positions = 2048,
                            .names = names,
+                           .class_names = class_names,
                            .read_layers = read_layers};
 
 }  // namespace lm::families

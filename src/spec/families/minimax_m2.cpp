@@ -51,6 +51,7 @@ const Family minimax_m2 = {.model_type = "minimax_m2",
                            .rotated = 1,
                            .dropouts = kZero,
                            .names = names,
+                           .class_names = mixtral_class_names,
                            .read_layers = read_layers,
                            .read_ropes = read_ropes};
 

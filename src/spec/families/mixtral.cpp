@@ -28,6 +28,7 @@ const Family mixtral = {.model_type = "mixtral",
                         .rope_theta = 1e6,
                         .dropouts = kZero,
                         .names = mixtral_names,
+                        .class_names = mixtral_class_names,
                         .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -27,6 +27,7 @@ const Family olmoe = {.model_type = "olmoe",
                       .norm_eps = 1e-5,
                       .pad_token = 1,
                       .names = expert_names,
+                      .class_names = stacked_names,
                       .read_layers = read_layers};
 
 }  // namespace lm::families

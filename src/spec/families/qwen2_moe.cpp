@@ -44,6 +44,7 @@ const Family qwen2_moe = {.model_type = "qwen2_moe",
                           .max_positions = 32768,
                           .kv_heads = 16,
                           .names = names,
+                          .class_names = stacked_names,
                           .read_layers = read_layers};
 
 }  // namespace lm::families

@@ -27,6 +27,7 @@ const Family qwen3_moe = {.model_type = "qwen3_moe",
                           .max_positions = 32768,
                           .kv_heads = 4,
                           .names = expert_names,
+                          .class_names = stacked_names,
                           .read_layers = read_layers};
 
 }  // namespace lm::families
