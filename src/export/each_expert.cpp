@@ -53,7 +53,7 @@ EachExpert each_expert(const AdapterSpec& spec, const ModelLayout& layout) {
       Parameter& half = block.tensors[entry.tensor].parameter;
       const bool a = entry.role == TrainableRole::kLoraA;
       if (!half.of_expert() || (!a && entry.role != TrainableRole::kLoraB)) continue;
-      half.parts = named_by(block.tensors[entry.owner].parameter, half, a, out.spec.targets);
+      half.parts = named_by(block.owner_of(entry), half, a, out.spec.targets);
     }
   }
   return out;

@@ -111,8 +111,7 @@ Json pattern_of(const std::vector<std::pair<std::string, T>>& values, bool wrapp
 bool fan_in_fan_out(const ModelLayout& layout) {
   for (const BlockLayout& block : layout.blocks) {
     for (const Trainable& entry : block.trainables) {
-      if (in_adapter(entry.role) && block.tensors[entry.owner].parameter.parts[entry.part].transposed)
-        return true;
+      if (in_adapter(entry.role) && block.owner_of(entry).parts[entry.part].transposed) return true;
     }
   }
   return false;
@@ -228,7 +227,7 @@ std::vector<std::string> modules_of(const AdapterSpec& spec, bool wrapped, const
       const bool beside = !in_adapter(entry.role) || entry.role == TrainableRole::kWhole ||
                           entry.role == TrainableRole::kTokenRows;
       if (beside || (role && entry.role != *role)) continue;
-      const std::string& weight = block.tensors[entry.owner].parameter.parts[entry.part].name;
+      const std::string& weight = block.owner_of(entry).parts[entry.part].name;
       const std::string path = weight.substr(0, weight.rfind('.'));
       if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
     }

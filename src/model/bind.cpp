@@ -87,7 +87,7 @@ class ModelBinding::Finder {
     LinearPlace& linear = out_.linears.emplace_back();
     const TensorPlace* const weight = layout_.find(prefix_ + name);
     linear.weight = place_of(weight);
-    if (weight == nullptr) return;  // of an expert that another rank keeps
+    if (weight == nullptr) return pair_of_absent(name, linear);
     const TensorPlace* const bias = layout_.find(prefix_ + name + "_bias");
     linear.bias = place_of(bias);
     size_t part = 0;  // modules are the matrix's parts, in their order
@@ -115,6 +115,14 @@ class ModelBinding::Finder {
   }
 
  private:
+  // Of an expert that another rank keeps; every rank has all pairs.
+  void pair_of_absent(const char* name, LinearPlace& linear) const {
+    const Place a = place(name + std::string(".lora_A")), b = place(name + std::string(".lora_B"));
+    if (a.rows == 0) return;
+    AdapterPlace& pair = linear.adapters.emplace_back();
+    pair.rows = b.rows, pair.a = a, pair.b = b;
+  }
+
   const BlockLayout& layout_;
   int64_t layer_;
   const std::string prefix_ = fmt::format("layers.{}.", layer_);

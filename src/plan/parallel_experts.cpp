@@ -30,14 +30,6 @@ void each_mixture(const ModelSpec& spec, const Body& body) {
   }
 }
 
-bool trains_experts(const ModelLayout& layout) {
-  return std::ranges::any_of(layout.blocks, [](const BlockLayout& block) {
-    return std::ranges::any_of(block.trainables, [&](const Trainable& entry) {
-      return block.tensors[entry.owner].parameter.of_expert();
-    });
-  });
-}
-
 // A call of `count` that all ranks make at once.
 void add_calls(const Collective& call, double count, const World& world, const RankLinks& links,
                RankTraffic& traffic) {
@@ -80,10 +72,6 @@ void refuse_parallel_experts(const PlanInputs& in, const World& world) {
   if (in.adapter == nullptr)
     throw parallel_error("train.method = \"full\" writes a whole model, and no rank has all experts",
                          "set train.method = \"lora\" or \"qlora\", or leave zero.experts out");
-  if (trains_experts(in.layout))
-    throw parallel_error("experts are trained, and their gradients are those of all ranks' tokens",
-                         "train adapters of the attention alone (lora.targets, lora.experts), or leave "
-                         "zero.experts out");
   if (in.config.zero.stage == 3)
     throw parallel_error("with zero.stage = 3 all weights are in shards already, those of experts, too",
                          "set zero.stage = 2 or less, or leave zero.experts out");

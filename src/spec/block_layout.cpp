@@ -97,6 +97,8 @@ void find_owners(std::vector<Trainable>& entries, const BlockLayout& layout) {
     const std::vector<ParameterPart>& parts = layout.tensors[t].parameter.parts;
     for (size_t p = 0; p < parts.size(); ++p) tensors[parts[p].name] = {t, p};
   }
+  for (size_t t = 0; t < layout.elsewhere.size(); ++t)
+    tensors[layout.elsewhere[t].parts.front().name] = {layout.tensors.size() + t, 0};
   for (Trainable& entry : entries) {
     const std::string& owner = layout.tensors[entry.tensor].parameter.owner;
     if (owner.empty()) continue;
@@ -353,11 +355,16 @@ bool BlockLayout::trains(const std::string& name) const {
 }
 
 const TensorPlace* BlockLayout::beside(const TensorPlace& owner, size_t part, TrainableRole role) const {
+  const auto number = static_cast<size_t>(&owner - tensors.data());
   for (const Trainable& entry : is_start(role) ? starts : trainables) {
-    if (entry.role == role && &tensors[entry.owner] == &owner && entry.part == part)
-      return &tensors[entry.tensor];
+    if (entry.role == role && entry.owner == number && entry.part == part) return &tensors[entry.tensor];
   }
   return nullptr;
+}
+
+const Parameter& BlockLayout::owner_of(const Trainable& entry) const {
+  return entry.owner < tensors.size() ? tensors[entry.owner].parameter
+                                      : elsewhere[entry.owner - tensors.size()];
 }
 
 Elements BlockLayout::count(int64_t from, int64_t to) const {

@@ -118,6 +118,8 @@ struct BlockLayout {
   bool trains(const std::string& name) const;              // it is there, and not frozen
   // What has this role beside part `part` of `owner`; null when nothing has.
   const TensorPlace* beside(const TensorPlace& owner, size_t part, TrainableRole role) const;
+  // What it belongs to, which another rank may keep.
+  const Parameter& owner_of(const Trainable& entry) const;
   // Of the flat array's [from, to): what lies behind a tensor counts as its own, and a matrix that begins
   // there counts with all of its rows and columns.
   Elements count(int64_t from, int64_t to) const;

@@ -67,8 +67,9 @@ constexpr bool is_start(TrainableRole role) {
 struct Trainable {
   size_t tensor = 0;  // its place in BlockLayout::tensors
   TrainableRole role = TrainableRole::kWeight;
-  size_t owner = 0, part = 0;  // the tensor that it belongs to, and which of its parts
-  bool decay = false;          // optimizer.weight_decay applies, unless a parameter group has another
+  // The tensor that it belongs to, and which of its parts; behind BlockLayout::tensors one of `elsewhere`.
+  size_t owner = 0, part = 0;
+  bool decay = false;  // optimizer.weight_decay applies, unless a parameter group has another
   bool operator==(const Trainable&) const = default;
 };
 

@@ -42,6 +42,7 @@ ModelSpec small_spec(const Variant& run) {
   if (run.family == Family::kBiasedExperts) like_gpt_oss(spec, 4, 2);
   if (run.family == Family::kExpertsBeside) like_gemma4_moe(spec, 8, 2);
   if (run.family == Family::kSigmoidExperts) like_glm4_moe(spec, 8, 4), add_shared_expert(spec);
+  if (run.adapted_experts) spec.names.experts = "mlp.experts";
   return spec;
 }
 

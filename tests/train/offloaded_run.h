@@ -59,6 +59,7 @@ struct Variant {
   bool dora = false;                         // with LoRA: with trained lengths of rows
   bool pissa = false;                        // with LoRA: with the frozen pairs that it begins with
   AdapterKind kind = AdapterKind::kLora;     // with LoRA: of the adapter
+  bool adapted_experts = false;              // with LoRA: a mixture's experts have pairs, too
   int64_t encoder = 0;                       // of a prompt: the size of its encoder (P-tuning)
   bool groups = false;                       // parameter groups, which cut fused tensors
   bool stateless = false;                    // momentum = 0: sgd then has no state
@@ -99,6 +100,7 @@ struct Variant {
 
   AdapterSpec adapter() const {
     std::vector<std::string> targets = {"q_proj", "v_proj", "down_proj"};
+    if (adapted_experts) targets = {"q_proj", "experts.gate_up_proj", "experts.down_proj"};
     if (kind == AdapterKind::kNorms) targets = {"input_layernorm", "q_norm", "norm"};
     const double alpha = 2.0 * static_cast<double>(r);
     const bool with_tokens = kind == AdapterKind::kPrefix || kind == AdapterKind::kPrompt;
@@ -106,7 +108,7 @@ struct Variant {
             .alpha = alpha,
             .dora = dora,
             .pissa = pissa,
-            .dropout = 0.1,
+            .dropout = adapted_experts ? 0 : 0.1,
             .targets = targets,
             .kind = kind,
             .virtual_tokens = with_tokens ? 3 : 0,

@@ -69,6 +69,20 @@ TEST(ParallelExperts, OfEveryKindOfMixtureGiveThem) {
   }
 }
 
+// Every rank has all pairs of low rank, and their gradients from the rows that its own experts have of all
+// ranks. With one micro-batch to a rank they are the sums of replicated ones.
+TEST(ParallelExperts, GiveTheirPairsTheSameBits) {
+  for (int which = 0; which < 3; ++which) {
+    Variant run = of_base(which == 1 ? EncodingKind::kNf4 : EncodingKind::kPlain, 2);
+    run.adapted_experts = true;
+    run.dtype = which == 0 ? DType::kF32 : DType::kBF16;
+    run.fp32_adapters = which == 1;
+    run.recompute = which == 2;
+    if (which == 2) run.family = Family::kBiasedExperts;
+    expect_bits_of_replicated(run, 2, {0, 1, 2});
+  }
+}
+
 // A rank has its experts' bytes of the base and no others.
 TEST(ParallelExperts, TakeTheirShareOfMemory) {
   const auto frozen_bytes = [](const Variant& run, Group& group) {

@@ -58,6 +58,16 @@ struct PairPass {
   }
 };
 
+void add_pair_gradient(const Context& context, const View& gradient, const View& dy, const View& x,
+                       GradientSum sum) {
+  if (sum != GradientSum::kAddedWhole)
+    return add_weight_gradient(context, gradient, dy, x, sum == GradientSum::kOverwritten);
+  const ArenaFrame frame(context.arena);
+  const View own = context.like(gradient);
+  add_weight_gradient(context, own, dy, x, true);
+  accumulate(context, gradient, own);
+}
+
 }  // namespace
 
 void expert_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
@@ -82,15 +92,15 @@ void expert_input_gradient(const Context& context, const Linear& linear, const D
 }
 
 void expert_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                     const LinearBackward& pass, bool first) {
-  linear_backward(context, base_of(linear), batch, pass, {}, first);
+                     const LinearBackward& pass, GradientSum sum) {
+  linear_backward(context, base_of(linear), batch, pass, {}, sum == GradientSum::kOverwritten);
   for (const Adapter& pair : linear.adapters) {
     const ArenaFrame frame(context.arena);
     const PairPass of(context, pair, batch, pass.x.rows);
     const View x = of.typed(pass.x), dy = of.typed(pass.dy);
-    add_weight_gradient(context, pair.b.gradient, dy, of.reduced(x), first);
+    add_pair_gradient(context, pair.b.gradient, dy, of.reduced(x), sum);
     const View dreduced = of.dreduced(dy);
-    add_weight_gradient(context, pair.a.gradient, dreduced, x, first);
+    add_pair_gradient(context, pair.a.gradient, dreduced, x, sum);
     if (pass.dx.defined()) of.add_input_gradient(dreduced, pass.dx);
   }
 }

@@ -14,9 +14,15 @@ void expert_forward(const Context& context, const Linear& linear, const DeviceBa
 // dx = dy (W + s B A).
 void expert_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
                            const View& dy, const View& dx);
+// How a product joins the gradient that is there.
+enum class GradientSum : uint8_t {
+  kOverwritten,
+  kAdded,
+  kAddedWhole,  // once it is made: with the bits of two sums that are added
+};
 // The gradients of what is trained, and dx, which may be undefined, as linear_backward.
 void expert_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                     const LinearBackward& pass, bool first);
+                     const LinearBackward& pass, GradientSum sum);
 // Of an expert without rows.
 void zero_pair_gradients(const Context& context, const Linear& linear);
 

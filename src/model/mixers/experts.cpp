@@ -125,12 +125,15 @@ void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, cons
 void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass, bool first) {
   const auto& [x, dy, dx] = pass;
   if (multiplies_together(rows.context)) return together(rows, layer).backward(pass, first);
+  const GradientSum sum = rows.mixer.exchange != nullptr ? GradientSum::kAddedWhole
+                          : first                        ? GradientSum::kOverwritten
+                                                         : GradientSum::kAdded;
   rows.each([&, &x = x, &dy = dy, &dx = dx](const Experts::Expert& expert, int64_t row, int64_t count) {
     const Linear& linear = expert.*layer;
     if (count > 0) {
       LinearBackward part{.x = x.row_range(row, count), .dy = dy.row_range(row, count)};
       if (dx.defined()) part.dx = dx.row_range(row, count);
-      return expert_backward(rows.context, linear, rows.batch, part, first);
+      return expert_backward(rows.context, linear, rows.batch, part, sum);
     }
     if (first && linear.weight.gradient.defined())
       rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
@@ -277,12 +280,23 @@ int32_t* own_slots(const Rows& rows) {
   return out;
 }
 
+// Whether rows come, and from how many ranks, only their owner knows; other ranks have pairs of these
+// experts, too, and no part in their gradients.
+void zero_all_pairs(const Rows& rows) {
+  for (const Experts::Expert& expert : rows.mixer.experts) {
+    zero_pair_gradients(rows.context, expert.gate_up);
+    zero_pair_gradients(rows.context, expert.down);
+  }
+}
+
 // From x and dout, by rows of experts, to the gradients of the slots' weights and of x, which take x's place.
+// An expert's pair adds up what it has of the ranks' rows, in the order of ranks.
 void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& x, const View& dout,
-                        const View& dweight) {
+                        const View& dweight, bool first) {
   const Context& context = rows.context;
   const ArenaFrame all(context.arena);
   const bool dry = context.counts != nullptr;
+  if (first) zero_all_pairs(rows);
   const View weight = rows.tensor(1, DType::kF32), dot = rows.tensor(1, DType::kF32);
   const Routing& routing = rows.routing;
   for (int64_t r = 0; !dry && r < rows.count; ++r)
@@ -392,7 +406,7 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
     x = input.normed();
     gathered = gather(rows, read_by_experts(context, *this, x, {}));
     const ArenaFrame frame(context.arena);
-    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight);
+    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight, first);
   } else {
     const ArenaFrame frame(context.arena);
     activation_backward(rows, gate_up, gather(rows, dy), dweight, first);
