@@ -317,7 +317,7 @@ void visit_zero(ZeroT& zero, V& v) {
   v.key("zero", "experts", zero.experts,
         {KeyTag::kPlacement,
          "parallel: each rank keeps an equal part of every mixture's experts, and tokens pass between ranks; "
-         "of a frozen base, on CPUs; with lora.experts sums of several micro-batches have another order"});
+         "of a frozen base; with lora.experts sums of several micro-batches have another order"});
 }
 
 template <class OffloadT, class V>

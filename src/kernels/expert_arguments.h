@@ -29,7 +29,7 @@ struct Routing {
   int32_t* expert = nullptr;  // [T k] of each slot
   float* weight = nullptr;    // [T k] of each slot
   int32_t* row = nullptr;     // [T k] of each slot
-  int32_t* slot = nullptr;    // [rows] of each row; -1: none
+  int32_t* slot = nullptr;    // [rows] of each row; -1: none. Of weigh_rows null: the row's number
   int32_t* token = nullptr;   // [rows] of each row
   int32_t* start = nullptr;   // [E + 1]: rows [start[e], start[e + 1]) are expert e's
 };

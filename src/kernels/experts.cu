@@ -45,7 +45,7 @@ __global__ void weigh(WeighRows a) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kLanes, width = a.x.columns;
   const int lane = threadIdx.x % kLanes;
   const bool there = r < a.x.rows;
-  const int32_t slot = there ? a.routing.slot[r] : -1;
+  const int64_t slot = !there ? -1 : a.routing.slot == nullptr ? r : a.routing.slot[r];
   T* const x = static_cast<T*>(a.x.data) + r * a.x.stride;
   if (a.other.data != nullptr) {
     const T* const other = static_cast<const T*>(a.other.data) + r * a.other.stride;

@@ -184,7 +184,7 @@ void weigh_some(const WeighRows& a, int64_t begin, int64_t end) {
   const int64_t width = a.x.columns;
   for (int64_t r = begin; r < end; ++r) {
     T* const x = row_of<T>(a.x, r);
-    const int32_t slot = a.routing.slot[r];
+    const int64_t slot = a.routing.slot == nullptr ? r : a.routing.slot[r];
     if (slot < 0) {
       memset(x, 0, static_cast<size_t>(width) * sizeof(T));
       continue;

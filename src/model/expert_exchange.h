@@ -36,8 +36,11 @@ constexpr int64_t expert_round_bytes(int ranks, int64_t row_bytes) {
 class ExpertExchange {
  public:
   virtual ExpertShare share() const = 0;
-  // all [ranks, E]: of each rank how many rows each expert has; this rank has written its own.
-  virtual void gather_counts(int64_t layer, std::span<int32_t> all) = 0;
+  // start [E + 1]: where the rows of each of this rank's experts begin, and the end; `all` [ranks, E + 1]
+  // becomes that of every rank. Memory of the device.
+  virtual void gather_starts(int64_t layer, std::span<const int32_t> start, int32_t* all) = 0;
+  // These where the host reads them, until the next call. On a GPU it waits for the stream.
+  virtual std::span<const int32_t> on_host(std::span<const int32_t> all) = 0;
   virtual void move_rows(int64_t layer, const RowsOnTheWay& rows) = 0;
 
  protected:

@@ -23,7 +23,8 @@ class DryRunExchange : public ExpertExchange {
  public:
   explicit DryRunExchange(const ExpertShare& share) : share_(share) {}
   ExpertShare share() const override { return share_; }
-  void gather_counts(int64_t, std::span<int32_t>) override {}
+  void gather_starts(int64_t, std::span<const int32_t>, int32_t*) override {}
+  std::span<const int32_t> on_host(std::span<const int32_t>) override { return {}; }
   void move_rows(int64_t, const RowsOnTheWay&) override {}
 
  private:

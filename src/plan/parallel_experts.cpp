@@ -66,9 +66,6 @@ void refuse_parallel_experts(const PlanInputs& in, const World& world) {
   if (experts == 0)
     throw parallel_error("a model of type " + in.spec.model_type + " has no experts",
                          "leave zero.experts out");
-  if (in.device == DeviceType::kCuda)
-    throw parallel_error("rows of experts do not pass between GPUs",
-                         "leave zero.experts out, or use the CPU (--gpus 0)");
   if (in.adapter == nullptr)
     throw parallel_error("train.method = \"full\" writes a whole model, and no rank has all experts",
                          "set train.method = \"lora\" or \"qlora\", or leave zero.experts out");

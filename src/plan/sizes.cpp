@@ -301,7 +301,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const PlacedPlan& plan, 
   if (in.world.ranks > 1)
     table.host("shared memory", shared_memory_bytes(in, plan), "what ranks send to each other");
   if (const int64_t bytes = expert_exchange_bytes(in.spec, in.layout.experts, n.dtype); bytes > 0)
-    table.host("rows of experts", bytes, "a round of those that leave for other ranks");
+    table.device("rows of experts", bytes, "a round of those that leave for other ranks");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {

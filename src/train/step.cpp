@@ -38,7 +38,7 @@ TrainStep::TrainStep(const StepParts& parts, StepConfig config)
   routed_.expect_tokens(tokens_at_once());
   LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
   if (layout_.experts.parallel())
-    rank_experts_.emplace(group_, layout_.experts, context_.spec.layer_count(),
+    rank_experts_.emplace(device_group_, context_.stream, layout_.experts, context_.spec.layer_count(),
                           context_.spec.hidden * static_cast<int64_t>(dtype_size(context_.dtype)));
   if (gradients_ != nullptr && Routers::any(parts.model.spec))
     routers_.emplace(parts.model.spec, context_.device, group_.ranks(), group_.rank());

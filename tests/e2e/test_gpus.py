@@ -93,20 +93,33 @@ def test_a_frozen_base_in_shards_of_two_gpus(work):
     expect_close(gpu, train_on_cpu(work, "cpu", 2, "lora", zero__stage=3), 2e-5)
 
 
-def test_two_gpus_balance_the_loads_of_all_of_a_steps_tokens(work):
-    """The cards gather what each one's routers have chosen; the second has a micro-batch fewer."""
+@pytest.fixture(scope="module")
+def mixture(work):
     torch.manual_seed(4)
     model = MODELS["qwen3_moe"](VOCAB)
     for name, parameter in model.named_parameters():
         if name.endswith("mlp.gate.weight"):
             parameter.data.normal_(std=0.3)
     model.save_pretrained(work / "mixture")
-    same = {"model__path": "mixture", "train__router_aux_loss": 0.5}
+    return {"model__path": "mixture"}
+
+
+def test_two_gpus_balance_the_loads_of_all_of_a_steps_tokens(work, mixture):
+    """The cards gather what each one's routers have chosen; the second has a micro-batch fewer."""
+    same = {**mixture, "train__router_aux_loss": 0.5}
     gpu = check_one_result(work, 2, "full", [({"zero__stage": stage, **same}, {"EMULATOR_RACES": "2"}) for stage in (0, 3)])
     expect_close(gpu, train_on_cpu(work, "cpu_mixture", 2, zero__stage=3, **same), 1e-4)
     ours, theirs = ([row for row in rows(work, name) if "loss" in row][0] for name in ("way1", "cpu_mixture"))
     for key in ("router_aux_loss", "expert_load_max", "expert_load_min", "router_entropy"):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
+def test_two_gpus_have_half_of_the_experts_each(work, mixture):
+    """The rows of tokens pass between the cards. The second has a micro-batch fewer, and its experts have the first one's rows all the same."""
+    same = {**mixture, "zero__experts": "parallel", "lora__experts": True, "lora__dropout": 0.0}
+    gpu = check_one_result(work, 2, "lora", [({"zero__stage": stage, **same}, variables) for stage, variables in
+                                             ((0, {}), (2, {"EMULATOR_RACES": "2"}), (1, {"EMULATOR_LAZY": "1"}))])
+    expect_close(gpu, train_on_cpu(work, "cpu_divided", 2, "lora", zero__stage=2, **same), 1e-4)
 
 
 IN_HOST = {"zero__stage": 1, "offload__weights": "host"}

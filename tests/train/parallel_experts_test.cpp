@@ -138,7 +138,7 @@ float row_value(int rank, int64_t row) {
 template <class Rows>
 void exchange_rows(Group& group, int64_t row_bytes, const Rows& rows) {
   const int ranks = group.ranks(), own = group.rank();
-  RankExperts experts(group, {ranks, own}, 2, row_bytes);
+  RankExperts experts(group, {}, {ranks, own}, 2, row_bytes);
   RowsOnTheWay way;
   int64_t out = 0, in = 0;
   for (int other = 0; other < ranks; ++other) {
@@ -161,10 +161,11 @@ void exchange_rows(Group& group, int64_t row_bytes, const Rows& rows) {
     for (int64_t i = 0; i < rows(source, own) * kWidth; ++i)
       ASSERT_EQ(to[at++], row_value(source, first * kWidth + i)) << source << " to " << own;
   }
-  std::vector<int32_t> counts(static_cast<size_t>(ranks * 4));
-  std::fill_n(counts.begin() + own * 4, 4, own + 7);
-  experts.gather_counts(0, counts);
-  for (int i = 0; i < ranks * 4; ++i) ASSERT_EQ(counts[static_cast<size_t>(i)], i / 4 + 7);
+  const std::vector<int32_t> start(4, own + 7);
+  std::vector<int32_t> all(static_cast<size_t>(ranks * 4));
+  experts.gather_starts(0, start, all.data());
+  const std::span<const int32_t> found = experts.on_host(all);
+  for (int i = 0; i < ranks * 4; ++i) ASSERT_EQ(found[static_cast<size_t>(i)], i / 4 + 7);
 }
 
 TEST(ParallelExperts, RowsComeToTheirOwnersInRounds) {

@@ -97,13 +97,19 @@ View gather(const Rows& rows, const View& x) {
 
 using Layer = Linear Experts::Expert::*;
 
+// Whether all experts' rows are multiplied in a few launches. Where ranks divide the experts the host knows
+// how many rows each has of whom, and multiplies these.
+bool at_once(const Rows& rows) {
+  return rows.mixer.exchange == nullptr && multiplies_together(rows.context);
+}
+
 GroupedProducts together(const Rows& rows, Layer layer) {
   return {rows.context, rows.mixer.experts, layer, rows.routing.start, rows.mixer.fetch, rows.mixer.layer};
 }
 
 // Every expert's rows through one of its layers.
 void multiply(const Rows& rows, Layer layer, const View& x, const View& y) {
-  if (multiplies_together(rows.context)) return together(rows, layer).forward(x, y);
+  if (at_once(rows)) return together(rows, layer).forward(x, y);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count > 0)
       expert_forward(rows.context, expert.*layer, rows.batch,
@@ -113,7 +119,7 @@ void multiply(const Rows& rows, Layer layer, const View& x, const View& y) {
 
 // dx = dy W of every expert's rows, and their adapters' part.
 void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, const View& dx) {
-  if (multiplies_together(rows.context)) return together(rows, layer).input_gradient(dy, dx);
+  if (at_once(rows)) return together(rows, layer).input_gradient(dy, dx);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count > 0)
       expert_input_gradient(rows.context, expert.*layer, rows.batch, dy.row_range(row, count),
@@ -124,7 +130,7 @@ void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, cons
 // linear_backward of every expert's rows, of which there may be none. dx may be undefined.
 void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass, bool first) {
   const auto& [x, dy, dx] = pass;
-  if (multiplies_together(rows.context)) return together(rows, layer).backward(pass, first);
+  if (at_once(rows)) return together(rows, layer).backward(pass, first);
   const GradientSum sum = rows.mixer.exchange != nullptr ? GradientSum::kAddedWhole
                           : first                        ? GradientSum::kOverwritten
                                                          : GradientSum::kAdded;
@@ -146,7 +152,7 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
 // y += the bias of `down` of each row's expert.
 void add_output_biases(const Rows& rows, const View& y) {
   const Context& context = rows.context;
-  if (multiplies_together(context)) return together(rows, &Experts::Expert::down).add_biases(y);
+  if (at_once(rows)) return together(rows, &Experts::Expert::down).add_biases(y);
   rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
     if (count == 0) return;
     context.kernels.add_bias({.x = y.row_range(row, count).data,
@@ -223,30 +229,30 @@ void input_backward(const Rows& rows, const View& dgate_up, const ReadGradient& 
   if (dx.defined()) add_input_gradient(rows, dgathered, addend, dx);
 }
 
-// All ranks' counts. In a dry run those of each rank begin with another one's experts: every owner then has
-// as many rows as a rank has.
-ExpertWaves waves_of(const Rows& rows, int32_t* counts) {
-  const ExpertsSpec& spec = rows.mixer.spec;
-  const ExpertShare share = rows.mixer.exchange->share();
-  const auto all = static_cast<size_t>(share.ranks * spec.experts);
-  if (rows.context.counts == nullptr) return {std::span(counts, all), share};
-  std::vector<int32_t> alike(all);
-  for (int64_t i = 0; i < std::ssize(alike); ++i) {
-    const int64_t rank = i / spec.experts, expert = (i + rank * share.each(spec.experts)) % spec.experts;
-    alike[static_cast<size_t>(i)] =
-        static_cast<int32_t>(rows_of(rows.context, spec, rows.routing, rows.slots, expert));
-  }
-  return {alike, share};
+// As many numbers as Saved::starts has.
+int64_t starts_of_ranks(const Experts& mixer) {
+  return mixer.exchange->share().ranks * (mixer.spec.experts + 1);
 }
 
-void gather_counts(const Context& context, const Experts& mixer, const Experts::Saved& saved) {
-  const ExpertShare share = mixer.exchange->share();
-  const int64_t experts = mixer.spec.experts;
-  if (context.counts == nullptr) {
-    for (int64_t e = 0; e < experts; ++e)
-      saved.counts[share.place * experts + e] = saved.routing.start[e + 1] - saved.routing.start[e];
+// In a dry run the rows of each rank begin with another one's experts: every owner then has as many rows as a
+// rank has.
+ExpertWaves waves_of(const Rows& rows, const int32_t* starts) {
+  const ExpertsSpec& spec = rows.mixer.spec;
+  const ExpertShare share = rows.mixer.exchange->share();
+  const bool dry = rows.context.counts != nullptr;
+  const std::span<const int32_t> all =
+      rows.mixer.exchange->on_host({starts, static_cast<size_t>(starts_of_ranks(rows.mixer))});
+  std::vector<int32_t> counts;
+  for (int64_t rank = 0; rank < share.ranks; ++rank) {
+    for (int64_t e = 0; e < spec.experts; ++e) {
+      const auto at = static_cast<size_t>(rank * (spec.experts + 1) + e);
+      const int64_t other = (e + rank * share.each(spec.experts)) % spec.experts;
+      counts.push_back(
+          dry ? static_cast<int32_t>(rows_of(rows.context, spec, rows.routing, rows.slots, other))
+              : all[at + 1] - all[at]);
+    }
   }
-  mixer.exchange->gather_counts(mixer.layer, {saved.counts, static_cast<size_t>(share.ranks * experts)});
+  return {counts, share};
 }
 
 // A wave's rows go to their owners, or come back.
@@ -273,11 +279,11 @@ void forward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& g
   }
 }
 
-// The slot of each row, which is its number.
-int32_t* own_slots(const Rows& rows) {
-  int32_t* const out = numbers(rows.context, rows.most);
-  for (int64_t r = 0; rows.context.counts == nullptr && r < rows.count; ++r) out[r] = static_cast<int32_t>(r);
-  return out;
+// out[i] = from[index[i]].
+void gather_numbers(const Context& context, const float* from, const int32_t* index, const View& out) {
+  context.kernels.gather_rows(
+      {.table = from, .index = index, .out = out.data, .rows = out.rows, .width = 1, .dtype = DType::kF32},
+      context.stream);
 }
 
 // Whether rows come, and from how many ranks, only their owner knows; other ranks have pairs of these
@@ -299,15 +305,19 @@ void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& 
   if (first) zero_all_pairs(rows);
   const View weight = rows.tensor(1, DType::kF32), dot = rows.tensor(1, DType::kF32);
   const Routing& routing = rows.routing;
-  for (int64_t r = 0; !dry && r < rows.count; ++r)
-    weight.floats()[r] = routing.slot[r] < 0 ? 0 : routing.weight[routing.slot[r]];
+  if (pads_rows(context)) {
+    for (int64_t r = 0; !dry && r < rows.count; ++r)
+      weight.floats()[r] = routing.slot[r] < 0 ? 0 : routing.weight[routing.slot[r]];
+  } else {
+    gather_numbers(context, routing.weight, routing.slot, weight);
+  }
   for (int64_t wave = 0; wave < waves.count(); ++wave) {
     const ArenaFrame frame(context.arena);
     Routing of_owner;
     const Rows here(rows, waves, wave, of_owner);
     const View x_here = here.tensor(x.columns), dout_here = here.tensor(x.columns),
                weight_here = here.tensor(1, DType::kF32), dot_here = here.tensor(1, DType::kF32);
-    of_owner.weight = weight_here.floats(), of_owner.slot = own_slots(here);
+    of_owner.weight = weight_here.floats();
     const RowsOnTheWay there = waves.on_the_way(wave, false), back = waves.on_the_way(wave, true);
     move_rows(rows, there, x, x_here);
     move_rows(rows, there, dout, dout_here);
@@ -323,8 +333,7 @@ void backward_by_owners(const Rows& rows, const ExpertWaves& waves, const View& 
     move_rows(rows, back, dot_here, dot);
     move_rows(rows, back, dout_here, x);
   }
-  for (int64_t r = 0; !dry && r < rows.count; ++r)
-    if (routing.slot[r] >= 0) dweight.floats()[routing.slot[r]] = dot.floats()[r];
+  gather_numbers(context, dot.floats(), routing.row, dweight);
 }
 
 // From the gradient of what a norm of the residual stream x has given to the experts to those of the norm and
@@ -358,7 +367,7 @@ Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
   if (exchange == nullptr)
     saved.gate_up = context.tensor(most, 2 * spec.ffn);
   else
-    saved.counts = numbers(context, exchange->share().ranks * spec.experts);
+    saved.starts = numbers(context, starts_of_ranks(*this));
   return saved;
 }
 
@@ -366,7 +375,9 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
                       const MixerOutput& output) const {
   route(context, *this, batch, x, saved);
   if (fetch != nullptr) saved.brought = fetch->bring(layer, saved.routing.start, saved.brought);
-  if (exchange != nullptr) gather_counts(context, *this, saved);
+  if (exchange != nullptr)
+    exchange->gather_starts(layer, {saved.routing.start, static_cast<size_t>(spec.experts) + 1},
+                            saved.starts);
   const Rows rows(context, batch, *this, saved.routing);
   const bool wanted = output.kind != MixerOutput::Kind::kNone;
   if (exchange != nullptr && !wanted) return {};
@@ -374,7 +385,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
   const ArenaFrame frame(context.arena);
   const View gathered = gather(rows, read_by_experts(context, *this, x, {}));
   if (exchange != nullptr) {
-    forward_by_owners(rows, waves_of(rows, saved.counts), gathered);
+    forward_by_owners(rows, waves_of(rows, saved.starts), gathered);
   } else {
     const View gate_up = saved.gate_up.row_range(0, rows.count);
     multiply(rows, &Expert::gate_up, gathered, gate_up);
@@ -406,7 +417,7 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
     x = input.normed();
     gathered = gather(rows, read_by_experts(context, *this, x, {}));
     const ArenaFrame frame(context.arena);
-    backward_by_owners(rows, waves_of(rows, saved.counts), gathered, gather(rows, dy), dweight, first);
+    backward_by_owners(rows, waves_of(rows, saved.starts), gathered, gather(rows, dy), dweight, first);
   } else {
     const ArenaFrame frame(context.arena);
     activation_backward(rows, gate_up, gather(rows, dy), dweight, first);

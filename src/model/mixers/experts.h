@@ -56,7 +56,7 @@ struct Experts {
     View probability;           // [T, E] fp32; of sigmoid scores these
     View gate_up;               // [T k, 2I], of a clamped GLU interleaved; in backward its own gradient
     int64_t brought = 0;        // what `fetch` has returned for these tokens
-    int32_t* counts = nullptr;  // with `exchange`, in place of gate_up: [ranks, E] rows of each rank
+    int32_t* starts = nullptr;  // with `exchange`, in place of gate_up: [ranks, E + 1] of each rank
   };
   Saved allocate(const Context& context, int64_t rows) const;
   View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
