@@ -32,7 +32,7 @@ RUN_AS = {
                                  " > a.json && lmlaunch init --from a.json",
     "lmlaunch init --words": "lmlaunch init --words",
 }
-# Those that need a launcher, GPUs, a browser or two runs that differ, in sentences and in blocks.
+# Those that need a launcher, GPUs, a browser, another model or two runs that differ, in sentences and in blocks.
 ELSEWHERE = {
     "lmlaunch merge": "tests/e2e/test_serve.py",
     "lmlaunch eval": "tests/e2e/test_try_it.py",
@@ -50,6 +50,7 @@ ELSEWHERE = {
     "lmlaunch diff RUN RUN": "tests/e2e/test_diff.py",
     "lmlaunch diff runs/a runs/b": "tests/e2e/test_diff.py",  # they differ: exit code 1
     "tensorboard --logdir runs": "tests/e2e/test_see_it.py",
+    "lmlaunch export runs/lora --each-expert -o each_expert": "tests/e2e/test_expert_adapters.py",  # of a mixture
     # They end when they are told to.
     "lmlaunch serve runs/tried --port 8000": "tests/e2e/test_serve.py",
     "lmlaunch serve runs/tried --host 0.0.0.0 --token-file token.txt": "tests/e2e/test_serve.py",
@@ -142,9 +143,16 @@ def test_the_tables_have_what_stands_inside_sentences():
     assert inside_sentences("Then `lmlaunch\nnew thing` does it.") == ["lmlaunch new thing"]
 
 
+def word_of(command):
+    """What a test of it has in its text: the subcommand; of training the launcher, and --gpus where there is none."""
+    words = command.split()
+    verb = words[words.index("lmlaunch") + 1] if "lmlaunch" in words else ""
+    return f'"{verb}"' if verb.isalpha() else words[0].replace("lmlaunch", "--gpus")
+
+
 def test_every_command_inside_a_sentence_is_run_here_or_elsewhere(model, tmp_path):
     for command, file in ELSEWHERE.items():
-        assert command.split()[0].replace("lmlaunch", "--gpus") in (ROOT / file).read_text(), file
+        assert word_of(command) in (ROOT / file).read_text(), (command, file)
     first_hour(tmp_path, model)
     for command, run in RUN_AS.items():
         code, said = through_pipes(tmp_path, line_of(tmp_path, run, short=""))
