@@ -112,7 +112,7 @@ void add_expert_traffic(const PlanInput& in, const SizedPlan& plan, const StepCo
     move(hidden, 2 * forward + 3 * backward);
     if (backward > 0) move(sizeof(float), 2 * backward);
     const bool again = step.recompute.of(layer + 1) != Recompute::kNone;
-    const auto counts = static_cast<int64_t>(static_cast<size_t>(spec.experts) * sizeof(int32_t));
+    const auto counts = static_cast<int64_t>(static_cast<size_t>(spec.experts + 1) * sizeof(int32_t));
     add_calls({.bytes = counts * world.ranks, .shard = counts},
               (forward + (again ? backward : 0)) * micro_batches, world, links, traffic);
   });

@@ -1,8 +1,8 @@
 // A matrix of an expert with its rows, of which there is at least one: y = x Wᵀ, with a pair of low rank
 // y = x (W + s B A)ᵀ, and the gradients. What the pair reduces, A x, is not kept from forward to backward,
 // which makes it again: r of the matrix's rows' worth of work, and no memory that lasts. The product with the
-// whole B A, which peft adds to all experts' matrices in every pass, is never made. On the CPU: of a GPU,
-// where the host does not know how many rows an expert has, expert_products.h.
+// whole B A, which peft adds to all experts' matrices in every pass, is never made. Where the host knows how
+// many rows an expert has, and of whom: on CPUs, and where ranks divide the experts. Else expert_products.h.
 #pragma once
 
 #include "model/linear.h"
