@@ -36,7 +36,7 @@ using Named = std::map<std::string, at::Tensor>;  // by ends of names: "2.down.l
 
 // A layer of experts alone, x + experts(x), with pairs.
 struct Adapted {
-  Adapted() : stream(start_torch(DeviceType::kCpu, 1, true)) {
+  explicit Adapted(int64_t rank = 4) : r(rank), stream(start_torch(DeviceType::kCpu, 1, true)) {
     at::manual_seed(5);
     trained = at::randn({block().flat_elements}, at::kFloat).mul_(0.3);
     frozen = at::randn({block().frozen_bytes / 4}, at::kFloat).mul_(0.3);
@@ -108,8 +108,9 @@ struct Adapted {
     return out.detach();
   }
 
+  int64_t r;  // of gate_up
   ModelSpec spec = mixture();
-  AdapterSpec adapter{.r = 4,
+  AdapterSpec adapter{.r = r,
                       .alpha = 6,
                       .targets = {"experts.gate_up_proj", "experts.down_proj"},
                       .ranks = {{"experts.down_proj", 2}},
@@ -177,12 +178,20 @@ TEST(ExpertAdapters, OfASecondMicroBatchAreAdded) {
     const at::Tensor one = layer.find(once, name), two = layer.find(layer.gradients, name);
     EXPECT_LE((two - 2 * one).norm().item<float>(), 1e-5F * one.norm().item<float>()) << name;
   }
+  const at::Tensor twice = layer.gradients.clone();
+  layer.x.select(1, 0).neg_();  // the other two experts are met
+  layer.run(false);
+  for (const char* name : {"1.gate_up.lora_A", "3.down.lora_B"}) {
+    EXPECT_TRUE(layer.find(twice, name).ne(0).any().item<bool>()) << name;
+    EXPECT_TRUE(layer.find(layer.gradients, name).equal(layer.find(twice, name))) << name;
+  }
+  EXPECT_TRUE(layer.find(layer.gradients, "2.gate_up.lora_B").ne(0).any().item<bool>());
 }
 
 TEST(ExpertAdapters, TakeMemoryThatDoesNotDependOnTheRouter) {
   int64_t peaks[2] = {};
   for (const bool uneven : {false, true}) {
-    Adapted layer;
+    Adapted layer(256);                 // what pairs reduce is most of it
     if (uneven) layer.leave_two_out();  // two experts have all tokens
     layer.run();
     peaks[uneven ? 1 : 0] = layer.arena.high_water();
