@@ -11,8 +11,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_experts import MODELS as PLAIN_MODELS
-from test_experts import hash_of, read, sizes
-from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
+from test_experts import drawn, hash_of, read, sizes
+from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses, rows
 
 from transformers import (Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM, MiniMaxM2Config,
                           MiniMaxM2ForCausalLM)
@@ -46,14 +46,7 @@ def work(tmp_path_factory):
     work = filled(tmp_path_factory.mktemp("expert_adapters"), layers=1)
     torch.manual_seed(4)
     for name in NAMES:
-        model = MODELS[name](VOCAB)
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight", "router.proj.weight")) else 0.1)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.normal_(std=0.3)
-        model.save_pretrained(work / name)
+        drawn(MODELS[name]).save_pretrained(work / name)
     lines = (work / "train.jsonl").read_text().splitlines()
     (work / "few.jsonl").write_text("\n".join(lines[:COUNT]) + "\n")
     (work / "swap").mkdir()

@@ -40,16 +40,24 @@ MODELS = {
 }
 
 
+def drawn(make):
+    """A model of random weights, whose routers choose as decidedly as trained ones."""
+    model = make(VOCAB)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(std=0.3 if name.endswith(("mlp.gate.weight", "router.weight", "router.proj.weight")) else 0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.3)
+    return model
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     work = filled(tmp_path_factory.mktemp("experts"), layers=1)
     torch.manual_seed(4)
     for name, make in MODELS.items():
-        model = make(VOCAB)
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight")) else 0.1)
-        model.save_pretrained(work / name)
+        drawn(make).save_pretrained(work / name)
     lines = (work / "train.jsonl").read_text().splitlines()
     (work / "few.jsonl").write_text("\n".join(lines[:COUNT]) + "\n")
     (work / "swap").mkdir()

@@ -9,8 +9,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from test_expert_adapters import MODELS as ALL_MODELS
-from test_experts import read
-from test_run import VOCAB, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
+from test_experts import drawn, read
+from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
 
 NAMES = "qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "granitemoe", "glm4_moe", "minimax_m2"
 MODELS = {name: ALL_MODELS[name] for name in NAMES}
@@ -31,13 +31,7 @@ def work(tmp_path_factory):
     work = filled(tmp_path_factory.mktemp("stacked"), layers=1)
     torch.manual_seed(4)
     for name, make in MODELS.items():
-        model = make(VOCAB)
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                parameter.data.normal_(std=0.3 if parameter_name.endswith(("mlp.gate.weight", "router.weight")) else 0.1)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.normal_(std=0.3)
+        model = drawn(make)
         model.save_pretrained(work / name)
         model.save_pretrained(work / f"{name}_stacked", save_original_format=False)
     return work
