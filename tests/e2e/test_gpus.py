@@ -327,6 +327,17 @@ def test_a_rank_that_is_lost_ends_all(work, how, code, said):
     gone(ranks)
 
 
+def test_a_rank_that_is_lost_while_the_others_wait_for_its_rows_ends_all(work, mixture):
+    """The host waits for a layer's routers in the middle of a step."""
+    prepared(work, "lost_rows", "lora", train__steps=100000, zero__experts="parallel", **mixture)
+    cli, ranks = started(work, "lost_rows", 2, 2, LMLAUNCH_SILENCE="2")
+    assert len(ranks) == 2, cli.stderr.read() if cli.poll() is not None else ranks
+    os.kill(ranks[1], signal.SIGKILL)
+    err = cli.communicate(timeout=60)[1]
+    assert cli.returncode == 40 and "was killed by signal 9" in err and "rank 1" in err, err
+    gone(ranks)
+
+
 def test_an_error_of_nccl_ends_the_run_with_its_name(work):
     err = train(work, "failed", 2, code=40, train__steps=50, variables={"EMULATOR_NCCL": "fail:1:30"})
     assert "error NCCL-10 (exit 40): NCCL has failed in " in err and "remote process exited" in err and " at rank 1 on " in err, err
