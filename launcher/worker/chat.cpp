@@ -1,12 +1,17 @@
 // `lmlaunch chat`: a line of standard input is a turn. A terminal gets a prompt; through a pipe only the
 // answers are written, one per line.
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "launcher/worker/chat_prompt.h"
 #include "launcher/worker/worker_commands.h"
@@ -16,30 +21,47 @@ namespace {
 
 constexpr int64_t kDefaultTokens = 1024, kDefaultContext = 4096;
 
-// Ctrl-C ends an answer, or the chat if none is being generated.
-volatile std::sig_atomic_t interrupts = 0;
+// Ctrl-C ends an answer, or the chat if none is being generated. The event wakes the wait for a line,
+// whichever thread has the signal and however shortly before the wait it comes.
+volatile std::sig_atomic_t interrupted = 0;
+int interrupt_event = -1;
 
 void on_interrupt(int) {
-  interrupts = interrupts + 1;
+  const int kept = errno;
+  interrupted = 1;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(interrupt_event, &one, sizeof one);
+  errno = kept;
 }
 
 void catch_interrupts() {
+  interrupt_event = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  LM_CHECK(interrupt_event >= 0, std::strerror(errno));
   struct sigaction action {};
-  action.sa_handler = on_interrupt;  // without SA_RESTART: it interrupts the wait for a line, too
+  action.sa_handler = on_interrupt;
   sigaction(SIGINT, &action, nullptr);
 }
 
-// Reads lines of standard input. Not a stream, because a signal must interrupt the wait.
+void forget_interrupts() {
+  uint64_t count = 0;
+  while (::read(interrupt_event, &count, sizeof count) > 0) {
+  }
+  interrupted = 0;
+}
+
+// Reads lines of standard input. Not a stream, because Ctrl-C must end the wait.
 class Input {
  public:
-  // False at the end of the input, or if the wait was interrupted.
+  // False at the end of the input, or after Ctrl-C.
   bool line(std::string& out) {
-    const int before = interrupts;
     size_t end = 0;
     while ((end = read_.find('\n')) == std::string::npos) {
+      pollfd waited[] = {{STDIN_FILENO, POLLIN, 0}, {interrupt_event, POLLIN, 0}};
+      if (::poll(waited, 2, -1) < 0 && errno == EINTR) continue;
+      if (waited[1].revents != 0) return false;
       char buffer[4096];
       const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
-      if (n < 0 && errno == EINTR && interrupts == before) continue;
+      if (n < 0 && errno == EINTR) continue;
       if (n > 0) {
         read_.append(buffer, static_cast<size_t>(n));
         continue;
@@ -87,10 +109,9 @@ class Chat {
                       prompt.size(), context_));
       return;
     }
-    const int before = interrupts;
     AnswerOptions options{.most = most_, .sampling = sampling_};
     options.sampling.seed = sampling_.seed + messages_.size();  // a seed of its own for each turn
-    options.stopped = [&] { return interrupts != before; };
+    options.stopped = [&] { return interrupted != 0; };
     const auto answer = chat_prompt_.answer(prompt, options, [](const std::string& piece) {
       std::fputs(piece.c_str(), stdout);
       std::fflush(stdout);
@@ -153,6 +174,7 @@ Exit chat_command(const CommandLine& line) {
   catch_interrupts();
   Input input;
   for (std::string said;;) {
+    forget_interrupts();  // one that stopped an answer does not end the chat
     if (terminal) std::printf("> ");
     std::fflush(stdout);
     if (!input.line(said)) {

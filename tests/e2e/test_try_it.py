@@ -7,7 +7,9 @@ import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 from counts import some_of
@@ -393,9 +395,16 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def end(self):
-        status = os.waitpid(self.pid, 0)[1]
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(status)
+        """A chat that does not end is a failure, not a wait."""
+        for _ in range(600):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.1)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError(f"the chat did not end: {self.seen}")
 
 
 def test_a_terminal_is_asked_for_each_turn(work):
@@ -422,6 +431,19 @@ def test_an_interrupt_ends_the_answer_and_then_the_chat(work):
     terminal.say("\x03")
     terminal.until(r"\n> (\^C)?$")  # the terminal may echo the key after the prompt that it brings
     terminal.say("\x03")  # at the prompt: the end
+    assert terminal.end() == 0
+
+
+def test_an_interrupt_right_after_the_prompt_ends_the_chat(work):
+    """The terminal holds the second prompt back, so that the signal comes before the wait for a line. Where it comes even earlier, it
+    ends the chat at the first prompt."""
+    terminal = Terminal(work)
+    terminal.until("> $")
+    terminal.say("\x13\n")  # Ctrl-S
+    time.sleep(0.5)
+    os.kill(terminal.pid, signal.SIGINT)
+    time.sleep(0.5)
+    terminal.say("\x11")  # Ctrl-Q
     assert terminal.end() == 0
 
 
