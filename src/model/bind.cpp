@@ -229,13 +229,13 @@ Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const Bi
       out.parts[i].rows = place.parts[i].rows;
       for (size_t k = 0; k < kMostPieces; ++k) {
         const int64_t offset = place.parts[i].pieces[k];
-        if (offset >= 0) out.parts[i].pieces[k] = memory.frozen + (offset - memory.first_frozen_byte);
+        if (offset >= 0) out.parts[i].pieces[k] = memory.frozen_at(offset);
       }
     }
     return out;
   }
   const DType stored = place.fp32 ? DType::kF32 : options.dtype;
-  if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, stored), {}};
+  if (place.frozen) return {at(memory.frozen_at(place.offset), 0, stored), {}};
   const int64_t element = place.offset - memory.first;
   const DType trained = options.fp32_adapters ? DType::kF32 : options.dtype;
   Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(trained)), trained), {}};

@@ -19,10 +19,15 @@ namespace lm {
 // evaluation; unused parts may be null.
 struct BlockMemory {
   std::byte* trainable = nullptr;  // working weights, flat_elements of what is trained's type
-  std::byte* frozen = nullptr;     // frozen_bytes
+  std::byte* frozen = nullptr;     // frozen_bytes, or common_bytes of them
+  std::byte* own = nullptr;        // own_bytes of these; null: they lie behind the others
   std::byte* gradients = nullptr;  // flat_elements of the gradient type
   // Of the block: what the memory begins with.
-  int64_t first = 0, first_frozen_byte = 0;
+  int64_t first = 0, first_frozen_byte = 0, first_own_byte = 0;
+  std::byte* frozen_at(int64_t byte) const {  // of the block's frozen array; null: it is not here
+    if (own != nullptr && byte >= first_own_byte) return own + (byte - first_own_byte);
+    return frozen == nullptr ? nullptr : frozen + (byte - first_frozen_byte);
+  }
   // Of a block whose experts are fetched by routing; null: all of it is there.
   ExpertFetch* experts = nullptr;
   // Of a layout in which other ranks keep some of the experts.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace lm {
 
@@ -18,6 +19,8 @@ class ExpertFetch {
   // has been fetched again since, these are there, and nobody waits. Other tokens, and so another micro-batch
   // while the unit stays on loan, choose others: of theirs what is missing is brought.
   virtual int64_t bring(int64_t layer, const int32_t* start, int64_t brought) = 0;
+  // The same of experts that ranks divide, for the rows of all ranks' tokens: rows [ranks, E], on the host.
+  virtual int64_t bring_for_ranks(int64_t layer, std::span<const int32_t> rows, int64_t brought) = 0;
   // Whether the expert's weights are there: brought since the unit's fetch, for whatever tokens. Of others
   // the bytes are anything.
   virtual bool there(int64_t layer, int64_t expert) const = 0;

@@ -171,9 +171,10 @@ TimelineShape expected_timeline(const PlanInput& in, const SizedPlan& plan) {
   for (int64_t layer = 0; layer < in.spec.layer_count() && !weights.empty(); ++layer) {
     const auto* const spec = in.spec.layer(layer).find<ExpertsSpec>();
     const int64_t unit = layer + 1;
-    if (spec == nullptr || !routes_experts(plan, unit, *spec)) continue;
-    const double tokens = static_cast<double>(plan.numerics.micro_batch * plan.step.group) *
-                          std::max(lengths(in).sequence, 1.0);
+    if (spec == nullptr || !routes_experts(plan, unit, *spec, in.layout.experts)) continue;
+    const double tokens =
+        static_cast<double>(plan.numerics.micro_batch * plan.step.group * in.layout.experts.ranks) *
+        std::max(lengths(in).sequence, 1.0);
     const int64_t all = expert_bytes(in.layout.blocks[static_cast<size_t>(unit)]).frozen;
     TimelineShape::Array& array = weights[static_cast<size_t>(unit)];
     array.routed_share = expected_expert_share(*spec, tokens);

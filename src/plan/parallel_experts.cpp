@@ -69,13 +69,12 @@ void refuse_parallel_experts(const PlanInputs& in, const World& world) {
   if (in.adapter == nullptr)
     throw parallel_error("train.method = \"full\" writes a whole model, and no rank has all experts",
                          "set train.method = \"lora\" or \"qlora\", or leave zero.experts out");
-  if (in.config.zero.stage == 3)
-    throw parallel_error("with zero.stage = 3 all weights are in shards already, those of experts, too",
-                         "set zero.stage = 2 or less, or leave zero.experts out");
-  if (in.config.offload.weights != OffloadTier::kAuto && in.config.offload.weights != OffloadTier::kNone)
-    throw parallel_error("offload.weights = " + value_text(in.config.offload.weights) +
-                             ": a rank's experts stay in its memory",
-                         "leave offload.weights out, or zero.experts");
+  const OffloadTier weights = in.config.offload.weights;
+  if (in.config.zero.stage == 3 && weights != OffloadTier::kAuto && weights != OffloadTier::kNone)
+    throw parallel_error(
+        "with zero.stage = 3 and offload.weights = " + value_text(weights) +
+            " shards would leave memory, and a rank's experts, which are in none, would stay",
+        "set zero.stage = 2 or less: each rank's experts are then offloaded with the rest");
   if (!divides_experts(in.spec, world.ranks))
     throw parallel_error(
         fmt::format("{} ranks do not divide {} experts equally", world.ranks, experts),

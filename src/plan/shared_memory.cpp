@@ -23,8 +23,8 @@ Longest longest_messages(const PlanInput& in, const PlacedPlan& plan) {
   Longest out;
   for (const Unit& unit : in.layout.units(p.head_segments() > 0)) {
     if (p.pool(Pool::kWeights).shards > 1)
-      out.gathered = std::max(out.gathered,
-                              frozen_shard_of(unit.frozen_bytes, 0, p.pool(Pool::kWeights).shards).elements);
+      out.gathered = std::max(
+          out.gathered, frozen_shard_of(unit.common_bytes(), 0, p.pool(Pool::kWeights).shards).elements);
     if (unit.elements == 0) continue;
     const int64_t part = longest_part(unit, sharding) * gradient;
     out.added = std::max(out.added, part);

@@ -405,7 +405,8 @@ StepConfig step_config(const ModelSpec& spec, const ModelLayout& layout, const P
 OffloadConfig PlanInput::offload() const {
   OffloadConfig out = config.offload;
   if (!trains()) out.optimizer = out.gradients = out.activations = OffloadTier::kNone;
-  if (purpose == PlanPurpose::kExport || layout.experts.parallel()) out.weights = OffloadTier::kNone;
+  const bool own_stay = layout.experts.parallel() && config.zero.stage == 3;
+  if (purpose == PlanPurpose::kExport || own_stay) out.weights = OffloadTier::kNone;
   return out;
 }
 

@@ -47,7 +47,7 @@ std::vector<Traffic::SharedUnit> Traffic::share(const std::vector<Unit>& units,
   for (const Unit& unit : units) {
     SharedUnit& shared = out.emplace_back();
     shared = {.elements = unit.elements,
-              .frozen_bytes = unit.frozen_bytes,
+              .frozen_bytes = unit.common_bytes(),
               .frozen = placement.frozen_array(std::ssize(out) - 1)};
     if (ranks_ == 1 || unit.elements == 0) continue;
     if (last != nullptr && shared_alike(unit, *last)) {

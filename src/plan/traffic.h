@@ -49,9 +49,9 @@ class Traffic {
   // What a call moves of a unit. Its longest shard is looked for once, as that takes long where no tensor is
   // divided and a unit has hundreds.
   struct SharedUnit {
-    int64_t elements = 0, frozen_bytes = 0;
-    bool frozen = false;          // frozen weights are what is gathered
-    int64_t shard = 0, part = 0;  // elements of the longest
+    int64_t elements = 0, frozen_bytes = 0;  // that move
+    bool frozen = false;                     // frozen weights are what is gathered
+    int64_t shard = 0, part = 0;             // elements of the longest
   };
   std::vector<SharedUnit> share(const std::vector<Unit>& units, const PlacementPlan& placement) const;
   // Whose parts are each rank's; and whose shards are those of a group.

@@ -124,7 +124,8 @@ UnitPools weight_pools(const PlanInput& in, const NumericsPlan& numerics, TierId
   const int64_t size = size_of(numerics.trained_dtype());
   for (const Unit& unit : weight_units(in, tier_id)) {
     const bool frozen = is_frozen(in, numerics, unit);
-    bytes.push_back(frozen ? unit.frozen_bytes : in.adapter != nullptr ? 0 : unit.elements * size);
+    const int64_t of_base = shards_weights(in) ? unit.common_bytes() : unit.frozen_bytes;
+    bytes.push_back(frozen ? of_base : in.adapter != nullptr ? 0 : unit.elements * size);
     const int64_t frozen_shard = frozen_shard_of(frozen ? bytes.back() : 0, 0, sharding.group).elements;
     frozen || bytes.back() == 0 ? shard_bytes.add(frozen_shard, frozen_shard)
                                 : shard_bytes.add(unit, sharding, size);

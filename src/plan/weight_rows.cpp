@@ -29,8 +29,9 @@ OffDeviceBytes experts_of(const PlanInput& in, const PlacementPlan& p, bool froz
       // Arrays are units: the embedding, the layers, and what is behind them.
       const BlockLayout& block = in.layout.blocks[std::min(a, in.layout.blocks.size() - 1)];
       const ExpertBytes experts = expert_bytes(block);
-      const double whole = static_cast<double>(frozen ? block.frozen_bytes : block.flat_elements);
-      const double part = static_cast<double>(frozen ? experts.frozen : experts.trained);
+      const int64_t own = p.pool(Pool::kWeights).shards > 1 ? block.own_bytes : 0;  // in no array
+      const double whole = static_cast<double>(frozen ? block.frozen_bytes - own : block.flat_elements);
+      const double part = static_cast<double>(frozen ? experts.frozen - own : experts.trained);
       const auto scale = [&](int64_t& bytes) {
         bytes = whole > 0 ? static_cast<int64_t>(static_cast<double>(bytes) * part / whole) : 0;
       };
@@ -160,7 +161,7 @@ namespace {
 bool any_routed(const PlanInput& in, const SizedPlan& plan) {
   for (int64_t i = 0; i < in.spec.layer_count(); ++i) {
     const auto* const experts = in.spec.layer(i).find<ExpertsSpec>();
-    if (experts != nullptr && routes_experts(plan, i + 1, *experts)) return true;
+    if (experts != nullptr && routes_experts(plan, i + 1, *experts, in.layout.experts)) return true;
   }
   return false;
 }
@@ -177,7 +178,8 @@ std::optional<Choice> explain_streamed_experts(const PlanInput& in, const SizedP
     off += experts_of(in, p, frozen, all).whole;
   }
   if (off == 0) return {};
-  const int64_t tokens = plan.micro_tokens * plan.step.group;  // for which a block is fetched once
+  const int64_t tokens =
+      plan.micro_tokens * plan.step.group * in.layout.experts.ranks;  // for which a block is fetched once
   const double share = expected_expert_share(*experts.spec, static_cast<double>(tokens));
   const char* const fetched =
       any_routed(in, plan) ? "these are fetched when the router has chosen" : "a whole block is fetched";
@@ -200,11 +202,11 @@ int64_t router_result_bytes(const ModelSpec& spec) {
   return most * static_cast<int64_t>(sizeof(int32_t));
 }
 
-bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec) {
+bool routes_experts(const SizedPlan& plan, int64_t unit, const ExpertsSpec& spec, const ExpertShare& share) {
   const PlacementPlan& p = plan.placement;
   return p.pool(Pool::kWeights).shards == 1 && p.frozen_array(unit) &&
          plan.step.pool(Pool::kWeights).holds(unit) &&
-         fetches_by_routing(spec, plan.step.micro_rows * plan.step.group);
+         fetches_by_routing(spec, plan.step.micro_rows * plan.step.group * share.ranks);
 }
 
 double expected_expert_share(const ExpertsSpec& spec, double tokens) {

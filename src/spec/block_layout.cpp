@@ -141,7 +141,7 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   }
 }
 
-// Takes the tensors of experts that other ranks keep out of `block.frozen`.
+// Takes the tensors of experts that other ranks keep out of `block.frozen`, and puts this rank's last.
 void leave_to_others(const ModelSpec& spec, int64_t layer, const ExpertShare& share, BlockParameters& block,
                      BlockLayout& layout) {
   const auto* const experts = spec.layer(layer).find<ExpertsSpec>();
@@ -154,6 +154,15 @@ void leave_to_others(const ModelSpec& spec, int64_t layer, const ExpertShare& sh
   for (auto other = others; other != block.frozen.end(); ++other) layout.frozen_elements += other->elements();
   layout.elsewhere.assign(std::make_move_iterator(others), std::make_move_iterator(block.frozen.end()));
   block.frozen.erase(others, block.frozen.end());
+  std::ranges::stable_partition(block.frozen,
+                                [](const Parameter& parameter) { return !parameter.of_expert(); });
+}
+
+// Of a layout in which other ranks keep some of the experts: what this rank's have.
+int64_t bytes_of_own_experts(const BlockLayout& layout) {
+  const auto first = std::ranges::find_if(
+      layout.tensors, [](const TensorPlace& place) { return place.frozen && place.parameter.of_expert(); });
+  return layout.elsewhere.empty() || first == layout.tensors.end() ? 0 : layout.frozen_bytes - first->offset;
 }
 
 // Calls body(run) for runs of neighbouring tensors with at most `most` elements each; a tensor with more is a
@@ -318,7 +327,7 @@ std::vector<Unit> ModelLayout::units(bool chunked_head) const {
     unit.linear = block.linear, unit.borders = block.borders, unit.turn = block.turn;
     if (unit.segment()) continue;
     unit.elements = block.flat_elements;
-    unit.frozen_bytes = block.frozen_bytes;
+    unit.frozen_bytes = block.frozen_bytes, unit.own_bytes = block.own_bytes;
   }
   if (head != nullptr) chunk_head_matrix(*head, blocks.back(), out);
   return out;
@@ -331,10 +340,10 @@ int64_t ModelLayout::first_trained() const {
 }
 
 bool moves_frozen(const BlockLayout& block, const Unit& unit, DType trained) {
-  if (unit.frozen_bytes == 0) return false;
+  if (unit.common_bytes() == 0) return false;
   const bool beside =
       std::ranges::any_of(block.trainables, [](const Trainable& entry) { return adapts(entry.role); });
-  return beside || unit.frozen_bytes > unit.elements * static_cast<int64_t>(dtype_size(trained));
+  return beside || unit.common_bytes() > unit.elements * static_cast<int64_t>(dtype_size(trained));
 }
 
 std::string ModelLayout::name(const Unit& unit) const {
@@ -419,6 +428,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     if (layout.body) leave_to_others(spec, std::ssize(model.blocks) - 1, share, block, layout);
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
+    layout.own_bytes = bytes_of_own_experts(layout);
     find_owners(layout.trainables, layout);
     find_owners(layout.starts, layout);
     for (TensorPlace& place : layout.tensors) place.number = numbers.at(place.parameter.name);

@@ -83,8 +83,8 @@ struct MatrixSides {
   int64_t rows = 0, columns = 0;  // filled up
 };
 
-// Of each layer's E experts a rank keeps those of its place: [place E / ranks, (place + 1) E / ranks). What
-// other ranks keep has no memory here.
+// Of each layer's E experts a rank keeps those of its place: [place E / ranks, (place + 1) E / ranks). They
+// lie behind what all ranks have alike, and are in no shard. What other ranks keep has no memory here.
 struct ExpertShare {
   int ranks = 1;
   int place = 0;
@@ -113,6 +113,7 @@ struct BlockLayout {
   int64_t flat_elements = 0;       // trainable, padding included; multiple of kGranule (may be 0)
   int64_t parameter_elements = 0;  // trainable, without padding
   int64_t frozen_bytes = 0;
+  int64_t own_bytes = 0;        // of these the last: this rank's experts (ExpertShare)
   int64_t frozen_elements = 0;  // of the base, those that other ranks keep among them
   const TensorPlace* find(const std::string& name) const;  // null when absent
   bool trains(const std::string& name) const;              // it is there, and not frozen
@@ -153,6 +154,8 @@ struct Unit {
   int64_t first_row = 0, rows = 0;  // of a vocabulary segment
   int64_t first = 0, elements = 0;  // trainable
   int64_t first_frozen_byte = 0, frozen_bytes = 0;
+  int64_t own_bytes = 0;  // the last of the frozen ones, of which there are no shards (ExpertShare)
+  int64_t common_bytes() const { return frozen_bytes - own_bytes; }  // the others
   // The block's, which outlives the unit.
   bool linear = false;
   std::span<const int64_t> borders = {};

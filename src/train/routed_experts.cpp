@@ -92,20 +92,37 @@ bool RoutedExperts::there(int64_t layer, int64_t expert) const {
   return !block.in_parts || block.there[static_cast<size_t>(expert)] != 0;
 }
 
-int64_t RoutedExperts::bring(int64_t layer, const int32_t* start, int64_t brought) {
+template <class Chosen>
+int64_t RoutedExperts::bring_chosen(int64_t layer, const Chosen& chosen) {
   Block& block = *experts_of(layer + 1);
-  if (!block.in_parts) return 0;  // all of it is there: nobody waits for what the router has chosen
-  if (brought == block.fetch) return brought;
-  start = on_host(start, block.spec->experts + 1);
   std::vector<ByteRange> missing;
   for (size_t e = 0; e < block.there.size(); ++e) {
-    if (start[e + 1] == start[e] || std::exchange(block.there[e], 1) != 0) continue;
+    if (!chosen(e) || std::exchange(block.there[e], 1) != 0) continue;
     const std::vector<ByteRange>& expert = block.parts.experts[e];
     missing.insert(missing.end(), expert.begin(), expert.end());
   }
   ++counts_.waits;
   counts_.bytes += store_->bring(layer + 1, missing);
   return block.fetch;
+}
+
+int64_t RoutedExperts::bring(int64_t layer, const int32_t* start, int64_t brought) {
+  const Block& block = *experts_of(layer + 1);
+  if (!asks(block, brought))
+    return brought;  // all of it is there: nobody waits for what the router has chosen
+  start = on_host(start, block.spec->experts + 1);
+  return bring_chosen(layer, [&](size_t e) { return start[e + 1] > start[e]; });
+}
+
+int64_t RoutedExperts::bring_for_ranks(int64_t layer, std::span<const int32_t> rows, int64_t brought) {
+  const Block& block = *experts_of(layer + 1);
+  if (!asks(block, brought)) return brought;
+  const size_t experts = block.there.size();
+  return bring_chosen(layer, [&](size_t e) {
+    for (size_t i = e; i < rows.size(); i += experts)
+      if (rows[i] > 0) return true;
+    return false;
+  });
 }
 
 }  // namespace lm

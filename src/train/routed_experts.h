@@ -41,7 +41,8 @@ class RoutedExperts : public ExpertFetch {
   RoutedExperts(const Context& context, const ModelLayout& layout, const WeightStore& weights, Store* store,
                 std::span<std::byte> host_starts);
 
-  // Fetches from here on are for passes of so many tokens at once (plan/weight_rows.h: fetches_by_routing).
+  // Fetches from here on are for passes of so many tokens at once, those of all ranks where these divide the
+  // experts (plan/weight_rows.h: fetches_by_routing).
   void expect_tokens(int64_t tokens) { tokens_ = tokens; }
   // The list's fetch of a unit's weights.
   void fetch(int64_t unit, int64_t slot);
@@ -49,6 +50,7 @@ class RoutedExperts : public ExpertFetch {
   ExpertFetch* of(int64_t unit) { return experts_of(unit) != nullptr ? this : nullptr; }
 
   int64_t bring(int64_t layer, const int32_t* start, int64_t brought) override;
+  int64_t bring_for_ranks(int64_t layer, std::span<const int32_t> rows, int64_t brought) override;
   bool there(int64_t layer, int64_t expert) const override;
 
   // Since the last call.
@@ -63,6 +65,11 @@ class RoutedExperts : public ExpertFetch {
     std::vector<char> there = {};  // of each expert: brought since
   };
   const int32_t* on_host(const int32_t* start, int64_t count);
+  // Whether the block has been fetched in parts, and its chosen experts have not been brought since.
+  bool asks(const Block& block, int64_t brought) const { return block.in_parts && brought != block.fetch; }
+  // Brings what is missing of the chosen experts.
+  template <class Chosen>
+  int64_t bring_chosen(int64_t layer, const Chosen& chosen);
   Block* experts_of(int64_t unit) {
     const auto u = static_cast<size_t>(unit);
     return u < blocks_.size() && blocks_[u].spec != nullptr ? &blocks_[u] : nullptr;

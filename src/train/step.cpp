@@ -214,7 +214,12 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   LM_CHECK(loan.has_value(), fmt::format("unit {} is used without a loan", unit));
   const Unit& range = weights_.units()[static_cast<size_t>(unit)];
   gathered_[static_cast<size_t>(unit)].wait(context_.stream);
-  BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
+  BlockMemory memory{.trainable = loan->trainable(),
+                     .frozen = loan->frozen(),
+                     .own = loan->own(),
+                     .first = range.first,
+                     .first_frozen_byte = range.first_frozen_byte,
+                     .first_own_byte = range.common_bytes()};
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   if (save_ != nullptr) save_->used(unit, memory.trainable);
   memory.experts = routed_.of(unit);
@@ -263,7 +268,7 @@ void TrainStep::add_rows() {
   const bool adapted = layout_.blocks.front().trains("embed.lora_A");
   const bool tied = context_.spec.tied, rows_alone = !tied && !config_.layer_inputs && !adapted;
   if (rows_alone) gradients_->zero(0);  // first: it takes the slot for the embedding's
-  const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
+  const BlockMemory memory{.gradients = gradients_->unit(0)};
   const Embedding embedding = pass_.embedding(memory, true);
   const auto zero = [&](const View& gradient) {
     if (gradient.defined() && !rows_alone) context_.kernels.zero(gradient, context_.stream);
@@ -350,7 +355,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head,
   DeviceBatch placed = place_batch(context_, batch, caches);
   watch(routers, placed);
   ForwardPass pass(pass_, std::move(placed), routers != nullptr);
-  routed_.expect_tokens(batch.tokens());
+  routed_.expect_tokens(batch.tokens() * layout_.experts.ranks);
   const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(progress_counter_);
   for (const Operation& operation : forward.list.operations) {

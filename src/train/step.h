@@ -173,7 +173,7 @@ class TrainStep : private PassMemory {
   }
   void wait_for_group();
   // Of which a step's fetches are for so many: a group's micro-batches meet a unit's weights together.
-  int64_t tokens_at_once() const { return config_.micro_rows * config_.group; }
+  int64_t tokens_at_once() const { return config_.micro_rows * config_.group * layout_.experts.ranks; }
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   // `routers`: those of the step under way, whose dropouts the pass has; null: it is none of a step.

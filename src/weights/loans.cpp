@@ -22,8 +22,9 @@ OnDevice on_device(const ModelLayout& layout, DType dtype, const WeightPlaces& p
   const bool off_device = in_host || (places.store != nullptr && places.store->holds(index));
   const bool frozen = in_host ? unit.frozen_bytes > 0
                               : moves_frozen(layout.blocks[static_cast<size_t>(unit.block)], unit, dtype);
+  const int64_t own = places.shards ? unit.own_bytes : 0;
   const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
-  return {off_device && !frozen ? 0 : trainable, off_device && frozen ? 0 : unit.frozen_bytes, frozen};
+  return {off_device && !frozen ? 0 : trainable, off_device && frozen ? own : unit.frozen_bytes, frozen};
 }
 
 // Units begin at pages, as they do in memory of their own.
@@ -54,6 +55,10 @@ std::byte* Loan::trainable() const {
 
 std::byte* Loan::frozen() const {
   return store_->frozen(unit_);
+}
+
+std::byte* Loan::own() const {
+  return store_->own(unit_);
 }
 
 OpenUnit::OpenUnit(WeightStore& store, int64_t unit, bool changes)
@@ -93,6 +98,9 @@ std::byte* OpenUnit::frozen() const {
 
 std::byte* OpenUnit::tensor(const TensorPlace& place) const {
   const Unit& unit = store_->units_[static_cast<size_t>(unit_)];
+  std::byte* const own = store_->own(unit_);
+  if (place.frozen && own != nullptr && place.offset >= unit.common_bytes())
+    return own + (place.offset - unit.common_bytes());
   if (place.frozen) return frozen() + std::max<int64_t>(place.offset - unit.first_frozen_byte, 0);
   return trainable() +
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
@@ -163,6 +171,11 @@ std::byte* WeightStore::frozen(int64_t unit) const {
   const UnitPlace& place = places_[static_cast<size_t>(unit)];
   if (place.frozen_elsewhere != nullptr) return place.frozen_elsewhere;
   return in_host ? embedding_ : place.frozen.data();
+}
+
+std::byte* WeightStore::own(int64_t unit) const {
+  const bool apart = shards_ && units_[static_cast<size_t>(unit)].own_bytes > 0 && frozen_off_device(unit);
+  return apart ? places_[static_cast<size_t>(unit)].frozen.data() : nullptr;
 }
 
 std::byte* WeightStore::trainable_in_place(int64_t unit) {

@@ -22,9 +22,11 @@ class Loan {
   Loan(Loan&& other) noexcept;
   Loan& operator=(Loan&&) = delete;
   ~Loan();
-  // The unit's trainable and frozen memory. Valid until the loan ends.
+  // The unit's trainable and frozen memory, and that of its own_bytes where these do not lie behind the
+  // others; else null. Valid until the loan ends.
   std::byte* trainable() const;
   std::byte* frozen() const;
+  std::byte* own() const;
 
  private:
   friend class WeightStore;
@@ -46,7 +48,7 @@ class OpenUnit {
   // Starts the write-back of changes. Throws Error(20, 21).
   void close();
   std::byte* trainable() const;
-  std::byte* frozen() const;
+  std::byte* frozen() const;  // in shards, of common_bytes
   // A tensor of the unit; for the head's matrix, a segment's first row.
   std::byte* tensor(const TensorPlace& place) const;
   int64_t unit() const { return unit_; }
@@ -114,8 +116,8 @@ class WeightStore {
   friend class Loan;
   friend class OpenUnit;
   struct UnitPlace {
-    Memory trainable;  // elements of `dtype`
-    Memory frozen;
+    Memory trainable;                       // elements of `dtype`
+    Memory frozen;                          // where the others are in shards, own_bytes
     std::byte* frozen_elsewhere = nullptr;  // in memory of several ranks
     bool moves_frozen = false;              // where it is offloaded
     int64_t version = 0;                    // counts updates
@@ -126,6 +128,8 @@ class WeightStore {
   bool frozen_off_device(int64_t unit) const;
   std::byte* trainable(int64_t unit) const;
   std::byte* frozen(int64_t unit) const;
+  // Of own_bytes where the others are in shards; else null.
+  std::byte* own(int64_t unit) const;
 
   const ModelLayout& layout_;
   DType dtype_;

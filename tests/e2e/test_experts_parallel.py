@@ -43,7 +43,7 @@ def result(work, name):
     return losses(work, name), eval_losses(work, name), (work / "runs" / name / "model" / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("ranks, method, stage", [(2, "lora", 0), (4, "lora", 2), (2, "qlora", 1)])
+@pytest.mark.parametrize("ranks, method, stage", [(2, "lora", 0), (4, "lora", 2), (2, "qlora", 1), (4, "qlora", 3)])
 def test_the_bits_are_those_of_replicated_experts(work, ranks, method, stage):
     run(work, "replicated", ranks, "replicated", train__method=method, zero__stage=stage)
     before, after = eval_losses(work, "replicated")
@@ -63,6 +63,15 @@ def test_pairs_of_experts_learn_as_those_of_replicated_ones(work, ranks, method,
     assert losses_of[1] == pytest.approx(losses_of[0], rel=1e-4)
     saved = [load_file(work / "runs" / f"pairs_{experts}" / "model/adapter_model.safetensors") for experts in ("replicated", "parallel")]
     assert {key: value.shape for key, value in saved[0].items()} == {key: value.shape for key, value in saved[1].items()}
+
+
+def test_a_ranks_experts_may_lie_on_a_disk(work):
+    (work / "disk").mkdir()
+    run(work, "resident", 2, "replicated", train__method="qlora", data__max_length=8, train__micro_batch=1)
+    run(work, "on_disk", 2, "parallel", train__method="qlora", data__max_length=8, train__micro_batch=1, offload__weights="nvme",
+        offload__paths=["disk"])
+    assert result(work, "on_disk") == result(work, "resident")
+    assert sum(row.get("read_bytes", 0) for row in rows(work, "on_disk")) > 0
 
 
 def test_a_run_goes_on_with_either(work):
@@ -114,8 +123,7 @@ def test_rows_pass_between_machines_with_the_same_bits(work):
 @pytest.mark.parametrize("ranks, changes, words", [
     (3, {}, "3 ranks do not divide 8 experts"),
     (2, dict(train__method="full"), "train.method"),
-    (2, dict(zero__stage=3), "zero.stage"),
-    (2, dict(offload__weights="nvme", offload__paths=["."]), "offload.weights"),
+    (2, dict(zero__stage=3, offload__weights="nvme", offload__paths=["."]), "offload.weights"),
 ])
 def test_what_cannot_be_is_refused(work, ranks, changes, words):
     toml = prepared(work, "refused", "parallel", **changes)

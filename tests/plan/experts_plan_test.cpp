@@ -196,7 +196,7 @@ TEST(ExpertsPlan, FrozenOnesThatFewTokensMeetAreReadByRouting) {
     const auto& spec = *c.spec.layer(0).find<ExpertsSpec>();
     const bool routed = tokens == 2;
     EXPECT_EQ(fetches_by_routing(spec, tokens), routed);
-    for (int64_t unit = 1; unit <= 4; ++unit) EXPECT_EQ(routes_experts(plan, unit, spec), routed);
+    for (int64_t unit = 1; unit <= 4; ++unit) EXPECT_EQ(routes_experts(plan, unit, spec, {}), routed);
     const auto free = [](const Operation&) { return 0.0; };
     const Timeline whole =
         walk_timeline(plan.step, plan.placement.timeline(), link_rates(c.machine, c.device), free);

@@ -65,10 +65,10 @@ std::string text_of(const Job& job) {
   std::string out = fmt::format(
       "{} ranks, {} a machine; stage {}, {} copies, {} layers, {} micro-batches in groups of {}, clip {}, "
       "recompute {} "
-      "of {}, in backward {}, tied {}, {} tiles, {} slots, sums of {}",
+      "of {}, in backward {}, tied {}, {} tiles, {} slots, sums of {}, experts {}",
       job.ranks, job.each, shape.stage, shape.copies, shape.layers, shape.micro_batches, shape.group,
       static_cast<int>(shape.clip), static_cast<int>(shape.recompute.level), shape.recompute.every,
-      shape.in_backward, shape.tied, shape.tiles, shape.slots, shape.machine_ranks);
+      shape.in_backward, shape.tied, shape.tiles, shape.slots, shape.machine_ranks, shape.experts);
   for (const Fault& fault : job.faults) {
     out += fmt::format("; rank {} {} (peer {}, at {:.2f} s, for {:.2f} s, step {}, operation {})", fault.rank,
                        kNames[static_cast<size_t>(fault.kind)], fault.peer, fault.at, fault.seconds,

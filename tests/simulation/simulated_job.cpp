@@ -190,8 +190,9 @@ class Simulation {
       if (fault.kind == Fault::Kind::kStraggler) fibers_.nap(fault.seconds);
       if (fault.kind == Fault::Kind::kError)
         throw Error(Exit::kInput, {.area = "DATA-11", .what = "a row is damaged", .place = "", .next = ""});
-      // Without its bytes an array cannot be borrowed, whatever the others do.
-      if (fault.kind == Fault::Kind::kOtherList) times = next.kind == OperationKind::kFetch ? 2 : 0;
+      // Without its bytes an array cannot be borrowed, nor a unit's input computed, whatever the others do.
+      const bool needed = next.kind == OperationKind::kFetch || computes(next.kind);
+      if (fault.kind == Fault::Kind::kOtherList) times = needed ? 2 : 0;
     }
     return times;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/mixers/expert_waves.h"
 #include "step_values.h"
 
 namespace lm::test {
@@ -60,6 +61,7 @@ StepShape random_shape(uint64_t seed, int ranks, int each) {
   shape.tied = random.below(2) == 0;
   shape.tiles = random.below(3);
   shape.slots = 1 + random.below(3);
+  shape.experts = random.below(2) == 0;
   return shape;
 }
 
@@ -121,6 +123,9 @@ SimulatedSteps::SimulatedSteps(Setup setup)
     const int64_t partial = group_.ranks() / config_.machine_ranks * kReduceScatterPart * kFloat;
     levels_ = std::make_unique<TwoLevels>(group_, config_.machine_ranks, DeviceType::kCpu, partial);
   }
+  if (setup_.shape.experts)
+    experts_ = std::make_unique<RankExperts>(group_, StreamView{}, ExpertShare{config_.ranks, group_.rank()},
+                                             setup_.shape.layers, static_cast<int64_t>(sizeof(uint64_t)));
   for (Micro& micro : micros_) {
     micro.inputs.resize(config_.units.size() + 1);
     micro.borrowed.resize(config_.units.size());
@@ -228,7 +233,7 @@ bool SimulatedSteps::collective(const Operation& op) const {
     case OperationKind::kFetch:
       return op.pool == Pool::kWeights;
     default:
-      return false;
+      return has_experts(op);
   }
 }
 
@@ -238,6 +243,7 @@ uint64_t SimulatedSteps::left_by(const Operation& op) {
   if (op.kind == OperationKind::kNorm) return bits_of(std::span<const double>(squares(op.unit)));
   if (op.kind == OperationKind::kCheck) return bits_of(std::span<const float>(&scale_, 1));
   if (op.kind == OperationKind::kGather) return bits_of(std::span<const float>(weights(op.unit)));
+  if (computes(op.kind)) return 0;
   const auto* const fetched = reinterpret_cast<const float*>(weight_shards_->use(op.array));
   return bits_of(std::span(fetched, static_cast<size_t>(elements(op.array))));
 }
@@ -290,6 +296,38 @@ void SimulatedSteps::carry_out(const Operation& op) {
   }
 }
 
+bool SimulatedSteps::has_experts(const Operation& op) const {
+  return experts_ != nullptr && computes(op.kind) && config_.unit(op.unit).role == UnitRole::kBody;
+}
+
+// As model/mixers/experts.cpp: every row to the rank that keeps its expert, and what that makes of it back.
+uint64_t SimulatedSteps::by_owners(int64_t unit, uint64_t input) {
+  const ExpertShare share = experts_->share();
+  RoutedRows routed = routed_rows(input, share.ranks);
+  std::vector<int32_t> all(static_cast<size_t>(share.ranks) * routed.start.size()), counts;
+  experts_->gather_starts(unit - 1, routed.start, all.data());
+  for (size_t i = 0; i + 1 < all.size(); ++i)
+    if ((i + 1) % routed.start.size() != 0) counts.push_back(all[i + 1] - all[i]);
+  const auto view = [](std::vector<uint64_t>& rows) {
+    return view_of(rows.data(), DType::kI32, std::ssize(rows), 2);
+  };
+  const ExpertWaves waves(counts, share);
+  for (int64_t wave = 0; wave < waves.count(); ++wave) {
+    std::vector<uint64_t> here(static_cast<size_t>(waves.capacity()));
+    const auto move = [&](bool back) {
+      RowsOnTheWay way = waves.on_the_way(wave, back);
+      way.from = view(back ? here : routed.rows), way.to = view(back ? routed.rows : here);
+      experts_->move_rows(unit - 1, way);
+    };
+    move(false);
+    for (const ExpertJob& job : waves.jobs(wave))
+      for (int64_t row = job.at; row < job.at + job.rows; ++row)
+        here[static_cast<size_t>(row)] = by_expert(here[static_cast<size_t>(row)], unit, job.expert);
+    move(true);
+  }
+  return combined(routed.rows);
+}
+
 void SimulatedSteps::compute(const Operation& op) {
   Micro& micro = at(op.micro);
   const auto u = static_cast<size_t>(op.unit);
@@ -301,7 +339,8 @@ void SimulatedSteps::compute(const Operation& op) {
     return;
   }
   const std::span<const float> unit = borrowed(op.unit);
-  const uint64_t bits = bits_of(unit);
+  const uint64_t own = bits_of(unit);
+  const uint64_t bits = has_experts(op) ? behind(own, by_owners(op.unit, micro.inputs[u])) : own;
   if (op.kind == OperationKind::kForward) micro.borrowed[u] = bits;
   if (op.kind == OperationKind::kRecompute)
     LM_CHECK(micro.borrowed[u] == bits, "what is computed once more has the weights of its forward");

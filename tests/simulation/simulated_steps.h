@@ -16,6 +16,7 @@
 #include "comm/shard_store.h"
 #include "comm/two_levels.h"
 #include "schedule/step_lists.h"
+#include "train/rank_experts.h"
 
 namespace lm::test {
 
@@ -28,8 +29,9 @@ struct StepShape {
   Clip clip = Clip::kGlobal;
   RecomputeChoice recompute = Recompute::kNone;
   bool in_backward = false, tied = false;
-  int64_t tiles = 0;  // of each block's state, off the device; 0: it is on it
-  int64_t slots = 3;  // of weights in shards, and of gradients
+  int64_t tiles = 0;     // of each block's state, off the device; 0: it is on it
+  int64_t slots = 3;     // of weights in shards, and of gradients
+  bool experts = false;  // layers are mixtures, of which each rank keeps an expert
 };
 
 // Of so many ranks on machines of `each`.
@@ -84,6 +86,8 @@ class SimulatedSteps {
   bool collective(const Operation& op) const;
   void transfer(const Operation& op);
   void compute(const Operation& op);
+  bool has_experts(const Operation& op) const;
+  uint64_t by_owners(int64_t unit, uint64_t input);
   void reduce(int64_t unit);
   void norm(int64_t unit);
   void check();
@@ -119,6 +123,7 @@ class SimulatedSteps {
   std::unique_ptr<ShardStore> weight_shards_, gradient_shards_;
   std::unique_ptr<TwoLevels> levels_;
   CollectiveNames reduce_scatters_, shares_, norms_, gathers_;  // of units
+  std::unique_ptr<RankExperts> experts_;
 };
 
 }  // namespace lm::test

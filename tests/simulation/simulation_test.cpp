@@ -72,9 +72,14 @@ TEST(Simulation, ASeedRepeatsItsFaults) {
 
 // Arrays of a list are as long as one another: one of another unit must not be taken for the one that is due.
 TEST(Simulation, BytesOfAnotherUnitAreNotUsed) {
-  const StepShape shape{
-      .layers = 3, .micro_batches = 2, .stage = 3, .recompute = Recompute::kBlock, .slots = 1};
-  for (int64_t operation = 0; operation < 24; ++operation) {
+  for (int64_t run = 0; run < 48; ++run) {
+    const int64_t operation = run / 2;
+    const StepShape shape{.layers = 3,
+                          .micro_batches = 2,
+                          .stage = 3,
+                          .recompute = Recompute::kBlock,
+                          .slots = 1,
+                          .experts = run % 2 == 1};
     Job job{.ranks = 3, .shape = shape, .seed = 1};
     job.faults = {Fault{.kind = Fault::Kind::kOtherList, .rank = 2, .step = 2, .operation = operation}};
     EXPECT_EQ(broken_promise(job, run_job(job), undisturbed(job)), "") << text_of(job);

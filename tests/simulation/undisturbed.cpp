@@ -39,13 +39,30 @@ class Undisturbed {
   using Gradients = std::vector<std::vector<float>>;
   uint64_t bits(size_t unit) const { return bits_of(std::span<const float>(weights_[unit])); }
 
+  // All of them here.
+  uint64_t by_experts(uint64_t input, size_t unit) const {
+    RoutedRows routed = routed_rows(input, ranks_);
+    for (int64_t e = 0; e < ranks_; ++e) {
+      for (int32_t row = routed.start[static_cast<size_t>(e)]; row < routed.start[static_cast<size_t>(e) + 1];
+           ++row)
+        routed.rows[static_cast<size_t>(row)] =
+            by_expert(routed.rows[static_cast<size_t>(row)], static_cast<int64_t>(unit), e);
+    }
+    return combined(routed.rows);
+  }
+
   Gradients backward(int64_t step, int rank) const {
     Gradients out;
     for (const std::vector<float>& unit : weights_) out.emplace_back(unit.size());
     const size_t head = weights_.size() - 1;
     for (int64_t micro = 0; micro < shape_.micro_batches; ++micro) {
       std::vector<uint64_t> inputs = {tokens_of(seed_, step, rank, micro)};
-      for (size_t u = 0; u < head; ++u) inputs.push_back(behind(inputs.back(), bits(u)));
+      std::vector<uint64_t> of_units;  // what a unit's weights, and its experts, have to say
+      for (size_t u = 0; u <= head; ++u) {
+        of_units.push_back(shape_.experts && u > 0 && u < head ? behind(bits(u), by_experts(inputs.back(), u))
+                                                               : bits(u));
+        if (u < head) inputs.push_back(behind(inputs.back(), of_units.back()));
+      }
       inputs.push_back(behind(inputs.back(), shape_.tied ? behind(bits(head), bits(0)) : bits(head)));
       uint64_t back = mixed(inputs.back());
       for (size_t u = head + 1; u-- > 0;) {
@@ -54,7 +71,7 @@ class Undisturbed {
           const float one = gradient_of(inputs[u], back, weight, static_cast<int64_t>(i));
           out[u][i] = micro == 0 ? one : out[u][i] + one;
         }
-        back = behind(back, bits(u));
+        back = behind(back, of_units[u]);
       }
     }
     return out;

@@ -25,11 +25,15 @@ TEST(GpuRanks, DividedExpertsTakeTheRowsOfAllRanks) {
   for (int which = 0; which < 4; ++which) {
     Variant run = small_run();
     run.lora = true;
-    run.family = which == 2 ? Family::kBiasedExperts : Family::kEightExperts;
+    run.family = which == 0   ? Family::kManyExperts
+                 : which == 2 ? Family::kBiasedExperts
+                              : Family::kEightExperts;
+    run.weights = which == 0 || which == 3;  // on a disk, or in host memory
+    run.host = which == 3 ? 1 : 0;
     run.base = which == 1 ? EncodingKind::kNf4 : EncodingKind::kPlain;
     run.dtype = DType::kF32, run.fp32_adapters = true;
     run.adapted_experts = which >= 2;
-    run.stage = which == 3 ? 0 : 2;
+    run.stage = which == 0 ? 2 : which == 3 ? 0 : 3;
     Findings replicated, nccl, host;
     run_gpus(run, 2, true, replicated);
     run.parallel = true;

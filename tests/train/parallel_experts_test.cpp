@@ -36,7 +36,7 @@ void expect_bits_of_replicated(Variant run, int ranks, std::initializer_list<int
 
 TEST(ParallelExperts, GiveTheBitsOfReplicatedOnes) {
   for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4}) {
-    for (const int ranks : {2, 4}) expect_bits_of_replicated(of_base(base, ranks), ranks, {0, 1, 2});
+    for (const int ranks : {2, 4}) expect_bits_of_replicated(of_base(base, ranks), ranks, {0, 1, 2, 3});
   }
 }
 
@@ -55,7 +55,7 @@ TEST(ParallelExperts, GiveThemWhateverAStepLooksLike) {
     run.group = which == 3 ? 3 : 1;
     run.in_backward = which == 2;
     if (which == 2) run.activations = false, run.clip = Clip::kBlock;
-    expect_bits_of_replicated(run, 2, {0, 2});
+    expect_bits_of_replicated(run, 2, {0, 2, 3});
   }
 }
 
@@ -65,7 +65,7 @@ TEST(ParallelExperts, OfEveryKindOfMixtureGiveThem) {
   for (const Family family : {Family::kBiasedExperts, Family::kSigmoidExperts, Family::kExpertsBeside}) {
     Variant run = of_base(EncodingKind::kPlain, 4);
     run.family = family;
-    for (const int ranks : {2, 4}) expect_bits_of_replicated(run, ranks);
+    for (const int ranks : {2, 4}) expect_bits_of_replicated(run, ranks, {1, 3});
   }
 }
 
@@ -79,8 +79,46 @@ TEST(ParallelExperts, GiveTheirPairsTheSameBits) {
     run.fp32_adapters = which == 1;
     run.recompute = which == 2;
     if (which == 2) run.family = Family::kBiasedExperts;
-    expect_bits_of_replicated(run, 2, {0, 1, 2});
+    expect_bits_of_replicated(run, 2, {0, 1, 2, 3});
   }
+}
+
+// On a disk with the rest of their blocks: whole blocks, or experts once the routers of all ranks have
+// chosen.
+TEST(ParallelExperts, GiveThemFromADisk) {
+  for (int which = 0; which < 4; ++which) {
+    Variant run = of_base(which % 2 == 0 ? EncodingKind::kPlain : EncodingKind::kNf4, 4);
+    run.family = which < 2 ? Family::kEightExperts : Family::kManyExperts;
+    run.parallel = false;
+    run.recompute = which == 2;
+    run.group = which == 3 ? 2 : 1;
+    const Outcome want = run_ranks(run, 2);
+    run.parallel = run.weights = true;
+    run.slots = 1;
+    for (const int64_t stage : {0, 2}) {
+      run.stage = stage;
+      expect_same(run, 2, run_ranks(run, 2), want);
+    }
+  }
+}
+
+// Which of its experts another rank's tokens meet, too, a rank knows before it asks for them.
+TEST(ParallelExperts, AreReadOnceAllRanksHaveChosen) {
+  Variant run = of_base(EncodingKind::kPlain, 2);
+  run.family = Family::kManyExperts;
+  run.parallel = run.weights = true;
+  run.slots = 1;
+  SharedRegion region = SharedRegion::create(2);
+  for (const std::string& error : on_threads(region, 2, [&](SharedGroup& group) {
+         Training training(run, {}, {}, &group);
+         const RoutedCounts routed = training.step(1).routed;
+         const int64_t all = training.layout().blocks[1].own_bytes;
+         EXPECT_GT(all, 0);
+         EXPECT_GE(routed.waits, run.layers);
+         EXPECT_GT(routed.bytes, 0);
+         EXPECT_LT(static_cast<double>(routed.bytes), 0.65 * static_cast<double>(routed.waits * all));
+       }))
+    EXPECT_EQ(error, "");
 }
 
 // A rank has its experts' bytes of the base and no others.

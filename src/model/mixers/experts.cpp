@@ -234,14 +234,14 @@ int64_t starts_of_ranks(const Experts& mixer) {
   return mixer.exchange->share().ranks * (mixer.spec.experts + 1);
 }
 
-// In a dry run the rows of each rank begin with another one's experts: every owner then has as many rows as a
-// rank has.
-ExpertWaves waves_of(const Rows& rows, const int32_t* starts) {
+// The waves of all ranks' rows, once the experts that these have chosen are there. In a dry run the rows of
+// each rank begin with another one's experts: every owner then has as many rows as a rank has.
+ExpertWaves waves_of(const Rows& rows, const Experts::Saved& saved, int64_t& brought) {
   const ExpertsSpec& spec = rows.mixer.spec;
   const ExpertShare share = rows.mixer.exchange->share();
   const bool dry = rows.context.counts != nullptr;
   const std::span<const int32_t> all =
-      rows.mixer.exchange->on_host({starts, static_cast<size_t>(starts_of_ranks(rows.mixer))});
+      rows.mixer.exchange->on_host({saved.starts, static_cast<size_t>(starts_of_ranks(rows.mixer))});
   std::vector<int32_t> counts;
   for (int64_t rank = 0; rank < share.ranks; ++rank) {
     for (int64_t e = 0; e < spec.experts; ++e) {
@@ -252,6 +252,8 @@ ExpertWaves waves_of(const Rows& rows, const int32_t* starts) {
               : all[at + 1] - all[at]);
     }
   }
+  if (rows.mixer.fetch != nullptr)
+    brought = rows.mixer.fetch->bring_for_ranks(rows.mixer.layer, counts, brought);
   return {counts, share};
 }
 
@@ -374,7 +376,8 @@ Experts::Saved Experts::allocate(const Context& context, int64_t rows) const {
 View Experts::forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
                       const MixerOutput& output) const {
   route(context, *this, batch, x, saved);
-  if (fetch != nullptr) saved.brought = fetch->bring(layer, saved.routing.start, saved.brought);
+  if (fetch != nullptr && exchange == nullptr)
+    saved.brought = fetch->bring(layer, saved.routing.start, saved.brought);
   if (exchange != nullptr)
     exchange->gather_starts(layer, {saved.routing.start, static_cast<size_t>(spec.experts) + 1},
                             saved.starts);
@@ -385,7 +388,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
   const ArenaFrame frame(context.arena);
   const View gathered = gather(rows, read_by_experts(context, *this, x, {}));
   if (exchange != nullptr) {
-    forward_by_owners(rows, waves_of(rows, saved.starts), gathered);
+    forward_by_owners(rows, waves_of(rows, saved, saved.brought), gathered);
   } else {
     const View gate_up = saved.gate_up.row_range(0, rows.count);
     multiply(rows, &Expert::gate_up, gathered, gate_up);
@@ -408,7 +411,7 @@ View Experts::forward(const Context& context, const DeviceBatch& batch, const Vi
 
 void Experts::backward(const Context& context, const DeviceBatch& batch, MixerInput& input,
                        const Saved& saved, const View& dy, bool first) const {
-  if (fetch != nullptr) fetch->bring(layer, saved.routing.start, saved.brought);
+  if (fetch != nullptr && exchange == nullptr) fetch->bring(layer, saved.routing.start, saved.brought);
   const Rows rows(context, batch, *this, saved.routing);
   const View gate_up = exchange == nullptr ? saved.gate_up.row_range(0, rows.count) : View();
   const View dweight = context.tensor(rows.slots, 1, DType::kF32);
@@ -417,7 +420,8 @@ void Experts::backward(const Context& context, const DeviceBatch& batch, MixerIn
     x = input.normed();
     gathered = gather(rows, read_by_experts(context, *this, x, {}));
     const ArenaFrame frame(context.arena);
-    backward_by_owners(rows, waves_of(rows, saved.starts), gathered, gather(rows, dy), dweight, first);
+    int64_t brought = saved.brought;
+    backward_by_owners(rows, waves_of(rows, saved, brought), gathered, gather(rows, dy), dweight, first);
   } else {
     const ArenaFrame frame(context.arena);
     activation_backward(rows, gate_up, gather(rows, dy), dweight, first);
