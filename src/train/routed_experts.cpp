@@ -108,8 +108,7 @@ int64_t RoutedExperts::bring_chosen(int64_t layer, const Chosen& chosen) {
 
 int64_t RoutedExperts::bring(int64_t layer, const int32_t* start, int64_t brought) {
   const Block& block = *experts_of(layer + 1);
-  if (!asks(block, brought))
-    return brought;  // all of it is there: nobody waits for what the router has chosen
+  if (!asks(block, brought)) return brought;
   start = on_host(start, block.spec->experts + 1);
   return bring_chosen(layer, [&](size_t e) { return start[e + 1] > start[e]; });
 }

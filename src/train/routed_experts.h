@@ -65,7 +65,8 @@ class RoutedExperts : public ExpertFetch {
     std::vector<char> there = {};  // of each expert: brought since
   };
   const int32_t* on_host(const int32_t* start, int64_t count);
-  // Whether the block has been fetched in parts, and its chosen experts have not been brought since.
+  // Whether the block has been fetched in parts, and its chosen experts have not been brought since. Else
+  // nobody waits for what the router has chosen.
   bool asks(const Block& block, int64_t brought) const { return block.in_parts && brought != block.fetch; }
   // Brings what is missing of the chosen experts.
   template <class Chosen>

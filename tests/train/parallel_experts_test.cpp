@@ -59,6 +59,13 @@ TEST(ParallelExperts, GiveThemWhateverAStepLooksLike) {
   }
 }
 
+TEST(ParallelExperts, GiveThemBesideShardsInsideEachMachine) {
+  Variant run = of_base(EncodingKind::kNf4, 4);
+  run.nodes = 2, run.among = ZeroGroup::kMachine;
+  run.stage = 1;
+  expect_bits_of_replicated(run, 4, {1, 3});
+}
+
 // Biases and clamped GLUs; sigmoid scores, corrections, and an expert beside them that every rank has; an MLP
 // beside them, with norms of both.
 TEST(ParallelExperts, OfEveryKindOfMixtureGiveThem) {
