@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/matrix_tiles.h"
+
 namespace lm {
 namespace {
 

@@ -6,6 +6,7 @@
 #include "model/adapter_products.h"
 #include "model/dora.h"
 #include "model/ia3.h"
+#include "model/matrix_tiles.h"
 
 namespace lm {
 namespace {
@@ -24,6 +25,16 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
                                .dtype = context.dtype},
                               context.stream);
   add_vector_gradient(context, gradient, sums.floats(), first);
+}
+
+void add_bias(const Context& context, const View& bias, const View& y) {
+  context.kernels.add_bias({.x = y.data,
+                            .bias = bias.data,
+                            .rows = y.rows,
+                            .width = y.columns,
+                            .stride = y.stride,
+                            .dtype = context.dtype},
+                           context.stream);
 }
 
 // `linear` with the bias that is in use: in the arena, in the model's type, with its trained copies.
@@ -69,77 +80,6 @@ void multiply(const Context& context, const DeviceBatch& batch, const Gemm& prod
                                 .scale = product.scale,
                                 .dtype = product.a.dtype},
                                context.stream);
-}
-
-// How many of `all` rows (or columns) of so many elements are materialised at once: equal tiles, but for the
-// last, of a multiple of 64.
-int64_t tile_of(const Context& context, int64_t all, int64_t elements) {
-  const int64_t fit = tile_elements(context.device) / elements / kScaleBlock * kScaleBlock;
-  const int64_t most = std::max(fit, kScaleBlock);
-  const int64_t tiles = (all + most - 1) / most, each = (all + tiles - 1) / tiles;
-  return std::min(all, (each + kScaleBlock - 1) / kScaleBlock * kScaleBlock);
-}
-
-void materialise(const Context& context, const Param& param, const Param::EncodedPart& part, const View& out,
-                 int64_t first) {
-  context.kernels.materialise({.kind = param.encoding,
-                               .pieces = part.pieces,
-                               .out = out,
-                               .first = first,
-                               .columns = param.weight.columns},
-                              context.stream);
-}
-
-// Some columns of all parts.
-void materialise_columns(const Context& context, const Param& param, const View& out, int64_t first) {
-  int64_t row = 0;
-  for (const Param::EncodedPart& part : param.parts) {
-    if (part.rows == 0) break;
-    materialise(context, param, part, out.row_range(row, part.rows), first);
-    row += part.rows;
-  }
-}
-
-// Calls body(rows, first row) for the whole matrix where it lies, or for tiles of its rows, one at a time in
-// the arena: all of it in one product where it is no larger than a tile.
-template <class Body>
-void each_row_tile(const Context& context, const Param& param, const Body& body) {
-  if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
-  const int64_t columns = param.weight.columns;
-  if (param.weight.elements() <= tile_elements(context.device)) {
-    const ArenaFrame frame(context.arena);
-    const View out = context.like(param.weight);
-    materialise_columns(context, param, out, 0);
-    return body(out, 0);
-  }
-  int64_t row = 0;
-  for (const Param::EncodedPart& part : param.parts) {
-    if (part.rows == 0) break;
-    const int64_t tile = tile_of(context, part.rows, columns);
-    for (int64_t first = 0; first < part.rows; first += tile) {
-      const ArenaFrame frame(context.arena);
-      const View out = context.tensor(std::min(tile, part.rows - first), columns, param.weight.dtype);
-      materialise(context, param, part, out, first * columns);
-      body(out, row + first);
-    }
-    row += part.rows;
-  }
-}
-
-// The same for tiles of its columns. (4-bit codes of rows that are no multiple of 64 long make one tile:
-// their blocks straddle rows.)
-template <class Body>
-void each_column_tile(const Context& context, const Param& param, const Body& body) {
-  if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
-  const int64_t rows = param.weight.rows, columns = param.weight.columns;
-  const bool whole_blocks = !is_four_bit(param.encoding) || columns % kScaleBlock == 0;
-  const int64_t tile = whole_blocks ? tile_of(context, columns, rows) : columns;
-  for (int64_t first = 0; first < columns; first += tile) {
-    const ArenaFrame frame(context.arena);
-    const View out = context.tensor(rows, std::min(tile, columns - first), param.weight.dtype);
-    materialise_columns(context, param, out, first);
-    body(out, first);
-  }
 }
 
 // drop(x): x itself when dropout is off, else a copy in the arena.
@@ -349,6 +289,18 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
 }
 
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    std::span<const LinearForward> runs) {
+  LM_CHECK(!linear.adapted() && linear.biases.empty(), "nothing is trained beside the matrix");
+  each_row_tile(context, linear.weight, [&](const View& rows, int64_t first) {
+    for (const LinearForward& run : runs)
+      multiply(context, batch,
+               {.a = run.x, .b = rows, .out = run.y.column_range(first, rows.rows), .transpose_b = true});
+  });
+  for (const LinearForward& run : runs)
+    if (linear.bias.weight.defined()) add_bias(context, linear.bias.weight, run.y);
+}
+
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved) {
   const auto& [x, y, residual] = pass;
   if (!linear.biases.empty()) {
@@ -379,15 +331,7 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
               .addend = columns(addend, first, rows.rows),
               .transpose_b = true});
   });
-  if (linear.bias.weight.defined()) {
-    context.kernels.add_bias({.x = y.data,
-                              .bias = linear.bias.weight.data,
-                              .rows = y.rows,
-                              .width = y.columns,
-                              .stride = y.stride,
-                              .dtype = context.dtype},
-                             context.stream);
-  }
+  if (linear.bias.weight.defined()) add_bias(context, linear.bias.weight, y);
   if (scaled) return forward_scaled_dropped(context, linear, batch, pass, saved);
   for (size_t i = 0; !before && i < linear.adapters.size(); ++i) {
     const View slice = y.column_range(linear.adapters[i].first, linear.adapters[i].rows);
@@ -449,6 +393,15 @@ void linear_input_gradient(const Context& context, const Linear& linear, const V
   });
 }
 
+void linear_input_gradient(const Context& context, const Linear& linear,
+                           std::span<const LinearBackward> runs) {
+  each_column_tile(context, linear.weight, [&](const View& columns, int64_t first) {
+    for (const LinearBackward& run : runs)
+      context.kernels.gemm({.a = run.dy, .b = columns, .out = run.dx.column_range(first, columns.columns)},
+                           context.stream);
+  });
+}
+
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved) {
   if (!linear.scales.empty()) return scales_forward(context, linear, batch, {.x = x, .y = {}}, saved);
@@ -457,10 +410,6 @@ void linear_save(const Context& context, const Linear& linear, const DeviceBatch
   const bool drops = linear.adapters.front().dropout.on();
   drops ? forward_scaled_dropped(context, linear, batch, {.x = x, .y = {}}, saved)
         : forward_scaled(context, linear, batch, {.x = x, .y = {}}, saved);
-}
-
-void materialise_matrix(const Context& context, const Param& param, const View& out) {
-  materialise_columns(context, param, out, 0);
 }
 
 void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,

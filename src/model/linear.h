@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "base/encoding_kind.h"
@@ -30,13 +31,6 @@ struct Param {
 struct Buffer {
   View values;  // [n]
 };
-
-// Of an encoded matrix at most so many elements are materialised at once, or 64 rows or columns where that is
-// more: a second copy only of what is smaller. On a CPU a tile stays in the cache until the product has read
-// it; a GPU's product is fast when it is wide.
-constexpr int64_t tile_elements(DeviceType device) {
-  return int64_t{1} << (device == DeviceType::kCpu ? 20 : 24);
-}
 
 // LoRA on rows [first, first + rows) of a projection's output.
 struct Adapter {
@@ -112,6 +106,11 @@ struct LinearForward {
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
                     const LinearForward& pass, LinearSaved& saved);
 
+// The same of several runs of rows through a matrix without anything trained: each has the bits that it has
+// by itself, and a quantized matrix is materialised once for all of them.
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    std::span<const LinearForward> runs);
+
 // dx [T, in] = dy W + the adapters' part; parameter gradients are added, or overwritten when `first` (the
 // step's first micro-batch). `dx` may be undefined when nobody needs it.
 struct LinearBackward {
@@ -125,6 +124,9 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
 // backward wants without y.
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx,
                            const View& addend = {});
+// The former of several runs of rows, as linear_forward.
+void linear_input_gradient(const Context& context, const Linear& linear,
+                           std::span<const LinearBackward> runs);
 
 // Where products_first (model/adapter_products.h) backward has two halves, of which the first needs no x: dx,
 // which may be undefined, and in the arena what the second needs beside x and dy.
@@ -139,9 +141,6 @@ void add_trained_gradients(const Context& context, const Linear& linear, const D
                            const ReducedGradients& reduced);
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved);
-
-// A quantized matrix as its elements, in `out`, which is contiguous and of its shape.
-void materialise_matrix(const Context& context, const Param& param, const View& out);
 
 // gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
 // goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.

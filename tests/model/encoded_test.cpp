@@ -9,6 +9,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "model/matrix_tiles.h"
 #include "tests/support/llama_spec.h"
 #include "weights/encode.h"
 

@@ -24,8 +24,8 @@ int64_t rows_of(const Counts& counts, int64_t experts, int rank) {
   return std::accumulate(begin, begin + experts, int64_t{0});
 }
 
-// Each row of each rank is in one job of the rank that keeps its expert, in the order of ranks and experts,
-// and the ranges that move are those rows.
+// Each row of each rank is in one job of the rank that keeps its expert, waves in the order of experts and
+// then of ranks, and each by rank; and the ranges that move are those rows.
 void expect_every_row_once(const Counts& counts, int ranks) {
   const int64_t experts = std::ssize(counts) / ranks, each = experts / ranks;
   const std::vector<ExpertWaves> all = of_all_ranks(counts, ranks);
@@ -36,17 +36,22 @@ void expect_every_row_once(const Counts& counts, int ranks) {
     EXPECT_EQ(waves.count(), all.front().count());
     EXPECT_EQ(waves.capacity(), most);
     std::vector<int64_t> found(counts.size(), 0);
-    std::pair<int, int64_t> before{-1, -1};
+    std::pair<int64_t, int> last{-1, -1};  // of the waves before
     for (int64_t wave = 0; wave < waves.count(); ++wave) {
       int64_t at = 0;
+      std::pair<int, int64_t> before{-1, -1};
+      std::pair<int64_t, int> latest = last;
       for (const ExpertJob& job : waves.jobs(wave)) {
         EXPECT_EQ(job.expert / each, owner);
         EXPECT_EQ(job.at, at);
         EXPECT_LT(before, std::pair(job.rank, job.expert));
         before = {job.rank, job.expert};
+        EXPECT_LT(last, std::pair(job.expert, job.rank));
+        latest = std::max(latest, std::pair(job.expert, job.rank));
         found[static_cast<size_t>(job.rank * experts + job.expert)] += job.rows;
         at += job.rows;
       }
+      last = latest;
       EXPECT_EQ(waves.rows(wave), at);
       EXPECT_LE(at, waves.capacity());
     }
@@ -106,11 +111,12 @@ TEST(ExpertWaves, HaveEveryRowOnceWhateverRoutersSay) {
 TEST(ExpertWaves, EvenRoutersNeedOne) {
   EXPECT_EQ(ExpertWaves(Counts{3, 3, 3, 3, 3, 3, 3, 3}, {2, 0}).count(), 1);
   // Both ranks' rows go to the second one, which takes no more at once than a rank has.
-  const ExpertWaves one_sided(Counts{0, 0, 4, 8, 0, 0, 12, 0}, {2, 1});
+  const ExpertWaves one_sided(Counts{0, 0, 6, 6, 0, 0, 6, 6}, {2, 1});
   ASSERT_EQ(one_sided.count(), 2);
   EXPECT_EQ(one_sided.rows(0), 12);
   EXPECT_EQ(one_sided.rows(1), 12);
-  EXPECT_EQ(one_sided.jobs(1).front().rank, 1);
+  EXPECT_EQ(one_sided.jobs(1).front().expert, 3) << "an expert's jobs of both ranks are in one";
+  EXPECT_EQ(one_sided.jobs(1).back().expert, 3);
 }
 
 TEST(ExpertWaves, WithoutTokensNothingMoves) {

@@ -2,9 +2,11 @@
 // of them.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/library.h"
 #include "tests/support/counts.h"
 #include "thread_ranks.h"
 #include "train/rank_experts.h"
@@ -126,6 +128,43 @@ TEST(ParallelExperts, AreReadOnceAllRanksHaveChosen) {
          EXPECT_LT(static_cast<double>(routed.bytes), 0.65 * static_cast<double>(routed.waits * all));
        }))
     EXPECT_EQ(error, "");
+}
+
+std::atomic<int64_t> materialised;  // parts of matrices, by all ranks
+
+const Kernels& counting_kernels() {
+  static const Kernels kernels = [] {
+    Kernels out = library_kernels(DeviceType::kCpu);
+    out.materialise = [](const Materialise& args, StreamView stream) {
+      ++materialised;
+      library_kernels(DeviceType::kCpu).materialise(args, stream);
+    };
+    return out;
+  }();
+  return kernels;
+}
+
+// Of quantized experts, each of which has rows of every rank: once in a pass for all of them, but for one at
+// the end of an owner's first wave.
+TEST(ParallelExperts, AreMaterialisedOnceForAllRanks) {
+  for (const int ranks : {2, 4}) {
+    Variant run = of_base(EncodingKind::kNf4, ranks);
+    run.parallel = true;
+    run.kernels = &counting_kernels();
+    materialised = 0;
+    SharedRegion region = SharedRegion::create(ranks);
+    for (const std::string& error : on_threads(region, ranks, [&](SharedGroup& group) {
+           Training training(run, {}, {}, &group);
+           training.step(1);
+         }))
+      EXPECT_EQ(error, "");
+    // Of an expert, forward gate, up and down; backward gate and up again, and down, gate and up for the
+    // gradients of what they have read. By every rank q, k, v and o, forward and backward.
+    constexpr int64_t kExperts = 8, kOfExpert = 8, kOfAttention = 8;
+    EXPECT_LE(materialised, run.layers * ((kExperts + ranks) * kOfExpert + ranks * kOfAttention))
+        << ranks << " ranks";
+    EXPECT_GT(materialised, run.layers * kExperts * kOfExpert / 2);
+  }
 }
 
 // A rank has its experts' bytes of the base and no others.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace lm {
 namespace {
 
@@ -71,37 +73,47 @@ void add_pair_gradient(const Context& context, const View& gradient, const View&
 }  // namespace
 
 void expert_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                    const LinearForward& pass) {
-  LinearSaved none;
-  linear_forward(context, base_of(linear), batch, pass, none);
+                    std::span<const LinearForward> runs) {
+  linear_forward(context, base_of(linear), batch, runs);
   for (const Adapter& pair : linear.adapters) {
-    const ArenaFrame frame(context.arena);
-    const PairPass of(context, pair, batch, pass.x.rows);
-    of.add_output(of.reduced(of.typed(pass.x)), pass.y);
+    for (const LinearForward& run : runs) {
+      const ArenaFrame frame(context.arena);
+      const PairPass of(context, pair, batch, run.x.rows);
+      of.add_output(of.reduced(of.typed(run.x)), run.y);
+    }
   }
 }
 
 void expert_input_gradient(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                           const View& dy, const View& dx) {
-  linear_input_gradient(context, linear, dy, dx);
+                           std::span<const LinearBackward> runs) {
+  linear_input_gradient(context, linear, runs);
   for (const Adapter& pair : linear.adapters) {
-    const ArenaFrame frame(context.arena);
-    const PairPass of(context, pair, batch, dy.rows);
-    of.add_input_gradient(of.dreduced(of.typed(dy)), dx);
+    for (const LinearBackward& run : runs) {
+      const ArenaFrame frame(context.arena);
+      const PairPass of(context, pair, batch, run.dy.rows);
+      of.add_input_gradient(of.dreduced(of.typed(run.dy)), run.dx);
+    }
   }
 }
 
 void expert_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                     const LinearBackward& pass, GradientSum sum) {
-  linear_backward(context, base_of(linear), batch, pass, {}, sum == GradientSum::kOverwritten);
+                     std::span<const LinearBackward> runs, GradientSum sum) {
+  const bool trains = linear.weight.gradient.defined() || linear.bias.gradient.defined();
+  LM_CHECK(!trains || runs.size() == 1, "experts' own matrices are trained where each rank has all");
+  if (trains)
+    linear_backward(context, base_of(linear), batch, runs.front(), {}, sum == GradientSum::kOverwritten);
+  else if (runs.front().dx.defined())
+    linear_input_gradient(context, linear, runs);
   for (const Adapter& pair : linear.adapters) {
-    const ArenaFrame frame(context.arena);
-    const PairPass of(context, pair, batch, pass.x.rows);
-    const View x = of.typed(pass.x), dy = of.typed(pass.dy);
-    add_pair_gradient(context, pair.b.gradient, dy, of.reduced(x), sum);
-    const View dreduced = of.dreduced(dy);
-    add_pair_gradient(context, pair.a.gradient, dreduced, x, sum);
-    if (pass.dx.defined()) of.add_input_gradient(dreduced, pass.dx);
+    for (const LinearBackward& run : runs) {
+      const ArenaFrame frame(context.arena);
+      const PairPass of(context, pair, batch, run.x.rows);
+      const View x = of.typed(run.x), dy = of.typed(run.dy);
+      add_pair_gradient(context, pair.b.gradient, dy, of.reduced(x), sum);
+      const View dreduced = of.dreduced(dy);
+      add_pair_gradient(context, pair.a.gradient, dreduced, x, sum);
+      if (run.dx.defined()) of.add_input_gradient(dreduced, run.dx);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/matrix_tiles.h"
 
 namespace lm {
 
@@ -94,7 +95,7 @@ int64_t GroupedProducts::place_weights(int64_t first, Half half, MultiplyExperts
     materialised += weight.weight.elements();
     if (count > 0 && materialised > tile_elements(context.device)) break;
     const View out = context.like(weight.weight);
-    materialise_matrix(context, weight, out);
+    materialise_columns(context, weight, out);
     product.weight[count] = out.data;
   }
   return count;

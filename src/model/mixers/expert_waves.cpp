@@ -26,22 +26,40 @@ ExpertWaves::Wave& ExpertWaves::wave(int64_t number) {
   return waves_[static_cast<size_t>(number)];
 }
 
+std::vector<int64_t> ExpertWaves::waves_of(std::span<const int32_t> counts, int owner) const {
+  const int64_t each = share_.each(experts_);
+  std::vector<int64_t> out(static_cast<size_t>(share_.ranks * each));
+  int64_t number = 0, used = 0;
+  for (int64_t e = 0; e < each; ++e) {
+    for (int rank = 0; rank < share_.ranks; ++rank) {
+      const int64_t rows = counts[static_cast<size_t>(rank * experts_ + owner * each + e)];
+      if (used + rows > capacity_) ++number, used = 0;
+      used += rows;
+      out[static_cast<size_t>(rank * each + e)] = number;
+    }
+  }
+  return out;
+}
+
 void ExpertWaves::add_owner(std::span<const int32_t> counts, int owner) {
   const int64_t each = share_.each(experts_);
-  int64_t number = 0, used = 0;
+  const std::vector<int64_t> numbers = waves_of(counts, owner);
+  std::vector<int64_t> used;  // rows of each wave
   for (int rank = 0; rank < share_.ranks; ++rank) {
     const auto own = counts.subspan(static_cast<size_t>(rank * experts_), static_cast<size_t>(experts_));
     int64_t first = std::accumulate(own.begin(), own.begin() + owner * each, int64_t{0});
-    for (int64_t expert = owner * each; expert < (owner + 1) * each; ++expert) {
-      const int64_t rows = own[static_cast<size_t>(expert)];
+    for (int64_t e = 0; e < each; ++e) {
+      const int64_t expert = owner * each + e, rows = own[static_cast<size_t>(expert)];
       if (rows == 0) continue;
-      if (used + rows > capacity_) ++number, used = 0;
+      const int64_t number = numbers[static_cast<size_t>(rank * each + e)];
       Wave& here = wave(number);
+      used.resize(std::max(used.size(), static_cast<size_t>(number) + 1));
+      int64_t& at = used[static_cast<size_t>(number)];
       RowRange &source = here.source[pair(rank, owner)], &there = here.owner[pair(rank, owner)];
-      if (source.rows == 0) source.first = first, there.first = used;
+      if (source.rows == 0) source.first = first, there.first = at;
       source.rows += rows, there.rows += rows;
-      if (owner == share_.place) here.jobs.push_back({rank, expert, used, rows});
-      used += rows;
+      if (owner == share_.place) here.jobs.push_back({rank, expert, at, rows});
+      at += rows;
       first += rows;
     }
   }

@@ -3,10 +3,11 @@
 // expert, because how many rows a product has may decide the bits of each. Rows of several ranks, and of
 // several experts, never meet in a sum.
 //
-// An owner takes its jobs in the order of ranks and then of experts, in waves of at most `capacity` rows:
+// An owner takes its jobs in the order of experts and then of ranks, in waves of at most `capacity` rows:
 // as many as the rank with most tokens has for all experts together, so that the memory of an owner does not
-// depend on the routers, and evenly spread rows are one wave. All ranks make the same waves from the same
-// counts. A value.
+// depend on the routers, and evenly spread rows are one wave. So the jobs of an expert are in one wave, or in
+// the next one too, and its matrices are materialised for them together. In a wave rows lie by rank, as they
+// come. All ranks make the same waves from the same counts. A value.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ class ExpertWaves {
 
   int64_t count() const { return count_; }
   int64_t capacity() const { return capacity_; }
-  // Of this rank as an owner.
+  // Of this rank as an owner, by rank and then by expert.
   std::span<const ExpertJob> jobs(int64_t wave) const;
   // How many rows these have.
   int64_t rows(int64_t wave) const;
@@ -45,6 +46,8 @@ class ExpertWaves {
     std::vector<ExpertJob> jobs;  // of this rank
     std::vector<RowRange> source, owner;
   };
+  // The wave of each job of an owner: [rank, its expert].
+  std::vector<int64_t> waves_of(std::span<const int32_t> counts, int owner) const;
   void add_owner(std::span<const int32_t> counts, int owner);
   Wave& wave(int64_t number);
   size_t pair(int rank, int owner) const {

@@ -67,16 +67,29 @@ struct Rows {
     return context.tensor(most, columns, type).row_range(0, count);
   }
 
-  // Calls body(expert, its first row, how many), where the host knows.
+  // Calls body(expert, runs of its rows), where the host knows. Of an owner of experts a run is a rank's, in
+  // the order of ranks; else there is one, which may have no rows.
   template <class Body>
   void each(const Body& body) const {
-    for (const ExpertJob& job : jobs) body(mixer.experts[static_cast<size_t>(job.expert)], job.at, job.rows);
-    if (mixer.exchange != nullptr) return;
+    if (mixer.exchange != nullptr) return each_of_owner(body);
     int64_t first = 0;
     for (int64_t e = 0; e < mixer.spec.experts; ++e) {
-      const int64_t rows = rows_of(context, mixer.spec, routing, slots, e);
-      body(mixer.experts[static_cast<size_t>(e)], first, rows);
-      first += rows;
+      const RowRange run{first, rows_of(context, mixer.spec, routing, slots, e)};
+      body(mixer.experts[static_cast<size_t>(e)], std::span(&run, 1));
+      first += run.rows;
+    }
+  }
+
+ private:
+  template <class Body>
+  void each_of_owner(const Body& body) const {
+    std::vector<ExpertJob> sorted(jobs.begin(), jobs.end());
+    std::ranges::stable_sort(sorted, {}, &ExpertJob::expert);
+    for (auto job = sorted.begin(); job != sorted.end();) {
+      const int64_t expert = job->expert;
+      std::vector<RowRange> runs;
+      for (; job != sorted.end() && job->expert == expert; ++job) runs.push_back({job->at, job->rows});
+      body(mixer.experts[static_cast<size_t>(expert)], std::span<const RowRange>(runs));
     }
   }
 };
@@ -110,37 +123,44 @@ GroupedProducts together(const Rows& rows, Layer layer) {
 // Every expert's rows through one of its layers.
 void multiply(const Rows& rows, Layer layer, const View& x, const View& y) {
   if (at_once(rows)) return together(rows, layer).forward(x, y);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    if (count > 0)
-      expert_forward(rows.context, expert.*layer, rows.batch,
-                     {.x = x.row_range(row, count), .y = y.row_range(row, count)});
+  rows.each([&](const Experts::Expert& expert, std::span<const RowRange> runs) {
+    std::vector<LinearForward> passes;
+    for (const RowRange& run : runs)
+      if (run.rows > 0)
+        passes.push_back({.x = x.row_range(run.first, run.rows), .y = y.row_range(run.first, run.rows)});
+    if (!passes.empty()) expert_forward(rows.context, expert.*layer, rows.batch, passes);
   });
+}
+
+// Of runs that have rows; what is undefined stays so.
+std::vector<LinearBackward> backward_passes(std::span<const RowRange> runs, const LinearBackward& all) {
+  std::vector<LinearBackward> out;
+  for (const RowRange& run : runs) {
+    const auto of_run = [&](const View& x) { return x.defined() ? x.row_range(run.first, run.rows) : x; };
+    if (run.rows > 0) out.push_back({.x = of_run(all.x), .dy = of_run(all.dy), .dx = of_run(all.dx)});
+  }
+  return out;
 }
 
 // dx = dy W of every expert's rows, and their adapters' part.
 void multiply_input_gradient(const Rows& rows, Layer layer, const View& dy, const View& dx) {
   if (at_once(rows)) return together(rows, layer).input_gradient(dy, dx);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    if (count > 0)
-      expert_input_gradient(rows.context, expert.*layer, rows.batch, dy.row_range(row, count),
-                            dx.row_range(row, count));
+  rows.each([&](const Experts::Expert& expert, std::span<const RowRange> runs) {
+    const std::vector<LinearBackward> passes = backward_passes(runs, {.x = {}, .dy = dy, .dx = dx});
+    if (!passes.empty()) expert_input_gradient(rows.context, expert.*layer, rows.batch, passes);
   });
 }
 
 // linear_backward of every expert's rows, of which there may be none. dx may be undefined.
 void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass, bool first) {
-  const auto& [x, dy, dx] = pass;
   if (at_once(rows)) return together(rows, layer).backward(pass, first);
   const GradientSum sum = rows.mixer.exchange != nullptr ? GradientSum::kAddedWhole
                           : first                        ? GradientSum::kOverwritten
                                                          : GradientSum::kAdded;
-  rows.each([&, &x = x, &dy = dy, &dx = dx](const Experts::Expert& expert, int64_t row, int64_t count) {
+  rows.each([&](const Experts::Expert& expert, std::span<const RowRange> runs) {
     const Linear& linear = expert.*layer;
-    if (count > 0) {
-      LinearBackward part{.x = x.row_range(row, count), .dy = dy.row_range(row, count)};
-      if (dx.defined()) part.dx = dx.row_range(row, count);
-      return expert_backward(rows.context, linear, rows.batch, part, sum);
-    }
+    const std::vector<LinearBackward> passes = backward_passes(runs, pass);
+    if (!passes.empty()) return expert_backward(rows.context, linear, rows.batch, passes, sum);
     if (first && linear.weight.gradient.defined())
       rows.context.kernels.zero(linear.weight.gradient, rows.context.stream);
     if (first && linear.bias.gradient.defined())
@@ -153,15 +173,17 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
 void add_output_biases(const Rows& rows, const View& y) {
   const Context& context = rows.context;
   if (at_once(rows)) return together(rows, &Experts::Expert::down).add_biases(y);
-  rows.each([&](const Experts::Expert& expert, int64_t row, int64_t count) {
-    if (count == 0) return;
-    context.kernels.add_bias({.x = y.row_range(row, count).data,
-                              .bias = expert.down.bias.weight.data,
-                              .rows = count,
-                              .width = y.columns,
-                              .stride = y.stride,
-                              .dtype = context.dtype},
-                             context.stream);
+  rows.each([&](const Experts::Expert& expert, std::span<const RowRange> runs) {
+    for (const RowRange& run : runs) {
+      if (run.rows == 0) continue;
+      context.kernels.add_bias({.x = y.row_range(run.first, run.rows).data,
+                                .bias = expert.down.bias.weight.data,
+                                .rows = run.rows,
+                                .width = y.columns,
+                                .stride = y.stride,
+                                .dtype = context.dtype},
+                               context.stream);
+    }
   });
 }
 
