@@ -11,7 +11,7 @@ import pytest
 from test_run import config, losses, rows, lmlaunch
 from test_try_it import work  # noqa: F401 (a fixture)
 
-# Ten rows: more than are generated together. References begin as answers of this model may.
+# Ten rows: more than are generated together. The last answer before training is its reference.
 ASKED = [{"prompt": "hello"[: 1 + i % 5], "completion": f"the {i} {chr(65 + i)}, and more"} for i in range(8)] + [
     {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}, {"role": "user", "content": "hello"},
                   {"role": "assistant", "content": "EG"}]},
@@ -56,9 +56,12 @@ def scored(work, name, *more, command=True, **changes):  # noqa: F811
     """Runs it; its generate_* columns by step."""
     (work / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ASKED))
     (work / "score.py").write_text(SCORE)
+    # Without a special token before an answer, which this model would say again: it has no text.
+    (work / "letters.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     keys = ['eval.generate.data=["asked.jsonl"]', "eval.generate.max_tokens=6"]
     if command:
         keys.append("eval.generate.command=" + json.dumps([sys.executable, "score.py", f"{name}.answers"]))
+    changes["data__chat_template"] = "letters.jinja"
     done = lmlaunch(config(work, name, train__steps=4, train__eval_every=2, **changes), *more, *keys, cwd=work)
     return done, {row["step"]: {key.removeprefix("generate_"): value for key, value in row.items() if key.startswith("generate_")}
                   for row in rows(work, name) if "eval_loss" in row}
@@ -70,12 +73,13 @@ def test_answers_are_generated_and_scored_at_each_evaluation(work):  # noqa: F81
     assert list(scores) == [0, 2, 4] and len(told) == 3
     for answers, score in zip(told, scores.values()):
         assert [(row["prompt"], row["reference"]) for row in answers] == [
-            *((row["prompt"], row["completion"]) for row in ASKED[:8]), ("hello", "EG"), ("hello", "gj mp")]
+            *((row["prompt"], row["completion"]) for row in ASKED[:8]), ("hello", "EG"), ("hello", "oooooo")]
         for metric in (exact_match, token_f1, rouge_l):
             assert score.pop(metric.__name__) == pytest.approx(sum(metric(row["answer"], row["reference"]) for row in answers) / len(answers), abs=1e-12)
         assert score == {"characters": sum(len(row["answer"]) for row in answers), "rows": len(ASKED)}
     assert told[0] != told[2] and "answers after step 4: exact_match " in done.stderr and "noise for the log" in done.stderr
-    # The answers are generate's.
+    # The answers are generate's, to their last letter.
+    assert any(len(answers[-1]["answer"]) > 2 for answers in told), told
     (work / "prompts.jsonl").write_text("".join(
         json.dumps({"messages": row["messages"][:-1]} if "messages" in row else {"prompt": row["prompt"]}) + "\n" for row in ASKED))
     said = lmlaunch("generate", "runs/scored", "--prompts", "prompts.jsonl", "--max-tokens", "6", cwd=work).stdout.splitlines()
