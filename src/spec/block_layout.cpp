@@ -154,8 +154,8 @@ void leave_to_others(const ModelSpec& spec, int64_t layer, const ExpertShare& sh
   for (auto other = others; other != block.frozen.end(); ++other) layout.frozen_elements += other->elements();
   layout.elsewhere.assign(std::make_move_iterator(others), std::make_move_iterator(block.frozen.end()));
   block.frozen.erase(others, block.frozen.end());
-  std::ranges::stable_partition(block.frozen,
-                                [](const Parameter& parameter) { return !parameter.of_expert(); });
+  std::stable_partition(block.frozen.begin(), block.frozen.end(),
+                        [](const Parameter& parameter) { return !parameter.of_expert(); });
 }
 
 // Of a layout in which other ranks keep some of the experts: what this rank's have.

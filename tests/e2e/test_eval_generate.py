@@ -11,7 +11,7 @@ import pytest
 from test_run import config, losses, rows, lmlaunch
 from test_try_it import work  # noqa: F401 (a fixture)
 
-# Ten rows: more than are generated together. The last answer before training is its reference.
+# Ten rows: more than are generated together. References begin as answers of this model may.
 ASKED = [{"prompt": "hello"[: 1 + i % 5], "completion": f"the {i} {chr(65 + i)}, and more"} for i in range(8)] + [
     {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}, {"role": "user", "content": "hello"},
                   {"role": "assistant", "content": "EG"}]},
@@ -73,7 +73,7 @@ def test_answers_are_generated_and_scored_at_each_evaluation(work):  # noqa: F81
     assert list(scores) == [0, 2, 4] and len(told) == 3
     for answers, score in zip(told, scores.values()):
         assert [(row["prompt"], row["reference"]) for row in answers] == [
-            *((row["prompt"], row["completion"]) for row in ASKED[:8]), ("hello", "EG"), ("hello", "oooooo")]
+            *((row["prompt"], row["completion"]) for row in ASKED[:8]), ("hello", "EG"), ("hello", "gj mp")]
         for metric in (exact_match, token_f1, rouge_l):
             assert score.pop(metric.__name__) == pytest.approx(sum(metric(row["answer"], row["reference"]) for row in answers) / len(answers), abs=1e-12)
         assert score == {"characters": sum(len(row["answer"]) for row in answers), "rows": len(ASKED)}
