@@ -27,16 +27,6 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
   add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
-void add_bias(const Context& context, const View& bias, const View& y) {
-  context.kernels.add_bias({.x = y.data,
-                            .bias = bias.data,
-                            .rows = y.rows,
-                            .width = y.columns,
-                            .stride = y.stride,
-                            .dtype = context.dtype},
-                           context.stream);
-}
-
 // `linear` with the bias that is in use: in the arena, in the model's type, with its trained copies.
 Linear with_biases(const Context& context, const Linear& linear) {
   Linear out = linear;
@@ -400,6 +390,16 @@ void linear_input_gradient(const Context& context, const Linear& linear,
       context.kernels.gemm({.a = run.dy, .b = columns, .out = run.dx.column_range(first, columns.columns)},
                            context.stream);
   });
+}
+
+void add_bias(const Context& context, const View& bias, const View& y) {
+  context.kernels.add_bias({.x = y.data,
+                            .bias = bias.data,
+                            .rows = y.rows,
+                            .width = y.columns,
+                            .stride = y.stride,
+                            .dtype = context.dtype},
+                           context.stream);
 }
 
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,

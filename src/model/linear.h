@@ -142,6 +142,9 @@ void add_trained_gradients(const Context& context, const Linear& linear, const D
 void linear_save(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                  LinearSaved& saved);
 
+// y [T, out] += bias [out].
+void add_bias(const Context& context, const View& bias, const View& y);
+
 // gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
 // goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.
 void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,

@@ -171,19 +171,10 @@ void multiply_backward(const Rows& rows, Layer layer, const LinearBackward& pass
 
 // y += the bias of `down` of each row's expert.
 void add_output_biases(const Rows& rows, const View& y) {
-  const Context& context = rows.context;
   if (at_once(rows)) return together(rows, &Experts::Expert::down).add_biases(y);
   rows.each([&](const Experts::Expert& expert, std::span<const RowRange> runs) {
-    for (const RowRange& run : runs) {
-      if (run.rows == 0) continue;
-      context.kernels.add_bias({.x = y.row_range(run.first, run.rows).data,
-                                .bias = expert.down.bias.weight.data,
-                                .rows = run.rows,
-                                .width = y.columns,
-                                .stride = y.stride,
-                                .dtype = context.dtype},
-                               context.stream);
-    }
+    for (const RowRange& run : runs)
+      if (run.rows > 0) add_bias(rows.context, expert.down.bias.weight, y.row_range(run.first, run.rows));
   });
 }
 
